@@ -1,0 +1,29 @@
+# Every target makes .venv first when it is missing or out of date.
+PY := .venv/bin/python
+DATA ?= ../shared/data
+OUT ?= out
+
+.PHONY: help venv test check format lock models
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+venv: ## make .venv as requirements.txt locks it
+	@bash hack/venv.sh
+
+test: venv ## run every test
+	$(PY) -m pytest
+
+check: venv ## ruff, mypy --strict, import-linter, generated files
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy .
+	.venv/bin/lint-imports
+
+format: venv ## format and fix what can be fixed
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+lock: venv ## resolve requirements.txt anew
+	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --all-extras --group dev \
+	  --no-emit-index-url --custom-compile-command "make lock" -o requirements.txt pyproject.toml

@@ -1,0 +1,33 @@
+"""Pipeline accuracy: the product of the stages' accuracies (PAS) or the sum of their normalised ranks (PAS').
+
+IPA, section 4.2: PAS multiplies raw accuracies; PAS' replaces each accuracy by its rank among the stage's accuracies,
+scaled to 0…1, and adds them. We divide PAS' by the number of stages so that both lie between 0 and 1.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from trimtab_pipelines.spec import Objective, Stage
+
+
+def pipeline_accuracy(stage_values: Iterable[float], metric: str) -> float:
+    """Combine one value a stage: accuracies for Product, normalised ranks for NormalizedRanks."""
+    values = list(stage_values)
+    return math.prod(values) if metric == "Product" else sum(values) / len(values)
+
+
+def normalised_ranks(accuracies: Sequence[float]) -> dict[float, float]:
+    """Map each distinct accuracy to k/(V-1), k counting from the least; a single one ranks 1."""
+    distinct = sorted(set(accuracies))
+    if len(distinct) == 1:
+        return {distinct[0]: 1.0}
+    return {accuracy: rank / (len(distinct) - 1) for rank, accuracy in enumerate(distinct)}
+
+
+def stage_values(stage: Stage, objective: Objective) -> dict[tuple[str, str], float]:
+    """Map (variant, operating point) of a stage to the value the objective's metric combines."""
+    raw = {(variant.name, point.name): point.accuracy for variant in stage.variants for point in variant.points}
+    if objective.accuracy_metric == "Product":
+        return raw
+    ranks = normalised_ranks(list(raw.values()))
+    return {key: ranks[accuracy] for key, accuracy in raw.items()}

@@ -1,0 +1,99 @@
+"""What should run: per stage the variant, batch size, replicas and operating points, with the reasons for it."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from trimtab_pipelines.graph import require_unique
+from trimtab_pipelines.quantity import Cores, Fraction
+from trimtab_pipelines.resource import Model, Name, Resource
+
+
+class StagePlan(Model):
+    """What one stage should run, and what that is expected to give."""
+
+    name: Name
+    variant: Name
+    batch_size: int = Field(ge=1, description="Most rows in one batch")
+    replicas: int = Field(ge=1)
+    operating_point: Name = "default"
+    fallback_operating_points: tuple[Name, ...] = Field(
+        default=(), description="Points the router may fall back to when slack runs out, best first"
+    )
+    cores: Cores = Field(default=1.0, description="Cores of one replica")
+    accuracy: Fraction = Field(description="Accuracy of the variant at its operating point")
+    service_seconds: dict[int, float] = Field(
+        default_factory=dict, description="Expected seconds to serve a batch, by its rows"
+    )
+    throughput_rps: float = Field(default=0.0, ge=0, description="Rows per second all replicas can serve")
+    latency_seconds: float = Field(default=0.0, ge=0, description="Planned queueing and service time of the stage")
+
+
+class ForecastRecord(Model):
+    """The load a plan stood on."""
+
+    peak_rps: float = Field(ge=0, description="Requests per second planned for")
+    observed_rps: float = Field(default=0.0, ge=0, description="Latest observed peak of requests per second")
+    source: str = Field(description="lstm, reactive or oracle")
+    reason: str = Field(default="", description="Why this source")
+    recent_error: float | None = Field(default=None, description="SMAPE of the source's recent forecasts, 0…2")
+
+
+class Expectation(Model):
+    """What the whole plan is expected to give."""
+
+    accuracy: Fraction = Field(description="Product of the stages' accuracies, whatever the objective's metric")
+    latency_seconds: float = Field(ge=0, description="Worst path through the stages")
+    cores: float = Field(ge=0)
+    gpus: int = Field(default=0, ge=0)
+    objective: float = Field(description="Value of the objective that was optimised")
+
+
+class RunnerUp(Model):
+    """The best plan that differs, and what choosing it would cost."""
+
+    stages: dict[str, str] = Field(description="Stage to a short line such as `read-l ×2 batch 8`")
+    objective_loss: float
+
+
+class Explanation(Model):
+    """Why this plan."""
+
+    change: str = Field(default="", description="What changed against the plan before, and why")
+    binding_constraint: str = Field(default="", description="What keeps the objective from being better")
+    runner_up: RunnerUp | None = None
+    solve_seconds: float = Field(default=0.0, ge=0)
+
+
+class PipelinePlanSpec(Model):
+    """One decision of the adapter."""
+
+    pipeline: Name
+    generation: int = Field(ge=1, description="Grows with every decision that changed anything")
+    created_at: float = Field(description="Unix time in seconds")
+    feasible: bool = Field(default=True, description="False: the least-bad plan; `reason` says what gives")
+    reason: str = Field(default="Optimal", description="Optimal, or why no plan meets every constraint")
+    planned_fraction: Fraction = Field(default=1.0, description="Share of the forecast load this plan can carry")
+    stages: tuple[StagePlan, ...] = Field(min_length=1)
+    forecast: ForecastRecord | None = None
+    expected: Expectation | None = None
+    explanation: Explanation = Explanation()
+
+    def stage(self, name: str) -> StagePlan:
+        """Return the plan of that stage; KeyError names the ones there are."""
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(f"the plan has no stage {name!r}; it has: {', '.join(stage.name for stage in self.stages)}")
+
+    @model_validator(mode="after")
+    def _unique_stages(self) -> Self:
+        require_unique((stage.name for stage in self.stages), "stages")
+        return self
+
+
+class PipelinePlan(Resource):
+    """A plan as the adapter publishes it."""
+
+    kind: Literal["PipelinePlan"] = "PipelinePlan"
+    spec: PipelinePlanSpec

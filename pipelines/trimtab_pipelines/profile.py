@@ -1,0 +1,114 @@
+"""How fast it is: measured latency and throughput of each operating point, by batch size and cores.
+
+The fit is IPA's latency law l(b) = α b² + β b + γ (section 4.1). Measured batch sizes answer for themselves; the fit
+answers only in between and beyond.
+"""
+
+from functools import cached_property
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from trimtab_pipelines.quantity import Cores
+from trimtab_pipelines.resource import Model, Name, Resource
+
+
+class Measurement(Model):
+    """One batch size at saturation, every batch full."""
+
+    batch_size: int = Field(ge=1)
+    latency_seconds_mean: float = Field(gt=0)
+    latency_seconds_p50: float = Field(gt=0)
+    latency_seconds_p99: float = Field(gt=0)
+    throughput_rps: float = Field(gt=0, description="Rows per second of one replica")
+    batches: int = Field(ge=1, description="Batches measured")
+
+
+class LatencyFit(Model):
+    """l(b) = quadratic·b² + linear·b + constant, in seconds."""
+
+    quadratic: float
+    linear: float
+    constant: float
+    mean_relative_error: float = Field(ge=0, description="Mean of |fit − measured| / measured")
+
+    def seconds(self, batch_size: float) -> float:
+        """Evaluate the law at a batch size."""
+        return (self.quadratic * batch_size + self.linear) * batch_size + self.constant
+
+
+class PointProfile(Model):
+    """One operating point of one variant with one allocation of cores."""
+
+    variant: Name
+    operating_point: Name = "default"
+    cores: Cores = Field(gt=0)
+    measurements: tuple[Measurement, ...] = Field(min_length=1)
+    fit: LatencyFit
+
+    @cached_property
+    def _by_batch(self) -> dict[int, Measurement]:
+        return {measurement.batch_size: measurement for measurement in self.measurements}
+
+    def latency_seconds(self, batch_size: int, quantile: float = 0.99) -> float:
+        """Return the service time of a full batch: p99 for quantiles above 0.9, else the median.
+
+        A batch size not measured takes the fit, scaled by the nearest measurement's ratio of quantile to mean.
+        """
+        field = "latency_seconds_p99" if quantile > 0.9 else "latency_seconds_p50"
+        measured = self._by_batch.get(batch_size)
+        if measured is not None:
+            return float(getattr(measured, field))
+        nearest = min(self.measurements, key=lambda m: abs(m.batch_size - batch_size))
+        mean_seconds = max(self.fit.seconds(batch_size), 0.1 * nearest.latency_seconds_mean)
+        return mean_seconds * float(getattr(nearest, field)) / nearest.latency_seconds_mean
+
+    def throughput_rps(self, batch_size: int) -> float:
+        """Return rows per second of one replica that always has full batches of this size."""
+        measured = self._by_batch.get(batch_size)
+        if measured is not None:
+            return measured.throughput_rps
+        return batch_size / max(self.fit.seconds(batch_size), 1e-9)
+
+    @model_validator(mode="after")
+    def _unique_batches(self) -> Self:
+        if len(self._by_batch) != len(self.measurements):
+            raise ValueError(f"profile of {self.variant}: a batchSize stands twice in measurements")
+        return self
+
+
+class Hardware(Model):
+    """What it was measured on."""
+
+    processor: str
+    accelerator: str | None = None
+    node_cores: int = Field(ge=1)
+
+
+class ModelProfileSpec(Model):
+    """All that was measured for one stage of one pipeline on one kind of hardware."""
+
+    pipeline: Name
+    stage: Name
+    hardware: Hardware
+    points: tuple[PointProfile, ...] = Field(min_length=1)
+    base_allocation: dict[str, Cores] = Field(
+        default_factory=dict, description="Least cores at which each variant meets the stage's SLO and base load"
+    )
+    stage_slo_seconds: float | None = Field(
+        default=None, gt=0, description="Five times the mean latency at batch 1 (IPA, section 4.1)"
+    )
+
+    def point(self, variant: str, operating_point: str, cores: float) -> PointProfile | None:
+        """Return what was measured for this allocation of cores, or None."""
+        for point in self.points:
+            if (point.variant, point.operating_point) == (variant, operating_point) and abs(point.cores - cores) < 1e-6:
+                return point
+        return None
+
+
+class ModelProfile(Resource):
+    """A profile as the profiler writes it."""
+
+    kind: Literal["ModelProfile"] = "ModelProfile"
+    spec: ModelProfileSpec

@@ -1,0 +1,107 @@
+"""Amounts as people write them: Kubernetes quantities and durations, read into plain numbers.
+
+`500m` cores become 0.5, `256Mi` bytes become 268435456 and `250ms` becomes 0.25 seconds. Documents keep the written
+form's precision: they are written back in the shortest spelling that reads as the same number.
+"""
+
+import math
+import re
+from decimal import Decimal
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+
+_SUFFIXES = {
+    "": Decimal(1),
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+    "T": Decimal(10**12),
+    "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20),
+    "Gi": Decimal(2**30),
+    "Ti": Decimal(2**40),
+}
+_QUANTITY = re.compile(r"^([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(n|u|m|k|M|G|T|Ki|Mi|Gi|Ti|)$")
+_DURATION_UNITS = {"ms": Decimal("1e-3"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
+_DURATION = re.compile(r"^([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|m|h)$")
+
+
+def parse_quantity(written: object) -> float:
+    """Return the number a Kubernetes quantity stands for; raise ValueError that shows the right form."""
+    if isinstance(written, bool) or not isinstance(written, int | float | str):
+        raise ValueError(f"{written!r} is not a quantity; write a number such as 2, 0.5, 500m or 256Mi")
+    if isinstance(written, int | float):
+        amount = float(written)
+    else:
+        match = _QUANTITY.match(written)
+        if match is None:
+            raise ValueError(f"{written!r} is not a quantity; write a number such as 2, 0.5, 500m or 256Mi")
+        amount = float(Decimal(match[1]) * _SUFFIXES[match[2]])
+    if not math.isfinite(amount) or amount < 0:
+        raise ValueError(f"{written!r} is not a quantity; it must be finite and not negative")
+    return amount
+
+
+def parse_duration(written: object) -> float:
+    """Return seconds for `250ms`, `1.5s`, `2m` or `1h`; a bare number counts as seconds."""
+    if isinstance(written, bool) or not isinstance(written, int | float | str):
+        raise ValueError(f"{written!r} is not a duration; write for instance 250ms, 1.5s or 2m")
+    if isinstance(written, int | float):
+        seconds = float(written)
+    else:
+        match = _DURATION.match(written)
+        if match is None:
+            raise ValueError(f"{written!r} is not a duration; write for instance 250ms, 1.5s or 2m")
+        seconds = float(Decimal(match[1]) * _DURATION_UNITS[match[2]])
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError(f"{written!r} is not a duration; it must be finite and not negative")
+    return seconds
+
+
+def format_cores(cores: float) -> str:
+    """Write cores in whole cores where possible, else in millicores."""
+    return f"{cores:.0f}" if cores == round(cores) else f"{Decimal(repr(cores)) * 1000:f}".rstrip("0").rstrip(".") + "m"
+
+
+def format_bytes(size: float) -> str:
+    """Write bytes with the largest binary suffix that leaves a whole number."""
+    for suffix in ("Gi", "Mi", "Ki"):
+        unit = int(_SUFFIXES[suffix])
+        if size and size % unit == 0:
+            return f"{int(size) // unit}{suffix}"
+    return str(int(size))
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration in seconds when whole, else in milliseconds."""
+    if seconds == round(seconds):
+        return f"{seconds:.0f}s"
+    return f"{Decimal(repr(seconds)) * 1000:f}".rstrip("0").rstrip(".") + "ms"
+
+
+Cores = Annotated[
+    float,
+    BeforeValidator(parse_quantity),
+    PlainSerializer(format_cores, when_used="json"),
+    WithJsonSchema({"type": "string", "pattern": _QUANTITY.pattern, "examples": ["2", "500m"]}),
+]
+Bytes = Annotated[
+    int,
+    BeforeValidator(lambda written: int(parse_quantity(written))),
+    PlainSerializer(format_bytes, when_used="json"),
+    WithJsonSchema({"type": "string", "pattern": _QUANTITY.pattern, "examples": ["256Mi"]}),
+]
+Seconds = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(format_duration, when_used="json"),
+    WithJsonSchema({"type": "string", "pattern": _DURATION.pattern, "examples": ["250ms", "1.5s"]}),
+]
+Fraction = Annotated[
+    float,
+    Field(ge=0, le=1, description="Between 0 and 1"),
+]

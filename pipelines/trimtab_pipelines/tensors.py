@@ -1,0 +1,55 @@
+"""What a tensor must look like, as Open Inference Protocol V2 names it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trimtab_pipelines.resource import Model
+
+Datatype = Literal[
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "FP32",
+    "FP64",
+    "BYTES",
+]
+TensorName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_length=128)]
+
+
+class TensorSpec(Model):
+    """One named tensor. The first dimension, the rows, is implicit: `shape` is the shape of one row."""
+
+    name: TensorName
+    datatype: Datatype
+    shape: tuple[Annotated[int, Field(ge=-1)], ...] = Field(
+        default=(), description="Shape of one row; -1 where any size is accepted"
+    )
+
+
+class RequestInput(TensorSpec):
+    """A tensor the client sends."""
+
+    optional: bool = Field(default=False, description="Stages that need it are skipped where a request leaves it out")
+
+
+class StageOutput(TensorSpec):
+    """A tensor a stage produces."""
+
+    counted_by: TensorName | None = Field(
+        default=None,
+        description="Name of the integer output that tells how many rows of this tensor belong to each input row; "
+        "stages reading this tensor run once for each of its rows (fan-out)",
+    )
+    expected_rows: float = Field(
+        default=1.0,
+        gt=0,
+        description="Rows per input row to plan with until measured; used with countedBy",
+    )

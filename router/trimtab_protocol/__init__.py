@@ -1,0 +1,17 @@
+"""Open Inference Protocol V2 over REST and gRPC, apart from any server: tensors, messages and their two spellings."""
+
+from trimtab_protocol.errors import ProtocolError
+from trimtab_protocol.messages import InferRequest, InferResponse, Parameter, Parameters, RequestedOutput
+from trimtab_protocol.tensors import DTYPES, Buffer, Tensor
+
+__all__ = [
+    "DTYPES",
+    "Buffer",
+    "InferRequest",
+    "InferResponse",
+    "Parameter",
+    "Parameters",
+    "ProtocolError",
+    "RequestedOutput",
+    "Tensor",
+]

@@ -1,0 +1,235 @@
+"""The REST spelling: a JSON header, then (binary tensor data extension) raw tensors one after another.
+
+`Inference-Header-Content-Length` says where the header ends; an input or output with the parameter `binary_data_size`
+has its values behind it, the others carry `data`. Both directions are here, since the router is a server to its callers
+and a client of the model servers. Fields that the protocol does not know are ignored; a known field of the wrong type
+is an error.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trimtab_protocol.errors import ProtocolError
+from trimtab_protocol.messages import InferRequest, InferResponse, Parameter, Parameters, RequestedOutput
+from trimtab_protocol.tensors import Buffer, Tensor, decode_raw, encode_raw, from_values, to_values
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+BINARY_CONTENT_TYPE = "application/octet-stream"
+JSON_CONTENT_TYPE = "application/json"
+BINARY_SIZE = "binary_data_size"
+_TYPE_WORDS: Mapping[type, str] = {dict: "an object", list: "a list", str: "a string"}
+
+
+def decode_request(
+    model_name: str, body: Buffer, header_length: str | int | None, *, model_version: str = ""
+) -> InferRequest:
+    """Read an inference request; tensors share the body's memory.
+
+    Args:
+        model_name: as named in the path.
+        body: the whole body.
+        header_length: the value of `Inference-Header-Content-Length`, None where absent.
+        model_version: as named in the path, empty where absent.
+
+    Raises:
+        ProtocolError: anything that is not a well-formed request.
+    """
+    header, binary = _split(body, header_length)
+    inputs = _decode_tensors("inputs", header.get("inputs"), binary)
+    return InferRequest(
+        model_name=model_name,
+        model_version=model_version,
+        id=_field(header, "id", str, "the request") or "",
+        parameters=_parameters(header, "the request"),
+        inputs=inputs,
+        requested_outputs=tuple(_requested_outputs(header)),
+    )
+
+
+def decode_response(body: Buffer, header_length: str | int | None) -> InferResponse:
+    """Read an inference answer; tensors share the body's memory. Raises ProtocolError where it is malformed."""
+    header, binary = _split(body, header_length)
+    return InferResponse(
+        model_name=_field(header, "model_name", str, "the answer") or "",
+        model_version=_field(header, "model_version", str, "the answer") or "",
+        id=_field(header, "id", str, "the answer") or "",
+        parameters=_parameters(header, "the answer"),
+        outputs=_decode_tensors("outputs", header.get("outputs"), binary),
+    )
+
+
+def encode_request(request: InferRequest) -> tuple[list[Buffer], int]:
+    """Write a request with every tensor as binary data.
+
+    Returns:
+        The body as buffers that share the tensors' memory, and its `Inference-Header-Content-Length`.
+    """
+    header: dict[str, Any] = _identity(request.id, request.parameters)
+    inputs, raw = _encode_tensors(request.inputs, frozenset(tensor.name for tensor in request.inputs))
+    header["inputs"] = inputs
+    if request.requested_outputs:
+        header["outputs"] = [_requested(output) for output in request.requested_outputs]
+    return _join(header, raw)
+
+
+def encode_response(response: InferResponse, binary: frozenset[str]) -> tuple[list[Buffer], int | None]:
+    """Write an answer.
+
+    Args:
+        response: what to write.
+        binary: the names of the outputs that go as binary data (see `binary_outputs`).
+
+    Returns:
+        The body as buffers that share the tensors' memory, and the header's length, None where the whole body is JSON.
+
+    Raises:
+        ProtocolError: an output has no JSON form and was not asked for as binary data.
+    """
+    header: dict[str, Any] = {"model_name": response.model_name}
+    if response.model_version:
+        header["model_version"] = response.model_version
+    header |= _identity(response.id, response.parameters)
+    header["outputs"], raw = _encode_tensors(response.outputs, binary)
+    buffers, length = _join(header, raw)
+    return buffers, length if raw else None
+
+
+def binary_outputs(request: InferRequest, outputs: Iterable[Tensor]) -> frozenset[str]:
+    """The names of those outputs that a REST caller wants as binary data."""
+    default = bool(request.parameters.get("binary_data_output", False))
+    if not request.requested_outputs:
+        return frozenset(output.name for output in outputs) if default else frozenset()
+    return frozenset(
+        output.name for output in request.requested_outputs if output.parameters.get("binary_data", default)
+    )
+
+
+def error_body(message: str) -> bytes:
+    """The protocol's error object."""
+    return json.dumps({"error": message}).encode()
+
+
+def _split(body: Buffer, header_length: str | int | None) -> tuple[dict[str, Any], memoryview]:
+    whole = memoryview(body).cast("B")
+    length = whole.nbytes if header_length is None else _checked_length(header_length, whole.nbytes)
+    try:
+        header = json.loads(bytes(whole[:length]))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the JSON header cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise ProtocolError("the JSON header must be an object")
+    return header, whole[length:]
+
+
+def _checked_length(header_length: str | int, body_bytes: int) -> int:
+    text = str(header_length).strip()
+    if not (text.isascii() and text.isdigit()) or int(text) > body_bytes:
+        raise ProtocolError(
+            f"{HEADER_LENGTH} is {header_length!r}; it must be an integer from 0 to the body's {body_bytes} bytes"
+        )
+    return int(text)
+
+
+def _field(owner: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    value = owner.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise ProtocolError(f"{where}: {key!r} must be {_TYPE_WORDS[kind]}")
+    return value
+
+
+def _parameters(owner: Mapping[str, Any], where: str) -> Parameters:
+    parameters: dict[str, Parameter] | None = _field(owner, "parameters", dict, where)
+    if not parameters:
+        return {}
+    for key, value in parameters.items():
+        if not isinstance(value, bool | int | float | str):
+            raise ProtocolError(f"{where}: parameter {key!r} must be a boolean, a number or a string")
+    return parameters
+
+
+def _requested_outputs(header: Mapping[str, Any]) -> Iterable[RequestedOutput]:
+    for output in _field(header, "outputs", list, "the request") or ():
+        if not isinstance(output, dict) or not isinstance(output.get("name"), str):
+            raise ProtocolError("the request: each of 'outputs' must be an object with a 'name'")
+        yield RequestedOutput(output["name"], _parameters(output, f"output {output['name']!r}"))
+
+
+def _decode_tensors(field: str, entries: object, binary: memoryview) -> tuple[Tensor, ...]:
+    if not isinstance(entries, list):
+        raise ProtocolError(f"{field!r} must be a list of tensors")
+    tensors: list[Tensor] = []
+    position = 0
+    for entry in entries:
+        tensor, size = _decode_tensor(field, entry, binary[position:])
+        tensors.append(tensor)
+        position += size
+    if position != binary.nbytes:
+        raise ProtocolError(
+            f"{binary.nbytes} bytes of binary data came, but the tensors' '{BINARY_SIZE}' sum to {position}"
+        )
+    names = [tensor.name for tensor in tensors]
+    if len(set(names)) != len(names):
+        raise ProtocolError(f"{field!r} name a tensor twice: {', '.join(names)}")
+    return tuple(tensors)
+
+
+def _decode_tensor(field: str, entry: object, binary: memoryview) -> tuple[Tensor, int]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise ProtocolError(f"each of {field!r} must be an object with a 'name'")
+    name, datatype, shape = entry["name"], entry.get("datatype"), entry.get("shape")
+    if not isinstance(shape, list):
+        raise ProtocolError(f"tensor {name!r}: 'shape' must be a list of integers")
+    parameters = _tensor_parameters(entry, name)
+    if BINARY_SIZE not in parameters:
+        if "data" not in entry:
+            raise ProtocolError(f"tensor {name!r} has neither 'data' nor the parameter '{BINARY_SIZE}'")
+        return from_values(name, datatype, shape, entry["data"]), 0
+    size = parameters[BINARY_SIZE]
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= binary.nbytes:
+        raise ProtocolError(
+            f"tensor {name!r}: '{BINARY_SIZE}' is {size!r}, but {binary.nbytes} bytes are left in the body"
+        )
+    return decode_raw(name, datatype, shape, binary[:size]), size
+
+
+def _tensor_parameters(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    parameters: Mapping[str, Any] = _field(entry, "parameters", dict, f"tensor {name!r}") or {}
+    if "shared_memory_region" in parameters:
+        raise ProtocolError(f"tensor {name!r}: shared memory is not supported; send the data in the request")
+    return parameters
+
+
+def _identity(request_id: str, parameters: Parameters) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if request_id:
+        fields["id"] = request_id
+    if parameters:
+        fields["parameters"] = dict(parameters)
+    return fields
+
+
+def _requested(output: RequestedOutput) -> dict[str, Any]:
+    if not output.parameters:
+        return {"name": output.name}
+    return {"name": output.name, "parameters": dict(output.parameters)}
+
+
+def _encode_tensors(tensors: Sequence[Tensor], binary: frozenset[str]) -> tuple[list[Any], list[Buffer]]:
+    entries: list[Any] = []
+    buffers: list[Buffer] = []
+    for tensor in tensors:
+        entry: dict[str, Any] = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype}
+        if tensor.name in binary:
+            raw = encode_raw(tensor)
+            entry["parameters"] = {BINARY_SIZE: memoryview(raw).nbytes}
+            buffers.append(raw)
+        else:
+            entry["data"] = to_values(tensor)
+        entries.append(entry)
+    return entries, buffers
+
+
+def _join(header: Mapping[str, Any], raw: Sequence[Buffer]) -> tuple[list[Buffer], int]:
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    return [encoded, *raw], len(encoded)

@@ -1,0 +1,240 @@
+"""Tensors as the Open Inference Protocol names them, over numpy arrays that share the wire's memory.
+
+The protocol has three spellings of the same numbers: raw little-endian bytes (both transports), JSON lists (REST) and
+typed repeated fields (gRPC). All three end here as a `Tensor`. The raw form is decoded without a copy and encoded as a
+view, so that a large tensor crosses a process without one Python object per number.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_protocol.errors import ProtocolError
+
+Buffer = bytes | bytearray | memoryview
+Array = NDArray[Any]
+
+BFLOAT16 = "BF16"
+BYTES = "BYTES"
+MAX_RANK = 32
+MAX_ELEMENTS = 2**40
+LENGTH_PREFIX_BYTES = 4
+
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "BOOL": np.dtype(np.bool_),
+        "UINT8": np.dtype("u1"),
+        "UINT16": np.dtype("<u2"),
+        "UINT32": np.dtype("<u4"),
+        "UINT64": np.dtype("<u8"),
+        "INT8": np.dtype("i1"),
+        "INT16": np.dtype("<i2"),
+        "INT32": np.dtype("<i4"),
+        "INT64": np.dtype("<i8"),
+        "FP16": np.dtype("<f2"),
+        "FP32": np.dtype("<f4"),
+        "FP64": np.dtype("<f8"),
+        BFLOAT16: np.dtype("<u2"),  # numpy has no bfloat16: the bits travel as they are
+        BYTES: np.dtype(object),
+    }
+)
+_DATATYPES = {dtype: name for name, dtype in DTYPES.items() if name != BFLOAT16}
+_JSON_TYPES: Mapping[str, tuple[frozenset[type], str]] = {
+    "BOOL": (frozenset({bool}), "true or false"),
+    "FP": (frozenset({int, float}), "numbers"),
+    "INT": (frozenset({int}), "integers"),
+    "UINT": (frozenset({int}), "non-negative integers"),
+    BYTES: (frozenset({str}), "strings"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """One named tensor.
+
+    `array` has the dtype that `DTYPES` gives for `datatype`; BYTES are an object array of `bytes`, BF16 the raw bits
+    as uint16. An array decoded from the wire is read-only and keeps the received buffer alive.
+    """
+
+    name: str
+    datatype: str
+    array: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape."""
+        return self.array.shape
+
+    @classmethod
+    def of(cls, name: str, array: Array) -> "Tensor":
+        """Wrap a numpy array; the datatype follows from its dtype.
+
+        Raises:
+            ProtocolError: no datatype of the protocol holds this dtype.
+        """
+        datatype = _DATATYPES.get(array.dtype)
+        if datatype is None:
+            raise ProtocolError(
+                f"tensor {name!r}: numpy dtype {array.dtype} has no datatype; use one of {', '.join(DTYPES)}"
+            )
+        return cls(name, datatype, array)
+
+
+def dtype_of(name: str, datatype: object) -> np.dtype[Any]:
+    """The numpy dtype of a datatype; raises ProtocolError where the protocol has no such datatype."""
+    dtype = DTYPES.get(datatype) if isinstance(datatype, str) else None
+    if dtype is None:
+        raise ProtocolError(f"tensor {name!r}: unknown datatype {datatype!r}; use one of {', '.join(DTYPES)}")
+    return dtype
+
+
+def checked_shape(name: str, shape: Iterable[object]) -> tuple[int, ...]:
+    """A shape of non-negative integers whose product is addressable; raises ProtocolError otherwise."""
+    dims = tuple(shape)
+    for dim in dims:
+        if not isinstance(dim, int) or isinstance(dim, bool) or dim < 0:
+            raise ProtocolError(f"tensor {name!r}: shape {list(dims)} must hold integers of at least 0")
+    sizes = [dim for dim in dims if isinstance(dim, int)]
+    if len(sizes) > MAX_RANK:
+        raise ProtocolError(f"tensor {name!r}: {len(sizes)} dimensions are too many; at most {MAX_RANK}")
+    if prod(max(size, 1) for size in sizes) > MAX_ELEMENTS:
+        raise ProtocolError(f"tensor {name!r}: shape {sizes} has too many elements; at most {MAX_ELEMENTS}")
+    return tuple(sizes)
+
+
+def decode_raw(name: str, datatype: object, shape: Iterable[object], buffer: Buffer) -> Tensor:
+    """Read a tensor from its raw bytes without copying them (BYTES excepted).
+
+    Raises:
+        ProtocolError: unknown datatype, a shape that is not one, or bytes that do not fit the shape.
+    """
+    dtype = dtype_of(name, datatype)
+    dims = checked_shape(name, shape)
+    if datatype == BYTES:
+        return Tensor(name, BYTES, _decode_bytes(name, dims, memoryview(buffer)))
+    expected = prod(dims) * dtype.itemsize
+    received = memoryview(buffer).nbytes
+    if received != expected:
+        raise ProtocolError(
+            f"tensor {name!r}: shape {list(dims)} of {datatype} needs {expected} bytes, but {received} came"
+        )
+    array = np.frombuffer(buffer, dtype=dtype).reshape(dims) if expected else np.empty(dims, dtype)
+    return Tensor(name, str(datatype), array)
+
+
+def encode_raw(tensor: Tensor) -> Buffer:
+    """The raw bytes of a tensor: a view of its memory where it is contiguous, else one copy."""
+    if tensor.datatype == BYTES:
+        return _encode_bytes(tensor.array)
+    array = tensor.array
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    return array.reshape(-1).view(np.uint8).data
+
+
+def from_values(name: str, datatype: object, shape: Iterable[object], values: object) -> Tensor:
+    """Read a tensor from the JSON form: a list, nested by the shape or flat in row order.
+
+    Raises:
+        ProtocolError: values of another type or range than the datatype's, or another count than the shape's.
+    """
+    dtype = dtype_of(name, datatype)
+    dims = checked_shape(name, shape)
+    if datatype == BFLOAT16:
+        raise ProtocolError(f"tensor {name!r}: BF16 has no JSON form; send it as binary data")
+    flat = _flatten(name, dims, values)
+    allowed, words = _JSON_TYPES[str(datatype).rstrip("0123456789")]
+    wrong = set(map(type, flat)) - allowed
+    if wrong:
+        kinds = ", ".join(sorted(kind.__name__ for kind in wrong))
+        raise ProtocolError(f"tensor {name!r}: data of {datatype} must be {words}, but holds {kinds}")
+    if len(flat) != prod(dims):
+        raise ProtocolError(f"tensor {name!r}: shape {list(dims)} needs {prod(dims)} elements, but {len(flat)} came")
+    return Tensor(name, str(datatype), _array_of(name, str(datatype), dtype, flat).reshape(dims))
+
+
+def to_values(tensor: Tensor) -> list[Any]:
+    """The JSON form of a tensor: its values as a flat list in row order.
+
+    Raises:
+        ProtocolError: BF16, or BYTES that are not UTF-8, have no JSON form.
+    """
+    if tensor.datatype == BFLOAT16:
+        raise ProtocolError(f"tensor {tensor.name!r}: BF16 has no JSON form; ask for binary data")
+    values: list[Any] = tensor.array.reshape(-1).tolist()
+    if tensor.datatype != BYTES:
+        return values
+    try:
+        return [value.decode() for value in values]
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"tensor {tensor.name!r}: its bytes are not UTF-8; ask for binary data") from error
+
+
+def bytes_array(values: Sequence[bytes], shape: tuple[int, ...]) -> Array:
+    """An object array of `bytes` of the given shape."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array.reshape(shape)
+
+
+def _flatten(name: str, dims: tuple[int, ...], values: object) -> list[Any]:
+    if not isinstance(values, list):
+        raise ProtocolError(f"tensor {name!r}: data must be a list")
+    flat: list[Any] = values
+    if not any(isinstance(value, list) for value in flat):
+        return flat
+    for depth, size in enumerate(dims):
+        if len(flat) != prod(dims[: depth + 1]):
+            raise ProtocolError(f"tensor {name!r}: nested data does not have shape {list(dims)}")
+        if depth == len(dims) - 1:
+            break
+        following = dims[depth + 1]
+        if not all(isinstance(value, list) and len(value) == following for value in flat):
+            raise ProtocolError(
+                f"tensor {name!r}: nested data does not have shape {list(dims)} below dimension {depth} of {size}"
+            )
+        flat = list(chain.from_iterable(flat))
+    return flat
+
+
+def _array_of(name: str, datatype: str, dtype: np.dtype[Any], flat: list[Any]) -> Array:
+    if datatype == BYTES:
+        return bytes_array([value.encode() for value in flat], (len(flat),))
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(flat, dtype=dtype)
+    except OverflowError as error:
+        raise ProtocolError(f"tensor {name!r}: a value does not fit {datatype}") from error
+
+
+def _decode_bytes(name: str, dims: tuple[int, ...], buffer: memoryview) -> Array:
+    buffer = buffer.cast("B")
+    values: list[bytes] = []
+    position = 0
+    while position < buffer.nbytes:
+        start = position + LENGTH_PREFIX_BYTES
+        length = int.from_bytes(buffer[position:start], "little")
+        if start + length > buffer.nbytes:
+            raise ProtocolError(
+                f"tensor {name!r}: element {len(values)} of its BYTES ends past the data; a 4-byte length precedes each"
+            )
+        values.append(bytes(buffer[start : start + length]))
+        position = start + length
+    if len(values) != prod(dims):
+        raise ProtocolError(f"tensor {name!r}: shape {list(dims)} needs {prod(dims)} elements, but {len(values)} came")
+    return bytes_array(values, dims)
+
+
+def _encode_bytes(array: Array) -> bytes:
+    pieces: list[bytes] = []
+    for value in array.reshape(-1):
+        encoded = value.encode() if isinstance(value, str) else bytes(value)
+        pieces.append(len(encoded).to_bytes(LENGTH_PREFIX_BYTES, "little"))
+        pieces.append(encoded)
+    return b"".join(pieces)

@@ -1,0 +1,127 @@
+"""Our gRPC messages are byte for byte those of MLServer and Triton, and live beside either in one process."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from trimtab_protocol import InferRequest, InferResponse, ProtocolError, RequestedOutput, Tensor, grpc_messages
+from trimtab_protocol.tensors import bytes_array
+
+REQUEST = InferRequest(
+    "digits",
+    (
+        Tensor.of("image", np.arange(6, dtype=np.float32).reshape(2, 3)),
+        Tensor("label", "BYTES", bytes_array([b"a", b"\xff"], (2,))),
+    ),
+    model_version="1",
+    id="7",
+    parameters={"timeout": 5, "note": "n", "flag": True},
+    requested_outputs=(RequestedOutput("y", {"k": "v"}),),
+)
+EXCHANGE = """
+import sys
+from {module} import {name} as theirs
+from trimtab_protocol import grpc_messages
+ours = grpc_messages.request_class("ModelInfer").FromString(bytes.fromhex(sys.argv[1]))
+copy = theirs.ModelInferRequest.FromString(ours.SerializeToString())
+assert (copy.model_name, copy.id, copy.inputs[0].name, list(copy.inputs[0].shape)) == ("digits", "7", "image", [2, 3])
+assert copy.parameters["timeout"].int64_param == 5 and copy.outputs[0].parameters["k"].string_param == "v"
+assert copy.SerializeToString(deterministic=True) == ours.SerializeToString(deterministic=True)
+for method in grpc_messages.METHODS:
+    for kind in ("Request", "Response"):
+        fields = lambda m: {{f.name: (f.number, f.type) for f in m.DESCRIPTOR.fields}}
+        known = fields(grpc_messages.MESSAGES[method + kind])
+        assert known.items() <= fields(getattr(theirs, method + kind)).items(), method + kind
+print("same")
+"""
+
+
+@pytest.mark.parametrize(("module", "name"), [("mlserver.grpc", "dataplane_pb2"), ("tritonclient.grpc", "service_pb2")])
+def test_same_bytes_as_other_implementations(module, name):
+    pytest.importorskip(module.split(".")[0])
+    message = grpc_messages.request_to_message(REQUEST).SerializeToString()
+
+    done = subprocess.run(
+        [sys.executable, "-c", EXCHANGE.format(module=module, name=name), message.hex()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
+
+
+def test_a_request_round_trips():
+    decoded = grpc_messages.request_from_message(grpc_messages.request_to_message(REQUEST))
+
+    assert (decoded.model_name, decoded.model_version, decoded.id) == ("digits", "1", "7")
+    assert dict(decoded.parameters) == REQUEST.parameters
+    assert decoded.requested_outputs == REQUEST.requested_outputs
+    np.testing.assert_array_equal(decoded.inputs[0].array, REQUEST.inputs[0].array)
+    assert decoded.inputs[1].array.tolist() == [b"a", b"\xff"]
+
+
+def test_an_answer_round_trips():
+    response = InferResponse("digits", REQUEST.inputs, id="7", parameters={"trimtab.expected_accuracy": 0.5})
+
+    decoded = grpc_messages.response_from_message(grpc_messages.response_to_message(response))
+
+    assert decoded.parameters == {"trimtab.expected_accuracy": 0.5}
+    np.testing.assert_array_equal(decoded.outputs[0].array, REQUEST.inputs[0].array)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "values"),
+    [
+        ("BOOL", "bool_contents", [True, False]),
+        ("INT8", "int_contents", [-1, 2]),
+        ("INT64", "int64_contents", [-(2**40), 2]),
+        ("UINT8", "uint_contents", [1, 2]),
+        ("UINT64", "uint64_contents", [2**63, 2]),
+        ("FP32", "fp32_contents", [0.5, 2.0]),
+        ("FP64", "fp64_contents", [0.1, 2.0]),
+        ("BYTES", "bytes_contents", [b"a", b"\xff"]),
+    ],
+)
+def test_typed_contents_are_read(datatype, field, values):
+    message = grpc_messages.request_class("ModelInfer")(model_name="m")
+    getattr(message.inputs.add(name="x", datatype=datatype, shape=[2]).contents, field).extend(values)
+
+    assert grpc_messages.request_from_message(message).inputs[0].array.tolist() == values
+
+
+def a_message(**tensor):
+    message = grpc_messages.request_class("ModelInfer")(model_name="m")
+    message.inputs.add(**{"name": "x", "datatype": "FP32", "shape": [1], **tensor})
+    return message
+
+
+def test_bad_messages_are_named():
+    read = grpc_messages.request_from_message
+    two_raw = a_message()
+    two_raw.raw_input_contents.extend([b"1234", b"1234"])
+    wrong_field = a_message()
+    wrong_field.inputs[0].contents.int64_contents.append(1)
+    unset = a_message()
+    unset.parameters["timeout"].SetInParent()
+    shared = a_message()
+    shared.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    twice = a_message()
+    twice.inputs.add(name="x")
+
+    for message, words in [
+        (two_raw, "1 inputs came with 2 raw contents"),
+        (wrong_field, "FP32 goes into fp32_contents, not int64_contents"),
+        (unset, "parameter 'timeout' has no value"),
+        (shared, "shared memory is not supported"),
+        (twice, "'inputs' name a tensor twice: x, x"),
+        (a_message(datatype="FP16"), "FP16 has no typed contents; send raw contents"),
+        (a_message(datatype="FP31"), "unknown datatype 'FP31'"),
+        (a_message(), r"shape \[1\] needs 1 elements, but 0 came"),
+        (a_message(shape=[-1]), "must hold integers of at least 0"),
+        (a_message(datatype="BYTES"), r"shape \[1\] needs 1 elements, but 0 came"),
+    ]:
+        with pytest.raises(ProtocolError, match=words):
+            read(message)

@@ -1,0 +1,141 @@
+"""The REST spelling in both directions, and the errors of what is not one."""
+
+import json
+
+import numpy as np
+import pytest
+
+from trimtab_protocol import InferRequest, InferResponse, ProtocolError, RequestedOutput, Tensor, rest
+from trimtab_protocol.tensors import bytes_array
+
+IMAGE = Tensor.of("image", np.arange(12, dtype=np.float32).reshape(2, 6))
+LABEL = Tensor("label", "BYTES", bytes_array([b"a", b"\xff\x00"], (2,)))
+
+
+def joined(buffers):
+    return b"".join(bytes(buffer) for buffer in buffers)
+
+
+def body(**fields):
+    return json.dumps(fields).encode()
+
+
+def tensor(**fields):
+    return {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0], **fields}
+
+
+def test_a_binary_request_round_trips():
+    request = InferRequest(
+        "digits",
+        (IMAGE, LABEL),
+        id="7",
+        parameters={"timeout": 5, "note": "n", "share": 0.5, "flag": True},
+        requested_outputs=(RequestedOutput("y", {"binary_data": True}),),
+    )
+    buffers, length = rest.encode_request(request)
+
+    decoded = rest.decode_request("digits", joined(buffers), str(length))
+
+    assert (decoded.id, decoded.parameters, decoded.requested_outputs) == (
+        request.id,
+        request.parameters,
+        request.requested_outputs,
+    )
+    np.testing.assert_array_equal(decoded.inputs[0].array, IMAGE.array)
+    assert decoded.inputs[1].array.tolist() == [b"a", b"\xff\x00"]
+
+
+def test_an_answer_round_trips_as_json_and_as_binary():
+    response = InferResponse("digits", (IMAGE,), id="7", parameters={"trimtab.read.variant": "small"})
+
+    for binary in (frozenset[str](), frozenset({"image"})):
+        buffers, length = rest.encode_response(response, binary)
+        decoded = rest.decode_response(joined(buffers), length)
+
+        assert (length is None) == (not binary)
+        assert (decoded.model_name, decoded.id, decoded.parameters) == ("digits", "7", response.parameters)
+        np.testing.assert_array_equal(decoded.outputs[0].array, IMAGE.array)
+
+
+def test_json_and_binary_tensors_mix():
+    header = body(
+        inputs=[
+            tensor(name="a"),
+            {"name": "b", "shape": [2], "datatype": "INT8", "parameters": {"binary_data_size": 2}},
+        ]
+    )
+
+    decoded = rest.decode_request("m", header + b"\x01\x02", len(header))
+
+    assert [t.array.tolist() for t in decoded.inputs] == [[1.0], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "outputs", "expected"),
+    [
+        ({}, (), set()),
+        ({"binary_data_output": True}, (), {"y", "z"}),
+        ({}, (RequestedOutput("y", {"binary_data": True}), RequestedOutput("z")), {"y"}),
+        ({"binary_data_output": True}, (RequestedOutput("y", {"binary_data": False}), RequestedOutput("z")), {"z"}),
+    ],
+)
+def test_which_outputs_go_as_binary(parameters, outputs, expected):
+    request = InferRequest("m", (), parameters=parameters, requested_outputs=outputs)
+    produced = [Tensor.of(name, np.zeros(1)) for name in ("y", "z")]
+
+    assert rest.binary_outputs(request, produced) == expected
+
+
+def test_fields_outside_the_protocol_and_nulls_are_ignored():
+    decoded = rest.decode_request("m", body(inputs=[tensor(shade=3)], id=None, parameters=None, mood="calm"), None)
+
+    assert decoded.inputs[0].name == "x"
+
+
+@pytest.mark.parametrize(
+    ("sent", "length", "message"),
+    [
+        (b"{", None, "the JSON header cannot be read"),
+        (b"\xff\xfe{}", None, "the JSON header cannot be read"),
+        (b"[" * 100_000, None, "the JSON header cannot be read"),
+        (b"[]", None, "the JSON header must be an object"),
+        (
+            b"{}",
+            "three",
+            "Inference-Header-Content-Length is 'three'; it must be an integer from 0 to the body's 2 bytes",
+        ),
+        (b"{}", "-1", "must be an integer from 0"),
+        (b"{}", "99", "must be an integer from 0"),
+        (body(), None, "'inputs' must be a list of tensors"),
+        (body(inputs={}), None, "'inputs' must be a list of tensors"),
+        (body(inputs=[3]), None, "each of 'inputs' must be an object with a 'name'"),
+        (body(inputs=[tensor(shape=4)]), None, "tensor 'x': 'shape' must be a list of integers"),
+        (body(inputs=[tensor(datatype=None)]), None, "tensor 'x': unknown datatype None"),
+        (body(inputs=[tensor(), tensor()]), None, "'inputs' name a tensor twice: x, x"),
+        (body(inputs=[{"name": "x", "shape": [1], "datatype": "FP32"}]), None, "neither 'data' nor the parameter"),
+        (body(inputs=[tensor(parameters={"binary_data_size": 4})]), None, "is 4, but 0 bytes are left in the body"),
+        (body(inputs=[tensor(parameters={"binary_data_size": "4"})]), None, "'binary_data_size' is '4'"),
+        (body(inputs=[tensor(parameters=[])]), None, "tensor 'x': 'parameters' must be an object"),
+        (body(inputs=[tensor(parameters={"shared_memory_region": "r"})]), None, "shared memory is not supported"),
+        (body(inputs=[tensor()], id=4), None, "'id' must be a string"),
+        (
+            body(inputs=[tensor()], parameters={"timeout": [1]}),
+            None,
+            "parameter 'timeout' must be a boolean, a number or",
+        ),
+        (body(inputs=[tensor()], outputs={}), None, "'outputs' must be a list"),
+        (body(inputs=[tensor()], outputs=[{}]), None, "each of 'outputs' must be an object with a 'name'"),
+    ],
+)
+def test_bad_bodies(sent, length, message):
+    with pytest.raises(ProtocolError, match=message):
+        rest.decode_request("m", sent, length)
+
+
+def test_binary_data_that_no_tensor_claims():
+    header = body(inputs=[tensor()])
+
+    with pytest.raises(
+        ProtocolError, match="3 bytes of binary data came, but the tensors' 'binary_data_size' sum to 0"
+    ):
+        rest.decode_request("m", header + b"abc", len(header))

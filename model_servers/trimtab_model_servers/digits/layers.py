@@ -1,0 +1,64 @@
+"""The few layers that both families of networks are made of.
+
+Each convolution carries its batch normalisation only while it is trained; ``fold`` merges the two afterwards, so that
+what is saved and served is plain convolutions.
+"""
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+
+class Convolution(nn.Module):
+    """k x k convolution, batch normalisation while training, ReLU unless ``active`` is false."""
+
+    def __init__(self, inputs: int, outputs: int, *, size: int = 3, stride: int = 1, active: bool = True) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2)
+        self.normalisation: nn.Module = nn.BatchNorm2d(outputs)
+        self.active: Final = active
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, inputs, H, W] to [B, outputs, ceil(H / stride), ceil(W / stride)]."""
+        x = self.normalisation(self.convolution(x))
+        return torch.relu_(x) if self.active else x
+
+    def fold(self) -> None:
+        """Merge the normalisation's running statistics into the convolution; no change when already merged."""
+        norm = self.normalisation
+        if not isinstance(norm, nn.BatchNorm2d):
+            return
+        if norm.running_mean is None or norm.running_var is None:
+            raise TypeError("only a normalisation that tracks running statistics can be folded")
+        with torch.no_grad():
+            gain = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+            self.convolution.weight.mul_(gain[:, None, None, None])
+            if self.convolution.bias is not None:
+                self.convolution.bias.sub_(norm.running_mean).mul_(gain).add_(norm.bias)
+        self.normalisation = nn.Identity()
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut, width unchanged."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = Convolution(width, width)
+        self.second = Convolution(width, width, active=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, width, H, W] to the same shape."""
+        return torch.relu_(self.second(self.first(x)) + x)
+
+
+def stage(inputs: int, outputs: int, blocks: int, *, stride: int = 2) -> nn.Sequential:
+    """One resolution of a network: a convolution that changes width and stride, then ``blocks`` residual blocks."""
+    return nn.Sequential(Convolution(inputs, outputs, stride=stride), *(Residual(outputs) for _ in range(blocks)))
+
+
+def fold(network: nn.Module) -> None:
+    """Merge every normalisation inside ``network`` into its convolution, in place."""
+    for module in network.modules():
+        if isinstance(module, Convolution):
+            module.fold()

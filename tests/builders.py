@@ -1,0 +1,110 @@
+"""Builders with defaults: the smallest valid documents, any part of which a test may replace."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.profile import LatencyFit, Measurement, ModelProfile, PointProfile
+from trimtab_pipelines.spec import InferencePipeline
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def a_variant(name: str = "small", **changes: Any) -> dict[str, Any]:
+    """Return a variant of the echo family."""
+    return {"name": name, "family": "echo", "storageUri": "random://?seed=1", "accuracy": 0.9} | changes
+
+
+def a_stage(name: str = "first", source: str = "request.inputs.x", **changes: Any) -> dict[str, Any]:
+    """Return a stage that maps x to y."""
+    return {
+        "name": name,
+        "inputs": [{"name": "x", "from": source}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [4]}],
+        "variants": [a_variant()],
+    } | changes
+
+
+def a_chain(stages: int) -> list[dict[str, Any]]:
+    """Return stages that each read the one before."""
+    names = [f"stage-{n}" for n in range(stages)]
+    sources = ["request.inputs.x", *(f"{name}.outputs.y" for name in names)]
+    return [a_stage(name, source) for name, source in zip(names, sources, strict=False)]
+
+
+def a_pipeline_document(stages: Sequence[dict[str, Any]] | int = 1, **changes: Any) -> dict[str, Any]:
+    """Return a pipeline as a user would write it."""
+    listed = a_chain(stages) if isinstance(stages, int) else list(stages)
+    spec = {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [4]}],
+        "outputs": [{"name": "y", "from": f"{listed[-1]['name']}.outputs.y"}],
+        "stages": listed,
+        "slo": {"latency": "500ms"},
+        "budget": {"cores": "8"},
+    } | changes
+    return {
+        "apiVersion": "trimtab.dev/v1alpha1",
+        "kind": "InferencePipeline",
+        "metadata": {"name": "sample"},
+        "spec": spec,
+    }
+
+
+def a_pipeline(stages: Sequence[dict[str, Any]] | int = 1, **changes: Any) -> InferencePipeline:
+    """Return a valid pipeline."""
+    return InferencePipeline.model_validate(a_pipeline_document(stages, **changes))
+
+
+def a_point_profile(
+    variant: str = "small", constant_seconds: float = 0.004, linear_seconds: float = 0.002, cores: float = 1.0
+) -> PointProfile:
+    """Return a profile that follows constant + linear × batch exactly."""
+    fit = LatencyFit(quadratic=0, linear=linear_seconds, constant=constant_seconds, mean_relative_error=0)
+    measurements = tuple(
+        Measurement(
+            batch_size=batch,
+            latency_seconds_mean=fit.seconds(batch),
+            latency_seconds_p50=fit.seconds(batch),
+            latency_seconds_p99=fit.seconds(batch),
+            throughput_rps=batch / fit.seconds(batch),
+            batches=100,
+        )
+        for batch in BATCH_SIZES
+    )
+    return PointProfile(variant=variant, cores=cores, measurements=measurements, fit=fit)
+
+
+def a_profile(stage: str, points: Sequence[PointProfile], pipeline: str = "sample") -> ModelProfile:
+    """Return the profile of one stage."""
+    return ModelProfile.model_validate(
+        {
+            "metadata": {"name": f"{pipeline}-{stage}"},
+            "spec": {
+                "pipeline": pipeline,
+                "stage": stage,
+                "hardware": {"processor": "test", "nodeCores": 2},
+                "points": [point.model_dump() for point in points],
+            },
+        }
+    )
+
+
+def a_plan(pipeline: InferencePipeline, generation: int = 1, **changes: Any) -> PipelinePlan:
+    """Return a plan that runs each stage's first variant once; `changes` apply to every stage."""
+    stages = [
+        {
+            "name": stage.name,
+            "variant": stage.variants[0].name,
+            "batchSize": 8,
+            "replicas": 1,
+            "accuracy": stage.variants[0].accuracy,
+        }
+        | changes
+        for stage in pipeline.spec.stages
+    ]
+    return PipelinePlan.model_validate(
+        {
+            "metadata": {"name": pipeline.name},
+            "spec": {"pipeline": pipeline.name, "generation": generation, "createdAt": 0.0, "stages": stages},
+        }
+    )

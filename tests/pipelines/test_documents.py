@@ -1,0 +1,80 @@
+"""Files are read safely and replaced in one step."""
+
+import pytest
+
+from tests.builders import a_pipeline, a_plan, a_point_profile, a_profile
+from trimtab_pipelines.documents import (
+    DocumentError,
+    dump_yaml,
+    load_endpoints,
+    load_pipeline,
+    load_plan,
+    load_profiles,
+    write_json,
+)
+from trimtab_pipelines.routing import Endpoint, Endpoints
+
+
+def test_a_pipeline_is_found_in_its_folder(tmp_path):
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_pipeline()))
+
+    assert load_pipeline(tmp_path) == a_pipeline()
+
+
+def test_profiles_of_all_stages_share_one_file(tmp_path):
+    profiles = [a_profile(stage, [a_point_profile()]) for stage in ("first", "second")]
+    (tmp_path / "profile.yaml").write_text(dump_yaml(*profiles))
+
+    assert load_profiles(tmp_path) == {"first": profiles[0], "second": profiles[1]}
+
+
+def test_a_plan_and_endpoints_written_are_read_back(tmp_path):
+    plan = a_plan(a_pipeline(2))
+    endpoints = Endpoints(stages={"first": (Endpoint(name="first-0", address="127.0.0.1:80", variants=("small",)),)})
+    write_json(tmp_path / "plan.json", plan)
+    write_json(tmp_path / "endpoints.json", endpoints)
+
+    assert load_plan(tmp_path / "plan.json") == plan
+    assert load_endpoints(tmp_path / "endpoints.json") == endpoints
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["endpoints.json", "plan.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("spec: [", "not YAML"),
+        ("just words", "expected a mapping"),
+        ("a: 1\n---\nb: 2", "expected one document, found 2"),
+        ("", "expected one document, found 0"),
+        ("kind: InferencePipeline\nspec: !!python/object:os.system {}", "not YAML"),
+        ("kind: Deployment\nmetadata: {name: x}\nspec: {}", "kind: Input should be 'InferencePipeline'"),
+    ],
+)
+def test_a_file_that_is_no_pipeline_is_named(tmp_path, text, complaint):
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(text)
+
+    with pytest.raises(DocumentError, match=r"pipeline\.yaml") as error:
+        load_pipeline(path)
+    assert complaint in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DocumentError, match=r"nowhere\.yaml: No such file"):
+        load_pipeline(tmp_path / "nowhere.yaml")
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    (tmp_path / "pipeline.yaml").write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(DocumentError, match="not UTF-8"):
+        load_pipeline(tmp_path)
+
+
+def test_a_file_too_large_to_be_a_document_is_not_read(tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    with path.open("wb") as file:
+        file.truncate(17 * 2**20)
+
+    with pytest.raises(DocumentError, match="larger than 16 MiB"):
+        load_pipeline(path)

@@ -1,0 +1,123 @@
+"""A pipeline says what is wrong with it: which field, and what would be right."""
+
+import copy
+
+import pytest
+
+from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
+from trimtab_pipelines.documents import DocumentError, parse
+from trimtab_pipelines.spec import InferencePipeline
+
+
+def rejection(document):
+    with pytest.raises(DocumentError) as error:
+        parse(InferencePipeline, document, "pipeline.yaml")
+    return str(error.value)
+
+
+def a_fan_out():
+    """A finder that produces a number of crops per row, and a reader of crops."""
+    find = a_stage(
+        "find",
+        outputs=[
+            {"name": "count", "datatype": "INT64"},
+            {"name": "y", "datatype": "FP32", "shape": [4], "countedBy": "count", "expectedRows": 2.5},
+        ],
+    )
+    return [find, a_stage("read", "find.outputs.y")]
+
+
+def test_quantities_and_durations_are_read_as_plain_numbers():
+    pipeline = a_pipeline([a_stage(variants=[a_variant(resources={"cpu": "250m", "memory": "64Mi"})])])
+
+    assert pipeline.spec.slo.latency_seconds == 0.5
+    assert pipeline.spec.stages[0].variants[0].resources.cpu == 0.25
+    assert pipeline.spec.stages[0].variants[0].resources.memory == 64 * 2**20
+
+
+def test_a_variant_without_operating_points_has_one_with_its_own_accuracy():
+    variant = a_pipeline().spec.stages[0].variants[0]
+
+    assert [(point.name, point.accuracy) for point in variant.points] == [("default", 0.9)]
+
+
+def test_a_fan_out_multiplies_the_rows_of_the_stages_behind_it():
+    spec = a_pipeline(a_fan_out()).spec
+
+    assert spec.domains == {"find": "request", "read": "find.outputs.count"}
+    assert spec.expected_rows == {"find": 1.0, "read": 2.5}
+
+
+def test_stages_are_ordered_by_what_they_read():
+    stages = [a_stage("last", "middle.outputs.y"), a_stage("middle", "first.outputs.y"), a_stage("first")]
+
+    assert [stage.name for stage in a_pipeline(stages).spec.order] == ["first", "middle", "last"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "cure"),
+    [
+        ({"slo": {"latency": "fast"}}, "spec.slo.latency", "250ms"),
+        ({"slo": {"latency": "-1s"}}, "spec.slo.latency", "250ms"),
+        ({"budget": {"cores": "two"}}, "spec.budget.cores", "500m"),
+        ({"budget": {"cores": "100m"}}, "spec", "budget.cores 0.1 cannot hold"),
+        ({"dropPolicy": "Sometimes"}, "spec.dropPolicy", "'Predicted', 'Past' or 'Never'"),
+        ({"objective": {"goal": "MinCost"}}, "spec.objective", "needs accuracyFloor"),
+        ({"sla": "1s"}, "spec.sla", "unknown field"),
+        ({"outputs": [{"name": "y", "from": "nowhere.outputs.y"}]}, "spec", "names no tensor"),
+        ({"inputs": []}, "spec.inputs", "at least 1"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_cure(change, field, cure):
+    message = rejection(a_pipeline_document(**change))
+
+    assert message.startswith(f"pipeline.yaml: {field}: ")
+    assert cure in message
+
+
+@pytest.mark.parametrize(
+    ("stages", "complaint"),
+    [
+        ([a_stage("a", "b.outputs.y"), a_stage("b", "a.outputs.y")], "is a cycle"),
+        ([a_stage("a", "a.outputs.y")], "a → a is a cycle"),
+        ([a_stage(), a_stage()], "the name 'first' stands twice"),
+        ([a_stage(variants=[a_variant(), a_variant()])], "the name 'small' stands twice"),
+        ([a_stage(pin={"variant": "huge"})], "pin.variant 'huge' is not one of its variants: small"),
+        ([a_stage(variants=[a_variant(accuracy=1.5)])], "variants.0.accuracy"),
+        ([a_stage(minReplicas=3, maxReplicas=2)], "minReplicas 3 is above maxReplicas 2"),
+        ([a_stage(outputs=[{"name": "y", "datatype": "FP32", "countedBy": "n"}])], "countedBy 'n' is not one of"),
+        ([a_stage(outputs=[{"name": "y", "datatype": "FLOAT"}])], "outputs.0.datatype"),
+        ([a_stage("Upper")], "stages.0.name"),
+    ],
+)
+def test_a_wrong_stage_is_named_with_its_cure(stages, complaint):
+    assert complaint in rejection(a_pipeline_document(stages))
+
+
+def test_inputs_with_different_rows_cannot_meet_in_one_stage():
+    mixed = a_stage(
+        "mixed", inputs=[{"name": "x", "from": "request.inputs.x"}, {"name": "z", "from": "find.outputs.y"}]
+    )
+
+    assert "have different rows" in rejection(a_pipeline_document([*a_fan_out(), mixed]))
+
+
+@pytest.mark.parametrize("missing", ["stages", "slo", "budget", "inputs", "outputs"])
+def test_a_missing_field_is_named(missing):
+    document = copy.deepcopy(a_pipeline_document())
+    del document["spec"][missing]
+
+    assert f"spec.{missing}: Field required" in rejection(document)
+
+
+def test_a_pipeline_cannot_be_changed_in_place():
+    spec = a_pipeline().spec
+
+    with pytest.raises(ValueError, match="frozen"):
+        setattr(spec, "mode", "Paused")  # noqa: B010 - the assignment is what mypy forbids
+
+
+def test_what_is_written_reads_back_as_the_same_pipeline():
+    pipeline = a_pipeline(a_fan_out())
+
+    assert InferencePipeline.model_validate(pipeline.model_dump(mode="json", by_alias=True)) == pipeline

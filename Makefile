@@ -3,7 +3,7 @@ PY := .venv/bin/python
 DATA ?= ../shared/data
 OUT ?= out
 
-.PHONY: help venv test check format lock models
+.PHONY: help venv test check generate format lock
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -19,6 +19,10 @@ check: venv ## ruff, mypy --strict, import-linter, generated files
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy .
 	.venv/bin/lint-imports
+	$(PY) -m trimtab_pipelines.schema pipelines/schema --check
+
+generate: venv ## render the generated files anew
+	$(PY) -m trimtab_pipelines.schema pipelines/schema
 
 format: venv ## format and fix what can be fixed
 	.venv/bin/ruff format .

@@ -1,0 +1,28 @@
+"""The committed JSON schemas are what the models render, and say no when a document changes."""
+
+from pathlib import Path
+
+from trimtab_pipelines.schema import differing, main, render
+
+FOLDER = Path(__file__).parents[2] / "pipelines" / "schema"
+
+
+def test_the_committed_schemas_are_current():
+    assert differing(FOLDER) == []
+
+
+def test_a_stale_schema_is_named(tmp_path, capsys):
+    main([str(tmp_path)])
+    (tmp_path / "pipelineplan.schema.json").write_text("{}")
+
+    assert main([str(tmp_path), "--check"]) == 1
+    assert "pipelineplan.schema.json" in capsys.readouterr().err
+
+
+def test_every_document_has_a_schema_in_camel_case():
+    assert sorted(render()) == [
+        "inferencepipeline.schema.json",
+        "modelprofile.schema.json",
+        "pipelineplan.schema.json",
+    ]
+    assert '"storageUri"' in render()["inferencepipeline.schema.json"]

@@ -1,0 +1,137 @@
+"""The data port: Open Inference Protocol V2 over HTTP with binary tensors, beside MLServer's own ports.
+
+MLServer makes a Python object of every number that crosses it. Here a tensor goes from the socket into one buffer that
+torch computes on, and from torch's memory to the socket. Same models, same one batch at a time, same event loop.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from trimtab_model_servers.bodies import read_body
+from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.hosting import Host
+from trimtab_model_servers.settings import MAX_BODY_BYTES
+from trimtab_protocol import Buffer, ProtocolError
+from trimtab_protocol.rest import (
+    BINARY_CONTENT_TYPE,
+    HEADER_LENGTH,
+    JSON_CONTENT_TYPE,
+    binary_outputs,
+    decode_request,
+    encode_response,
+    error_body,
+)
+
+_log = logging.getLogger(__name__)
+_MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/[^/]+)?(/infer|/ready)?$")
+_JOIN_BELOW_BYTES = 64 * 2**10
+"""Answers up to this size go out as one buffer; copying them costs less than another write."""
+
+
+class DataPort:
+    """An HTTP server over the models of a host.
+
+    Args:
+        models: where to find them.
+        max_body_bytes: larger requests are refused with 413.
+    """
+
+    def __init__(self, models: Host, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._host = models
+        self._max_body_bytes = max_body_bytes
+        self._runner: web.ServerRunner | None = None
+        self.port = 0
+
+    async def start(self, address: str, port: int) -> int:
+        """Listen; return the port, which the system chooses where 0 is asked for."""
+        server = web.Server(self._answer, access_log=None, auto_decompress=False)
+        self._runner = web.ServerRunner(server)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, address, port, backlog=1024, shutdown_timeout=5.0)
+        await site.start()
+        self.port = int(self._runner.addresses[0][1])
+        return self.port
+
+    async def stop(self) -> None:
+        """Close the port and its connections once their answers are written."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._route(request)
+        except RefusalError as refusal:
+            return _error(request, refusal.status_code, str(refusal))
+        except ProtocolError as error:
+            return _error(request, 400, str(error))
+        except Exception as error:  # noqa: BLE001  (a fault of ours must not cost other callers their server)
+            _log.exception("%s %s failed", request.method, request.path)
+            return _error(request, 500, f"{type(error).__name__}: {error}")
+
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        match = _MODEL_PATH.match(request.path)
+        if match is None:
+            return self._server_route(request)
+        name, action = match.groups()
+        if action == "/infer":
+            if request.method != "POST":
+                raise RefusalError(405, f"{request.method} {request.path}: infer takes POST")
+            return await self._infer(request, name)
+        model = self._host.model(name)
+        return _json({"name": name, "ready": True} if action else model.metadata())
+
+    def _server_route(self, request: web.BaseRequest) -> web.StreamResponse:
+        match request.path:
+            case "/v2/health/live":
+                return _json({"live": True})
+            case "/v2/health/ready":
+                ready = self._host.ready
+                return _json({"live": ready, "ready": ready}, 200 if ready else 503)
+            case "/v2":
+                return _json({"name": "trimtab", "version": "2", "extensions": ["binary_tensor_data"]})
+        raise RefusalError(404, f"nothing at {request.path}; try /v2/models/NAME/infer")
+
+    async def _infer(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
+        model = self._host.model(name)
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
+        header_length = request.headers.get(HEADER_LENGTH)
+        header_bytes = int(header_length) if header_length and header_length.isdecimal() else 0
+        body = await read_body(request, header_bytes, self._max_body_bytes)
+        asked = decode_request(name, body, header_length)
+        answer = await model.infer(asked, self._host.worker)
+        buffers, length = encode_response(answer, binary_outputs(asked, answer.outputs))
+        return await _send(request, buffers, length)
+
+
+async def _send(request: web.BaseRequest, buffers: Sequence[Buffer], header_length: int | None) -> web.StreamResponse:
+    headers = {"Content-Type": BINARY_CONTENT_TYPE if header_length else JSON_CONTENT_TYPE}
+    if header_length is not None:
+        headers[HEADER_LENGTH] = str(header_length)
+    total = sum(memoryview(buffer).nbytes for buffer in buffers)
+    if total <= _JOIN_BELOW_BYTES:
+        return web.Response(body=b"".join(buffers), headers=headers)
+    response = web.StreamResponse(headers=headers)
+    response.content_length = total
+    await response.prepare(request)
+    for buffer in buffers:
+        await response.write(buffer)
+    await response.write_eof()
+    return response
+
+
+def _json(content: object, status: int = 200) -> web.Response:
+    return web.Response(body=json.dumps(content).encode(), status=status, content_type=JSON_CONTENT_TYPE)
+
+
+def _error(request: web.BaseRequest, status: int, message: str) -> web.Response:
+    response = web.Response(body=error_body(message), status=status, content_type=JSON_CONTENT_TYPE)
+    if not request.content.is_eof():
+        response.force_close()  # the rest of the body is not worth reading
+    return response

@@ -1,0 +1,52 @@
+"""y = x + increment, after a delay that is the same whatever the batch: for measuring everything around a model."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.network import Built
+from trimtab_model_servers.settings import ModelSpec
+from trimtab_pipelines.spec import OperatingPoint
+
+
+class EchoParameters(BaseModel):
+    """Settings of the family."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    increment: float = Field(default=1.0, description="Added to every number")
+    delay_seconds: float = Field(default=0.0, ge=0, le=60, description="Seconds a batch takes, whatever its rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The first input's numbers plus the increment, as the first output, in the input's own datatype."""
+
+    parameters: EchoParameters
+    source: str
+    target: str
+
+    def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
+        """Add and wait."""
+        del point  # there is one way to echo
+        x = inputs[self.source]
+        y = (x + self.parameters.increment).to(x.dtype)
+        if self.parameters.delay_seconds:
+            time.sleep(self.parameters.delay_seconds)
+        return {self.target: y}
+
+
+def build(spec: ModelSpec) -> Built:
+    """Build an echo between the stage's first input and first output; it has no weights."""
+    try:
+        parameters = EchoParameters.model_validate(spec.parameters)
+    except ValidationError as error:
+        known = ", ".join(EchoParameters.model_fields)
+        problem = error.errors(include_url=False)[0]
+        raise ModelError(
+            f"family 'echo': parameters.{'.'.join(map(str, problem['loc']))}: {problem['msg']}; there are: {known}"
+        ) from error
+    return Built(Echo(parameters, spec.inputs[0].name, spec.outputs[0].name), "none")

@@ -1,0 +1,28 @@
+"""What every family builds, and what it is built from."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from trimtab_pipelines.spec import OperatingPoint
+
+
+class Network(Protocol):
+    """A model that computes one batch."""
+
+    def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
+        """Compute one batch at an operating point: named tensors in, named tensors out, rows first.
+
+        Called in inference mode, by one thread at a time. The operating point may differ from batch to batch; a
+        family without modalities or tokens to choose has one point and need not look at it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A network, and where its weights came from."""
+
+    network: Network
+    weights: Literal["stored", "random", "none"]

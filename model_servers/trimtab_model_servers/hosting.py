@@ -1,0 +1,61 @@
+"""What this process serves: its models, the one thread that computes for them, and its data port.
+
+One per process, and apart from `runtime`, which MLServer loads anew for every model.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.worker import BatchWorker
+
+if TYPE_CHECKING:
+    from trimtab_model_servers.data_port import DataPort
+    from trimtab_model_servers.model import HostedModel
+
+
+@dataclass(slots=True)
+class Host:
+    """The models of a process by name, and why those that failed did."""
+
+    models: "dict[str, HostedModel]" = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    worker: BatchWorker = field(default_factory=BatchWorker)
+    data_port: "DataPort | None" = None
+    expected: set[str] = field(default_factory=set)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model that this process has begun to load can answer, and no drain has begun."""
+        return bool(self.models) and self.expected <= self.models.keys() and not self.worker.draining
+
+    def loaded(self, name: str, model: "HostedModel") -> None:
+        """Record a model that can answer."""
+        self.models[name] = model
+        if self.expected <= self.models.keys():
+            self.settled.set()
+
+    def failed(self, name: str, reason: str) -> None:
+        """Record a model that cannot be loaded."""
+        self.failures[name] = reason
+        self.settled.set()
+
+    def model(self, name: str) -> "HostedModel":
+        """Return the loaded model of that name; RefusalError 404 names those there are."""
+        found = self.models.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.models)) or "none yet"
+            raise RefusalError(404, f"no model {name!r} here; loaded: {known}")
+        return found
+
+
+_hosts: list[Host] = []
+
+
+def host() -> Host:
+    """This process's host, made when first asked for."""
+    if not _hosts:
+        _hosts.append(Host())
+    return _hosts[0]

@@ -1,0 +1,142 @@
+"""A loaded model, apart from any server: a request of the protocol in, an answer of the protocol out."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Literal
+
+import torch
+
+from trimtab_model_servers.errors import ModelError, RefusalError
+from trimtab_model_servers.families import Network
+from trimtab_model_servers.requests import OPERATING_POINT, checked_rows, chosen_outputs, chosen_point
+from trimtab_model_servers.settings import PLATFORM, ModelSpec
+from trimtab_model_servers.tensors import DATATYPES, to_torch, to_wire, torch_dtype
+from trimtab_model_servers.worker import BatchWorker
+from trimtab_pipelines.spec import OperatingPoint
+from trimtab_pipelines.tensors import StageOutput
+from trimtab_protocol import InferRequest, InferResponse, Tensor
+
+Weights = Literal["stored", "random", "none"]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HostedModel:
+    """One variant with its weights, ready to compute."""
+
+    spec: ModelSpec
+    network: Network
+    weights: Weights
+
+    async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
+        """Answer one request, its batch computed by `worker`.
+
+        The answer's parameters are `operating_point` and `compute_seconds`.
+
+        Raises:
+            RefusalError: 400 where the request does not fit the model, 429 or 503 from the worker, 500 where it fails.
+        """
+        rows = checked_rows(self.spec, request.inputs)
+        point = chosen_point(self.spec, request.parameters)
+        wanted = chosen_outputs(self.spec, request.requested_outputs)
+        try:
+            outputs, seconds = await worker.batch(partial(self.compute, request.inputs, point, wanted))
+        except (RuntimeError, ValueError, IndexError, KeyError, MemoryError) as error:
+            _log.exception("model %s failed on a batch of %d rows", self.spec.name, rows)
+            raise RefusalError(500, f"model {self.spec.name!r} failed on a batch of {rows} rows: {error}") from error
+        return InferResponse(
+            model_name=self.spec.name,
+            outputs=outputs,
+            id=request.id,
+            parameters={OPERATING_POINT: point.name, "compute_seconds": round(seconds, 9)},
+        )
+
+    def compute(
+        self, inputs: Sequence[Tensor], point: OperatingPoint, wanted: Sequence[str]
+    ) -> tuple[tuple[Tensor, ...], float]:
+        """Run one batch; return the wanted outputs and the seconds it took. Blocks."""
+        started = perf_counter()
+        with torch.inference_mode():
+            outputs = self.network.infer({tensor.name: to_torch(tensor) for tensor in inputs}, point)
+        return tuple(to_wire(name, outputs[name]) for name in wanted), perf_counter() - started
+
+    def warm_up(self) -> None:
+        """Run the least and the largest batch at every operating point, and check that the outputs are as declared.
+
+        Raises:
+            ModelError: naming the output that is not as declared, or why the model cannot run.
+        """
+        for point in self.spec.operating_points:
+            for rows in sorted({1, self.spec.max_batch_size}):
+                self._check_outputs(rows, self._trial(rows, point))
+
+    def metadata(self) -> dict[str, object]:
+        """The protocol's model metadata, with our own facts under `parameters`."""
+        spec = self.spec
+        return {
+            "name": spec.name,
+            "versions": [],
+            "platform": PLATFORM,
+            "inputs": [{"name": i.name, "datatype": i.datatype, "shape": [-1, *i.shape]} for i in spec.inputs],
+            "outputs": [{"name": o.name, "datatype": o.datatype, "shape": [-1, *o.shape]} for o in spec.outputs],
+            "parameters": self.facts(),
+        }
+
+    def facts(self) -> dict[str, bool | int | float | str]:
+        """What this model is, beyond its tensors. Lists are written with commas: the protocol has none."""
+        return {
+            "family": self.spec.family,
+            "weights": self.weights,
+            "accuracy": self.spec.accuracy,
+            "operating_points": ",".join(point.name for point in self.spec.operating_points),
+            "max_batch_size": self.spec.max_batch_size,
+            "threads": self.spec.threads,
+        }
+
+    def _trial(self, rows: int, point: OperatingPoint) -> dict[str, torch.Tensor]:
+        inputs = {
+            expected.name: torch.zeros(
+                (rows, *(max(size, 1) if size == -1 else size for size in expected.shape)),
+                dtype=torch_dtype(expected.name, expected.datatype),
+            )
+            for expected in self.spec.inputs
+        }
+        try:
+            with torch.inference_mode():
+                return self.network.infer(inputs, point)
+        except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+            given = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
+            raise ModelError(
+                f"family {self.spec.family!r} cannot run on the stage's inputs ({given}): "
+                f"{type(error).__name__}: {error}; give the stage the inputs this family reads"
+            ) from error
+
+    def _check_outputs(self, rows: int, outputs: dict[str, torch.Tensor]) -> None:
+        for declared in self.spec.outputs:
+            got = outputs.get(declared.name)
+            if got is None:
+                raise ModelError(
+                    f"family {self.spec.family!r} gives no output {declared.name!r} as the stage declares; "
+                    f"it gives: {', '.join(outputs)}"
+                )
+            if DATATYPES.get(got.dtype) != declared.datatype:
+                raise ModelError(
+                    f"family {self.spec.family!r} gives output {declared.name!r} as {DATATYPES.get(got.dtype)}, "
+                    f"but the stage declares {declared.datatype}; correct outputs.{declared.name}.datatype"
+                )
+            self._check_shape(declared, rows, got)
+
+    def _check_shape(self, declared: StageOutput, rows: int, got: torch.Tensor) -> None:
+        row = tuple(got.shape[1:])
+        fits = len(row) == len(declared.shape) and all(
+            size in {-1, real} for size, real in zip(declared.shape, row, strict=True)
+        )
+        if not fits or (declared.counted_by is None and got.shape[0] != rows):
+            raise ModelError(
+                f"family {self.spec.family!r} gives output {declared.name!r} with shape {list(got.shape)} for "
+                f"{rows} rows, but the stage declares {list(declared.shape)} for each; "
+                f"correct outputs.{declared.name}.shape"
+            )

@@ -1,0 +1,105 @@
+"""The MLServer runtime: loads a model, warms it up, and answers MLServer's own REST and gRPC ports.
+
+Started by plain `mlserver start FOLDER` it also opens the process's data port, where the environment variable
+TRIMTAB_DATA_PORT names one.
+"""
+
+import os
+
+import grpc
+import mlserver.grpc.utils
+import torch
+from mlserver import MLModel, types
+from pydantic import ValidationError
+
+from trimtab_model_servers.data_port import DataPort
+from trimtab_model_servers.errors import ModelError, RefusalError
+from trimtab_model_servers.families import build
+from trimtab_model_servers.hosting import host
+from trimtab_model_servers.mlserver_messages import RAW_OUTPUT, request_of, response_of
+from trimtab_model_servers.model import HostedModel
+from trimtab_model_servers.settings import ModelSpec
+from trimtab_protocol import ProtocolError
+
+DATA_PORT_VARIABLE = "TRIMTAB_DATA_PORT"
+
+# MLServer's gRPC side calls every code it does not know UNKNOWN.
+mlserver.grpc.utils.STATUS_CODE_MAPPING.update(
+    {
+        413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        503: grpc.StatusCode.UNAVAILABLE,
+    }
+)
+
+
+class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
+    """One variant in MLServer."""
+
+    async def load(self) -> bool:
+        """Load the weights, check the model against its stage, warm it up.
+
+        Raises:
+            ModelError: naming the model and what is wrong with its settings or weights.
+        """
+        process = host()
+        process.expected.add(self.name)
+        try:
+            spec = _spec(self)
+            process.loaded(self.name, await process.worker.run(lambda: load_model(spec)))
+        except Exception as error:
+            reason = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
+            process.failed(self.name, reason)
+            raise
+        port = os.environ.get(DATA_PORT_VARIABLE)
+        if port is not None and process.data_port is None:
+            process.data_port = DataPort(process)
+            await process.data_port.start(os.environ.get("MLSERVER_HOST", "127.0.0.1"), int(port))
+        return True
+
+    async def predict(self, payload: types.InferenceRequest) -> types.InferenceResponse:
+        """Answer one request of MLServer's; its batch computes off the event loop."""
+        process = host()
+        try:
+            request = request_of(self.name, payload)
+            answer = await process.model(self.name).infer(request, process.worker)
+            return response_of(answer, raw=bool(request.parameters.get(RAW_OUTPUT)))
+        except ProtocolError as error:
+            raise RefusalError(400, str(error)) from error
+
+    async def metadata(self) -> types.MetadataModelResponse:
+        """MLServer's metadata with our facts under `parameters`."""
+        metadata = await super().metadata()
+        hosted = host().models.get(self.name)
+        if hosted is not None:
+            metadata.parameters = types.Parameters(**hosted.facts())
+        return metadata
+
+    async def unload(self) -> bool:
+        """Forget the model."""
+        process = host()
+        process.expected.discard(self.name)
+        process.models.pop(self.name, None)
+        return True
+
+
+def load_model(spec: ModelSpec) -> HostedModel:
+    """Build, load and warm up a model on the calling thread, with the threads of its core allocation."""
+    torch.set_num_threads(spec.threads)
+    built = build(spec)
+    model = HostedModel(spec, built.network, built.weights)
+    model.warm_up()
+    return model
+
+
+def _spec(model: MLModel) -> ModelSpec:
+    parameters = model.settings.parameters
+    extra = parameters.extra if parameters is not None else None
+    if not extra:
+        raise ModelError("parameters.extra is missing from its model-settings.json; write_model_folder writes it")
+    try:
+        return ModelSpec.model_validate(extra)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        field = ".".join(map(str, problem["loc"]))
+        raise ModelError(f"model-settings.json: parameters.extra.{field}: {problem['msg']}") from error

@@ -1,0 +1,131 @@
+"""One replica: MLServer over a folder of models, with the data port beside it.
+
+Importing this module starts no thread, no event loop and no gRPC: a forkserver that has imported it makes replicas
+that need not import torch and MLServer again.
+"""
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import mlserver
+import uvloop
+from mlserver.repository.load import load_model_settings
+from pydantic import ValidationError
+
+import trimtab_model_servers.runtime  # noqa: F401  (imports torch ahead of the fork)
+from trimtab_model_servers.data_port import DataPort
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.hosting import Host, host
+from trimtab_model_servers.logs import LOGGING
+from trimtab_model_servers.ports import Ports, ReservedPort
+from trimtab_model_servers.settings import server_settings
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_POLL_SECONDS = 0.005
+
+
+def run(folder: Path, on_ready: Callable[[Ports], None], *, address: str = "127.0.0.1", data_port: int = 0) -> None:
+    """Serve the models of a folder until SIGTERM or SIGINT.
+
+    Args:
+        folder: holds settings.json and NAME/model-settings.json, as `settings.write_model_folder` writes them.
+        on_ready: called once, when every model is loaded and warmed and all ports listen.
+        address: where to listen.
+        data_port: port of the data port; 0 takes a free one. MLServer's own ports are always free ones.
+
+    Raises:
+        ModelError: a model cannot be loaded, or the folder holds none.
+        OSError: the data port is taken.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(folder, on_ready, address, data_port))
+
+
+async def _serve(folder: Path, on_ready: Callable[[Ports], None], address: str, data_port: int) -> None:
+    models = _model_settings(folder)
+    process = host()
+    process.expected |= {settings.name for settings in models}
+    stopping = asyncio.Event()
+    process.data_port = DataPort(process)
+    await process.data_port.start(address, data_port)
+    with ReservedPort(address) as http, ReservedPort(address) as grpc:
+        ports = Ports(process.data_port.port, http.number, grpc.number)
+        server = mlserver.MLServer(_settings(folder, address, ports))
+        serving = asyncio.create_task(server.start(list(models)))
+        try:
+            await _until_ready(process, serving, address, ports)
+            _stop_on_signals(stopping)
+        except BaseException:
+            await server.stop()
+            with suppress(ModelError):
+                await serving
+            raise
+    on_ready(ports)
+    await stopping.wait()
+    await process.worker.drain()
+    await server.stop()
+    await serving
+    await process.data_port.stop()
+    process.worker.close()
+
+
+def _model_settings(folder: Path) -> Sequence[mlserver.ModelSettings]:
+    """Read every model's settings; MLServer itself would pass over a broken one."""
+    found = []
+    for path in sorted(folder.glob("**/model-settings.json")):
+        try:
+            found.append(load_model_settings(str(path)))
+        except (OSError, ValueError, ValidationError) as error:
+            raise ModelError(f"{path}: {' '.join(str(error).split())}") from error
+    if not found:
+        raise ModelError(f"{folder} holds no model; expected NAME/model-settings.json")
+    return found
+
+
+def _settings(folder: Path, address: str, ports: Ports) -> mlserver.Settings:
+    path = folder / "settings.json"
+    try:
+        chosen = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
+    forced = {
+        "host": address,
+        "http_port": ports.http_port,
+        "grpc_port": ports.grpc_port,
+        "model_repository_root": str(folder),
+        "logging_settings": LOGGING,
+    }
+    return mlserver.Settings(**{**chosen, **server_settings(), **forced})
+
+
+async def _until_ready(process: Host, serving: "asyncio.Task[None]", address: str, ports: Ports) -> None:
+    """Wait until every model is loaded and both of MLServer's ports listen; raise ModelError where one fails."""
+    settled = asyncio.create_task(process.settled.wait())
+    await asyncio.wait({serving, settled}, return_when=asyncio.FIRST_COMPLETED)
+    settled.cancel()
+    for name, reason in process.failures.items():
+        raise ModelError(f"model {name}: {reason}")
+    for port in (ports.http_port, ports.grpc_port):
+        while not await _listens(address, port):
+            if serving.done():
+                raise ModelError("MLServer stopped before its models were ready")
+            await asyncio.sleep(_POLL_SECONDS)  # MLServer does not say when it listens
+
+
+async def _listens(address: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(address, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def _stop_on_signals(stopping: asyncio.Event) -> None:
+    """Take over the signals, which MLServer and uvicorn have both claimed by now: we drain first."""
+    for number in _STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)

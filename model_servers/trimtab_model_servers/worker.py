@@ -1,0 +1,113 @@
+"""One batch at a time: the thread that computes, beside the event loop that answers.
+
+A replica owns its cores for one batch; two at once would only make both slower than their profile says. The thread
+leaves the event loop free, so that health checks answer while a batch computes.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from trimtab_model_servers.errors import RefusalError
+
+Result = TypeVar("Result")
+DEFAULT_MAX_WAITING = 64
+
+
+class _Job(Generic[Result]):
+    """A batch on its way through the thread and back to the loop that waits for it."""
+
+    __slots__ = ("future", "loop", "work")
+
+    def __init__(self, work: Callable[[], Result], loop: asyncio.AbstractEventLoop) -> None:
+        self.work = work
+        self.loop = loop
+        self.future: asyncio.Future[Result] = loop.create_future()
+
+    def run(self) -> None:
+        try:
+            result = self.work()
+        except BaseException as error:  # noqa: BLE001  (whoever waits for the batch must learn of any failure)
+            self.loop.call_soon_threadsafe(self._fail, error)
+        else:
+            self.loop.call_soon_threadsafe(self._succeed, result)
+
+    def _succeed(self, result: Result) -> None:
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class BatchWorker:
+    """A thread that runs one piece of work after another, for callers on an event loop.
+
+    Args:
+        max_waiting: batches that may wait behind the one that computes; more are refused.
+    """
+
+    def __init__(self, max_waiting: int = DEFAULT_MAX_WAITING) -> None:
+        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._max_waiting = max_waiting
+        self._unfinished = 0
+        self.draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def batch(self, work: Callable[[], Result]) -> Result:
+        """Run a batch in its turn.
+
+        Raises:
+            RefusalError: 503 while draining, 429 when too many batches wait.
+        """
+        if self.draining:
+            raise RefusalError(503, "this replica is shutting down; send the batch to another one")
+        if self._unfinished > self._max_waiting:
+            raise RefusalError(429, f"{self._max_waiting} batches wait already; send fewer at once")
+        return await self.run(work)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Run work in its turn, whatever waits."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="batches", daemon=True)
+            self._thread.start()
+        job = _Job(work, asyncio.get_running_loop())
+        self._unfinished += 1
+        self._idle.clear()
+        self._jobs.put(job)
+        try:
+            return await asyncio.shield(job.future)
+        finally:
+            if job.future.done():
+                self._finished()
+            else:  # the caller went away; the thread still computes
+                job.future.add_done_callback(self._abandoned)
+
+    async def drain(self) -> None:
+        """Refuse new batches from now on, and wait until those accepted are done."""
+        self.draining = True
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """End the thread once it has nothing left to do."""
+        if self._thread is not None:
+            self._jobs.put(None)
+
+    def _abandoned(self, future: "asyncio.Future[Any]") -> None:
+        future.exception()
+        self._finished()
+
+    def _finished(self) -> None:
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._idle.set()
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            del job  # or it would hold the batch's tensors until the next one comes

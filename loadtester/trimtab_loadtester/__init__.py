@@ -1,0 +1,1 @@
+"""Push it: arrivals × payloads → results, open loop, with every request accounted for."""

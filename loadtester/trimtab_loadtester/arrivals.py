@@ -1,0 +1,45 @@
+"""When requests are sent: one Poisson process whose rate may change every second.
+
+Unit exponential gaps are added up along the cumulative intensity Λ(t) = ∫ rate and mapped back to time (time
+rescaling), so counts of disjoint intervals are independent with variance equal to mean, also where the rate changes.
+(IPA's tester draws each offset of a second by itself, which bunches requests at the start of every second.)
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Seconds = NDArray[np.float64]
+MAX_ARRIVALS = 20_000_000
+
+
+def poisson_arrivals(rates_rps: Seconds, seed: int, duration_seconds: float | None = None) -> Seconds:
+    """Draw the arrival times, in seconds from the start and ascending, of an inhomogeneous Poisson process.
+
+    Args:
+        rates_rps: [S], requests per second in each whole second; finite, at least 0.
+        seed: the same seed and rates give the same arrivals.
+        duration_seconds: end of the process; None means the S seconds of `rates_rps`, and it cannot be later.
+
+    Raises:
+        ValueError: a rate that is negative or not finite, or more arrivals than memory should hold.
+    """
+    wrong = np.flatnonzero(~(np.isfinite(rates_rps) & (rates_rps >= 0)))
+    if wrong.size:
+        second = int(wrong[0])
+        raise ValueError(f"rate of second {second} is {rates_rps[second]}; rates must be finite and at least 0")
+    seconds = np.arange(rates_rps.size + 1, dtype=np.float64)
+    cumulative = np.concatenate([[0.0], np.cumsum(rates_rps)])
+    end = seconds[-1] if duration_seconds is None else min(duration_seconds, seconds[-1])
+    expected = float(np.interp(end, seconds, cumulative))
+    if expected > MAX_ARRIVALS:
+        raise ValueError(f"the load amounts to {expected:.0f} requests; at most {MAX_ARRIVALS} fit one run")
+    times: Seconds = np.interp(_unit_arrivals(expected, np.random.default_rng(seed)), cumulative, seconds)
+    return times
+
+
+def _unit_arrivals(end: float, random: np.random.Generator) -> Seconds:
+    """Arrivals of a Poisson process of rate 1 on [0, end)."""
+    arrivals = np.cumsum(random.exponential(size=int(end + 6 * end**0.5) + 16))
+    while arrivals[-1] < end:
+        arrivals = np.concatenate([arrivals, arrivals[-1] + np.cumsum(random.exponential(size=1024))])
+    return arrivals[: int(np.searchsorted(arrivals, end))]

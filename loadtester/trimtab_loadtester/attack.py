@@ -1,0 +1,239 @@
+"""Sends requests when they are due, whatever is outstanding, and records what became of each (open loop).
+
+Arrivals and payloads are made before the clock starts. Latency counts from the scheduled arrival; a client that cannot
+keep up shows as `client_lateness_seconds_p99` in the summary, not as a lighter load.
+"""
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import uvloop
+
+from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
+from trimtab_loadtester.load import LoadSpec
+from trimtab_loadtester.outcome import RequestOutcome, classify
+from trimtab_loadtester.payloads import Payload, PayloadSource, payload_source
+from trimtab_loadtester.results import Record, Results, RunFacts
+from trimtab_loadtester.wire import REASON_HEADER, STAGE_HEADER, Answer, GrpcWire, RestWire, Wire
+from trimtab_pipelines.spec import InferencePipeline
+
+GAVE_UP = "GaveUp"
+_EXPECTED_ACCURACY = "trimtab.expected_accuracy"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is."""
+
+    elapsed_seconds: float
+    duration_seconds: float
+    scheduled: int
+    sent: int
+    outcomes: Mapping[RequestOutcome, int]
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class AttackOptions:
+    """How a run is made.
+
+    Attributes:
+        wire: REST sends binary tensors; address is host:port of the matching port of the router.
+        duration_seconds: None means the load's own length.
+        seed: of arrivals and payloads.
+        deadline_seconds: sent with each request as `timeout`; None leaves the deadline to the pipeline's SLO.
+        give_up_seconds: longest wait for an answer after sending; the request then counts as failed.
+        max_outstanding: further requests wait their turn, their latency counting; the summary shows the lateness.
+        max_payloads, max_payload_bytes: different payloads kept ready; more requests than these take turns with them.
+        cores: what the process may run on; None leaves it alone.
+        progress_seconds: how often progress is told.
+    """
+
+    wire: Literal["REST", "gRPC"] = "REST"
+    duration_seconds: float | None = None
+    seed: int = 0
+    deadline_seconds: float | None = None
+    give_up_seconds: float = 60.0
+    max_outstanding: int = 4096
+    max_payloads: int = 2048
+    max_payload_bytes: int = 256 * 2**20
+    cores: frozenset[int] | None = None
+    progress_seconds: float = 0.5
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one run has gathered so far. `start` is the loop's time of second 0."""
+
+    arrivals: Seconds
+    payloads: Sequence[Payload]
+    encoded: Sequence[Any]
+    source: PayloadSource
+    facts: RunFacts
+    options: AttackOptions
+    wire: Wire
+    start: float = 0.0
+    sent: int = 0
+    records: list[Record] = field(default_factory=list)
+    outcomes: dict[RequestOutcome, int] = field(default_factory=lambda: dict.fromkeys(RequestOutcome, 0))
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return asyncio.get_running_loop().time() - self.start
+
+
+def attack(
+    pipeline: InferencePipeline,
+    address: str,
+    load: LoadSpec,
+    options: AttackOptions | None = None,
+    on_progress: OnProgress | None = None,
+) -> Results:
+    """Send a load to a pipeline at `address` (host:port) and wait for every answer; blocks until the end.
+
+    Interrupted (Ctrl-C), it raises KeyboardInterrupt. Call it in a process of its own where the server shares the
+    machine, so that neither delays the other's event loop.
+
+    Raises:
+        LoadError: the load has no end and no duration was given.
+        ValueError: unknown payloads, or too many requests for one run.
+    """
+    options = options or AttackOptions()
+    if options.cores is not None:
+        os.sched_setaffinity(0, options.cores)
+    return uvloop.run(attack_async(pipeline, address, load, options, on_progress))
+
+
+async def attack_async(
+    pipeline: InferencePipeline,
+    address: str,
+    load: LoadSpec,
+    options: AttackOptions | None = None,
+    on_progress: OnProgress | None = None,
+) -> Results:
+    """Like `attack`, in a running event loop."""
+    options = options or AttackOptions()
+    rates = load.rates(options.duration_seconds)
+    duration_seconds = options.duration_seconds or float(rates.size)
+    arrivals = poisson_arrivals(rates, options.seed, duration_seconds)
+    wire: Wire = (GrpcWire if options.wire == "gRPC" else RestWire)(address, pipeline.name)
+    source = payload_source(pipeline, options.seed)
+    payloads, encoded = _prepare(pipeline, source, wire, arrivals.size, options)
+    facts = RunFacts(
+        pipeline=pipeline.name,
+        load=load.text,
+        duration_seconds=duration_seconds,
+        slo_seconds=pipeline.spec.slo.latency_seconds,
+        stages=tuple(stage.name for stage in pipeline.spec.order),
+        started_at=time.time(),
+        gap_seconds=load.gap_seconds,
+        distinct_payloads=len(payloads),
+    )
+    async with wire:
+        run = _Run(arrivals, payloads, encoded, source, facts, options, wire)
+        return await _carry_out(run, on_progress)
+
+
+def _prepare(
+    pipeline: InferencePipeline, source: PayloadSource, wire: Wire, requests: int, options: AttackOptions
+) -> tuple[list[Payload], list[Any]]:
+    """Make and encode the payloads: one a request where that fits, else as many as do."""
+    names = tuple(output.name for output in pipeline.spec.outputs)
+    parameters = {} if options.deadline_seconds is None else {"timeout": round(options.deadline_seconds * 1e6)}
+    payloads: list[Payload] = []
+    encoded: list[Any] = []
+    size = 0
+    while len(payloads) < min(requests, options.max_payloads) and size < options.max_payload_bytes:
+        payload = source.payload(len(payloads))
+        size += sum(tensor.array.nbytes for tensor in payload.inputs)
+        encoded.append(wire.encode(payload.inputs, names, parameters))
+        payloads.append(replace(payload, inputs=()))
+    return payloads, encoded
+
+
+async def _carry_out(run: _Run, on_progress: OnProgress | None) -> Results:
+    gc.collect()
+    gc.freeze()  # the payloads live to the end: no collection should walk them while requests are timed
+    try:
+        run.start = asyncio.get_running_loop().time()
+        run.facts = replace(run.facts, started_at=time.time())
+        telling = asyncio.create_task(_tell(run, on_progress)) if on_progress else None
+        await _send_all(run)
+        if telling is not None and on_progress is not None:
+            telling.cancel()
+            with suppress(asyncio.CancelledError):
+                await telling
+            on_progress(_progress(run))
+    finally:
+        gc.unfreeze()
+    return Results.of(run.facts, run.records)
+
+
+async def _send_all(run: _Run) -> None:
+    """Start each request when it is due. The group ends with the last answer."""
+    slots = asyncio.Semaphore(run.options.max_outstanding)
+    async with asyncio.TaskGroup() as group:
+        for index, due in enumerate(run.arrivals.tolist()):
+            wait = due - run.elapsed_seconds
+            if wait > 0:
+                await asyncio.sleep(wait)
+            await slots.acquire()
+            group.create_task(_request(run, index, due)).add_done_callback(lambda _: slots.release())
+
+
+async def _request(run: _Run, index: int, due: float) -> None:
+    sent = run.elapsed_seconds
+    run.sent += 1
+    number = index % len(run.payloads)
+    try:
+        async with asyncio.timeout(run.options.give_up_seconds):
+            answer = await run.wire.send(run.encoded[number], f"{run.options.seed}-{index}")
+    except TimeoutError:
+        answer = Answer(GAVE_UP, detail=f"no answer within {run.options.give_up_seconds:g} s")
+    record = _record(run, run.payloads[number], answer, due, sent)
+    run.records.append(record)
+    run.outcomes[record.outcome] += 1
+
+
+def _record(run: _Run, payload: Payload, answer: Answer, due: float, sent: float) -> Record:
+    latency = run.elapsed_seconds - due
+    outcome = classify(answer.code, latency, run.facts.slo_seconds)
+    record = Record(due, sent, latency, outcome, answer.code, detail=answer.detail)
+    if answer.response is None:
+        return record._replace(
+            drop_stage=answer.headers.get(STAGE_HEADER, ""), drop_reason=answer.headers.get(REASON_HEADER, "")
+        )
+    outputs = {tensor.name: tensor.array for tensor in answer.response.outputs}
+    try:
+        score = run.source.score(payload.truth, outputs)
+    except (KeyError, ValueError) as error:
+        wrong = f"the answer cannot be scored: {error!r}"
+        return record._replace(outcome=RequestOutcome.FAILED, code="WrongAnswer", detail=wrong)
+    parameters = answer.response.parameters
+    variants = {stage: str(parameters.get(f"trimtab.{stage}.variant", "")) for stage in run.facts.stages}
+    expected = parameters.get(_EXPECTED_ACCURACY)
+    return record._replace(
+        correct=score.correct,
+        total=score.total,
+        expected_accuracy=float(expected) if isinstance(expected, int | float) else float("nan"),
+        variants=variants,
+    )
+
+
+async def _tell(run: _Run, on_progress: OnProgress) -> None:
+    while True:
+        on_progress(_progress(run))
+        await asyncio.sleep(run.options.progress_seconds)
+
+
+def _progress(run: _Run) -> Progress:
+    facts, outcomes = run.facts, dict(run.outcomes)
+    return Progress(run.elapsed_seconds, facts.duration_seconds, len(run.arrivals), run.sent, outcomes)

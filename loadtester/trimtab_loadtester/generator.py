@@ -1,0 +1,46 @@
+"""The bundled load: plateaus with steps between them and short bursts, as in the Twitter trace, within given bounds.
+
+Plateaus come in rounds. A round visits the least and the greatest rate and two between, in random order, so that a few
+minutes already hold the whole range; which order, how long and where the bursts are is the seed's.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEVELS_PER_ROUND = 4
+BURST_PROBABILITY = 0.5
+BURST_FACTOR = 2.0
+BURST_SECONDS = (3, 7)
+
+
+def generate_rates(
+    low_rps: float, high_rps: float, seed: int, seconds: int, plateau_seconds: int = 30
+) -> NDArray[np.float64]:
+    """Generate requests per second, [seconds], each within low_rps … high_rps.
+
+    Args:
+        low_rps: least rate; at least 0.
+        high_rps: greatest rate; at least `low_rps`.
+        seed: the same arguments give the same rates, and a longer load begins with the shorter one.
+        seconds: how many.
+        plateau_seconds: mean length of a plateau; single ones last 0.7 to 1.3 times that.
+    """
+    random = np.random.default_rng(seed)
+    levels = np.geomspace(max(low_rps, 1e-3 * high_rps, 1e-9), max(high_rps, 1e-9), LEVELS_PER_ROUND)
+    plateaus: list[NDArray[np.float64]] = []
+    length = 0
+    while length < seconds:
+        for level in random.permutation(levels):
+            plateaus.append(_plateau(float(level), plateau_seconds, random))
+            length += plateaus[-1].size
+    rates: NDArray[np.float64] = np.concatenate([np.empty(0), *plateaus])[:seconds].clip(low_rps, high_rps)
+    return rates
+
+
+def _plateau(level_rps: float, mean_seconds: int, random: np.random.Generator) -> NDArray[np.float64]:
+    rates = np.full(max(1, round(mean_seconds * random.uniform(0.7, 1.3))), level_rps)
+    burst = random.random() < BURST_PROBABILITY
+    start, length = int(random.integers(rates.size)), int(random.integers(*BURST_SECONDS))
+    if burst:
+        rates[start : start + length] *= BURST_FACTOR
+    return rates

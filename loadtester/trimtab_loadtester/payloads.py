@@ -1,0 +1,113 @@
+"""What is sent: real inputs with known truth where there are some, else random tensors; never one sample repeated.
+
+A pipeline names its payloads in the annotation `trimtab.dev/payloads`: `digits` for pages of handwritten digits whose
+truth is known, or `random`, the default, for tensors of the pipeline's input specs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.tensors import TensorSpec
+from trimtab_protocol import DTYPES, Tensor
+
+ANNOTATION = "trimtab.dev/payloads"
+DEFAULT_DIMENSION = 16
+RANDOM_BYTES_LENGTH = 16
+Outputs = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payload:
+    """One request of one row: its input tensors, and what is true of it (None where nothing is known)."""
+
+    inputs: tuple[Tensor, ...]
+    truth: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How much of an answer is right; the accuracy over many answers is Σ correct / Σ total."""
+
+    correct: int = 0
+    total: int = 0
+
+
+class PayloadSource(Protocol):
+    """An endless supply of payloads, the same for the same seed and index."""
+
+    def payload(self, index: int) -> Payload:
+        """Make payload `index` (0, 1, 2 and so on)."""
+        ...
+
+    def score(self, truth: object, outputs: Outputs) -> Score:
+        """Compare an answer's outputs, by name, with the payload's truth; total 0 where there is none."""
+        ...
+
+
+class RandomPayloads:
+    """Random tensors in the shape of a pipeline's inputs: floats uniform in 0…1, integers over 0…127."""
+
+    def __init__(self, specs: tuple[TensorSpec, ...], seed: int = 0) -> None:
+        self._specs = specs
+        self._seed = seed
+
+    def payload(self, index: int) -> Payload:
+        """Draw one row of each input; a dimension of any size gets 16."""
+        random = np.random.default_rng([self._seed, index])
+        return Payload(tuple(_random_tensor(spec, random) for spec in self._specs))
+
+    def score(self, truth: object, outputs: Outputs) -> Score:
+        """Nothing is known of random tensors."""
+        del truth, outputs
+        return Score()
+
+
+class DigitPayloads:
+    """Pages that neither training nor the measured accuracies have seen drawn, with the digits on them as truth."""
+
+    def __init__(self, seed: int = 0) -> None:
+        from trimtab_model_servers.digits.pages import PageSource  # noqa: PLC0415 - slow to import
+
+        self._pages = PageSource(split="held-out", seed=seed)
+
+    def payload(self, index: int) -> Payload:
+        """Draw a page: `image`, uint8 [1, 1, 96, 96]."""
+        page = self._pages.page(index)
+        return Payload((Tensor.of("image", page.pixels[None]),), truth=page)
+
+    def score(self, truth: object, outputs: Outputs) -> Score:
+        """Count the digits found in their place and read rightly; KeyError where the answer lacks an output."""
+        from trimtab_model_servers.digits.pages import Page, score_page  # noqa: PLC0415 - as above
+
+        boxes, digits = outputs["boxes"].reshape(-1, 4), outputs["digit"].reshape(-1)
+        result = score_page(cast("Page", truth), boxes, digits)
+        return Score(correct=int(result.correct), total=int(result.total))
+
+
+def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
+    """Return the payloads that the pipeline's annotation names; ValueError names the ones there are."""
+    kind = pipeline.metadata.annotations.get(ANNOTATION, "random")
+    if kind == "digits":
+        return DigitPayloads(seed)
+    if kind == "random":
+        return RandomPayloads(pipeline.spec.inputs, seed)
+    raise ValueError(f"metadata.annotations[{ANNOTATION}] {kind!r} is not known; there are: digits, random")
+
+
+def _random_tensor(spec: TensorSpec, random: np.random.Generator) -> Tensor:
+    shape = (1, *(DEFAULT_DIMENSION if size == -1 else size for size in spec.shape))
+    if spec.datatype == "BYTES":
+        values = np.empty(shape, dtype=object)
+        for position in np.ndindex(shape):
+            values[position] = random.bytes(RANDOM_BYTES_LENGTH).hex().encode()
+        return Tensor(spec.name, "BYTES", values)
+    dtype = DTYPES[spec.datatype]
+    if dtype.kind == "f":
+        return Tensor(spec.name, spec.datatype, random.random(shape, dtype=np.float32).astype(dtype))
+    highest = 2 if dtype.kind == "b" else 128
+    return Tensor(spec.name, spec.datatype, random.integers(0, highest, size=shape).astype(dtype))

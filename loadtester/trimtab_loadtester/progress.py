@@ -1,0 +1,36 @@
+"""A progress bar for a run: time passed, requests sent and answered, and what became of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from trimtab_loadtester.attack import OnProgress, Progress
+from trimtab_loadtester.outcome import RequestOutcome
+
+
+def describe(progress: Progress) -> str:
+    """Say in one line how many requests were sent and what became of them; outcomes nobody had are left out."""
+    parts = [
+        f"{count} {outcome.name.lower()}"
+        for outcome, count in progress.outcomes.items()
+        if count or outcome is RequestOutcome.OK
+    ]
+    waiting = progress.sent - sum(progress.outcomes.values())
+    return f"{progress.sent}/{progress.scheduled} sent · {' · '.join(parts)} · {waiting} waiting"
+
+
+@contextmanager
+def progress_bar(console: Console | None = None) -> Iterator[OnProgress]:
+    """Show a bar while the block runs; it yields what `attack` takes as `on_progress`."""
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=console) as bar:
+        task = bar.add_task("waiting for the first request", total=None)
+
+        def show(progress: Progress) -> None:
+            done = min(progress.elapsed_seconds, progress.duration_seconds)
+            bar.update(task, total=progress.duration_seconds, completed=done, description=describe(progress))
+
+        yield show

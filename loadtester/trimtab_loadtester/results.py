@@ -1,0 +1,191 @@
+"""What happened: one record a request, and the figures that follow from all of them.
+
+Latencies count from the scheduled arrival, so that a stalled server or client cannot hide the requests that would have
+been sent meanwhile (coordinated omission). Every scheduled request has a record and one outcome.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from hdrh.histogram import HdrHistogram
+from numpy.typing import NDArray
+
+from trimtab_loadtester.outcome import RequestOutcome
+
+RECORDS_FILE, SUMMARY_FILE = "requests.npz", "load.json"
+SATURATED_LATENESS_SECONDS = 0.05
+_HIGHEST_MICROSECONDS = 3600 * 10**6
+_SIGNIFICANT_DIGITS = 3
+_QUANTILES = (50.0, 90.0, 99.0, 99.9)
+_TEXT_LENGTHS = {"code": 24, "detail": 120, "drop_stage": 63, "drop_reason": 40}
+VARIANT_PREFIX = "variant:"
+
+
+class Record(NamedTuple):
+    """One request; times in seconds from the start of the run.
+
+    `detail` is the server's message where it refused, `expected_accuracy` what the plan that served it promised (NaN
+    where unknown), `variants` the variant that served it in each stage.
+    """
+
+    scheduled: float
+    sent: float
+    latency_seconds: float
+    outcome: RequestOutcome
+    code: str
+    detail: str = ""
+    correct: int = 0
+    total: int = 0
+    expected_accuracy: float = float("nan")
+    drop_stage: str = ""
+    drop_reason: str = ""
+    variants: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What was asked of a run.
+
+    Attributes:
+        pipeline: the pipeline's name.
+        load: the load as written.
+        duration_seconds: from the start to the last moment at which a request could be scheduled.
+        slo_seconds: answers within it are ok.
+        stages: the pipeline's stages, in order.
+        started_at: Unix time of second 0.
+        gap_seconds: seconds for which a trace had no count.
+        distinct_payloads: how many different payloads the requests took turns with.
+    """
+
+    pipeline: str
+    load: str
+    duration_seconds: float
+    slo_seconds: float
+    stages: tuple[str, ...]
+    started_at: float
+    gap_seconds: int = 0
+    distinct_payloads: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """All records of a run, in order of schedule.
+
+    `records` is a structured array with the fields of `Record`, where `variant:STAGE` stands for the variants.
+    """
+
+    facts: RunFacts
+    records: NDArray[Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, facts: RunFacts, records: Sequence[Record]) -> "Results":
+        """Lay records out as one array, sorted by their schedule."""
+        array = np.zeros(len(records), dtype=_dtype(facts.stages))
+        for column in ("scheduled", "sent", "latency_seconds", "outcome", "correct", "total", "expected_accuracy"):
+            array[column] = [getattr(record, column) for record in records]
+        for column in _TEXT_LENGTHS:
+            array[column] = [getattr(record, column) for record in records]
+        for stage in facts.stages:
+            array[VARIANT_PREFIX + stage] = [record.variants.get(stage, "") for record in records]
+        return cls(facts, array[np.argsort(array["scheduled"], kind="stable")])
+
+    def count(self, outcome: RequestOutcome) -> int:
+        """Count the requests that ended so."""
+        return int((self.records["outcome"] == outcome).sum())
+
+    @property
+    def answered(self) -> NDArray[Any]:
+        """The records with an answer: ok and late."""
+        answered: NDArray[Any] = self.records[self.records["outcome"] <= RequestOutcome.LATE]
+        return answered
+
+    def latency_percentiles(self) -> dict[str, float]:
+        """HDR percentiles, in seconds, of the latency of all answers; empty without any."""
+        return percentiles(self.answered["latency_seconds"])
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the run, with units in their names; None where nothing was there to measure."""
+        received, answered, facts = len(self.records), self.answered, self.facts
+        lateness = percentiles(np.maximum(self.records["sent"] - self.records["scheduled"], 0.0)).get("p99", 0.0)
+        within_slo = self.count(RequestOutcome.OK)
+        return {
+            "received": received,
+            **{outcome.name.lower(): self.count(outcome) for outcome in RequestOutcome},
+            "slo_fraction": within_slo / received if received else None,
+            "slo_seconds": facts.slo_seconds,
+            **{f"latency_seconds_{name}": value for name, value in self.latency_percentiles().items()},
+            "measured_accuracy": _ratio(answered["correct"].sum(), answered["total"].sum()),
+            "expected_accuracy": _mean(answered["expected_accuracy"]),
+            "offered_rps": received / facts.duration_seconds,
+            "answered_rps": len(answered) / facts.duration_seconds,
+            "goodput_rps": within_slo / facts.duration_seconds,
+            "client_lateness_seconds_p99": lateness,
+            "client_saturated": bool(lateness > SATURATED_LATENESS_SECONDS),
+            "codes": _counts(self.records["code"]),
+            "drops": _counts(self._drops()),
+            "failures": _counts(self.records["detail"][self.records["outcome"] == RequestOutcome.FAILED]),
+            "gap_seconds": facts.gap_seconds,
+            "distinct_payloads": facts.distinct_payloads,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write requests.npz (all records) and load.json (facts and summary) into a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(folder / RECORDS_FILE, allow_pickle=False, records=self.records)
+        facts = {name: getattr(self.facts, name) for name in RunFacts.__dataclass_fields__}
+        text = json.dumps({"facts": facts, "summary": self.summary()}, indent=1)
+        (folder / SUMMARY_FILE).write_text(text + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> "Results":
+        """Read what `save` wrote; ValueError names the file that is not a run's."""
+        try:
+            written = json.loads((folder / SUMMARY_FILE).read_text())["facts"]
+            facts = RunFacts(**{**written, "stages": tuple(written["stages"])})
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{folder / SUMMARY_FILE} is not the record of a load: {error!r}") from error
+        with np.load(folder / RECORDS_FILE, allow_pickle=False) as arrays:
+            records = arrays["records"]
+        if records.dtype != _dtype(facts.stages):
+            raise ValueError(f"{folder / RECORDS_FILE} holds other fields than {SUMMARY_FILE} speaks of")
+        return cls(facts, records)
+
+    def _drops(self) -> NDArray[Any]:
+        dropped = self.records[self.records["outcome"] == RequestOutcome.DROPPED]
+        places = np.char.add(np.char.add(dropped["drop_stage"], "/"), dropped["drop_reason"])
+        return np.where(places == "/", "unknown", places)
+
+
+def percentiles(latencies_seconds: NDArray[np.float64]) -> dict[str, float]:
+    """HDR percentiles p50, p90, p99 and p99.9, in seconds, to three significant digits; empty for no values."""
+    if not latencies_seconds.size:
+        return {}
+    histogram = HdrHistogram(1, _HIGHEST_MICROSECONDS, _SIGNIFICANT_DIGITS)
+    microseconds = np.clip(np.rint(latencies_seconds * 1e6), 1, _HIGHEST_MICROSECONDS).astype(np.int64)
+    for value, count in zip(*np.unique(microseconds, return_counts=True), strict=True):
+        histogram.record_value(int(value), int(count))
+    return {f"p{quantile:g}": histogram.get_value_at_percentile(quantile) / 1e6 for quantile in _QUANTILES}
+
+
+def _dtype(stages: tuple[str, ...]) -> np.dtype[Any]:
+    texts = [(name, f"U{length}") for name, length in _TEXT_LENGTHS.items()]
+    variants = [(VARIANT_PREFIX + stage, "U63") for stage in stages]
+    times = [(name, "f8") for name in ("scheduled", "sent", "latency_seconds", "expected_accuracy")]
+    return np.dtype([*times, ("outcome", "u1"), ("correct", "i4"), ("total", "i4"), *texts, *variants])
+
+
+def _ratio(part: Any, whole: Any) -> float | None:
+    return float(part) / float(whole) if whole else None
+
+
+def _mean(values: NDArray[np.float64]) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else None
+
+
+def _counts(values: NDArray[Any]) -> dict[str, int]:
+    return {str(value): int(count) for value, count in zip(*np.unique(values, return_counts=True), strict=True)}

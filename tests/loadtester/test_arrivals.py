@@ -1,0 +1,68 @@
+"""Arrivals are one Poisson process over the whole load, not bunches within seconds."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trimtab_loadtester.arrivals import poisson_arrivals
+
+
+def test_counts_in_short_windows_have_the_variance_of_a_poisson_process() -> None:
+    """Variance over mean of counts is 1 in windows far shorter than a second, of a second, and of ten."""
+    arrivals = poisson_arrivals(np.full(4000, 25.0), seed=7)
+
+    for window in (0.1, 1.0, 10.0):
+        counts = np.histogram(arrivals, bins=np.arange(0, 4000 + window / 2, window))[0]
+        spread = 5 * np.sqrt(2 / counts.size)
+        assert abs(counts.var() / counts.mean() - 1) < spread
+
+
+def test_gaps_are_exponential_and_uncorrelated() -> None:
+    gaps = np.diff(poisson_arrivals(np.full(2000, 25.0), seed=3))
+
+    assert gaps.mean() == pytest.approx(1 / 25, rel=0.02)
+    assert gaps.std() == pytest.approx(1 / 25, rel=0.03)
+    assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 0.02
+
+
+def test_arrivals_are_spread_evenly_within_a_second() -> None:
+    """IPA's tester bunches requests into the first 1/rate of each second; a Poisson process does not."""
+    arrivals = poisson_arrivals(np.full(2000, 25.0), seed=3)
+
+    tenths = np.histogram(arrivals % 1.0, bins=10, range=(0, 1))[0] / arrivals.size
+    assert np.abs(tenths - 0.1).max() < 0.01
+
+
+def test_counts_follow_the_rate_of_each_second() -> None:
+    rates = np.concatenate([np.full(500, 5.0), np.full(500, 40.0), np.zeros(100), np.full(300, 15.0)])
+    counts = np.histogram(poisson_arrivals(rates, seed=1), bins=np.arange(rates.size + 1))[0]
+
+    assert counts[:500].sum() == pytest.approx(2500, abs=5 * 50)
+    assert counts[500:1000].sum() == pytest.approx(20000, abs=5 * 142)
+    assert counts[1000:1100].sum() == 0
+    assert counts[1100:].sum() == pytest.approx(4500, abs=5 * 67)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 300), max_size=30), st.integers(0, 2**32), st.floats(0.1, 40))
+def test_arrivals_are_ascending_within_the_duration_and_never_in_an_empty_second(
+    rates: list[float], seed: int, duration: float
+) -> None:
+    arrivals = poisson_arrivals(np.array(rates), seed, duration)
+
+    assert np.all(np.diff(arrivals) >= 0)
+    assert np.all((arrivals >= 0) & (arrivals < max(min(duration, len(rates)), 1e-9)))
+    assert all(rates[int(second)] > 0 for second in arrivals)
+    assert np.array_equal(arrivals, poisson_arrivals(np.array(rates), seed, duration))
+
+
+@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
+def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match=r"rate of second 1 is .*; rates must be finite and at least 0"):
+        poisson_arrivals(np.array([1.0, rate]), seed=0)
+
+
+def test_more_requests_than_a_run_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match="the load amounts to 100000000 requests; at most 20000000"):
+        poisson_arrivals(np.full(100, 1e6), seed=0)

@@ -1,0 +1,156 @@
+"""Every request is accounted for, whatever the server does to it, and no stall hides a latency."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from tests.loadtester.fake_pipeline import FakePipeline, a_pipeline, grpc_server, rest_server
+from trimtab_loadtester.attack import AttackOptions, Progress, attack_async
+from trimtab_loadtester.load import LoadError, LoadSpec
+from trimtab_loadtester.outcome import RequestOutcome
+from trimtab_loadtester.results import Results
+
+REST_ACTIONS = ("ok", "late", "504", "429", "503", "500", "400", "drop connection", "garbage")
+GRPC_ACTIONS = ("ok", "late", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL")
+
+
+def outcomes(results: Results) -> dict[str, int]:
+    summary = results.summary()
+    return {outcome.name.lower(): summary[outcome.name.lower()] for outcome in RequestOutcome}
+
+
+async def test_each_rest_answer_is_classified_by_its_code() -> None:
+    fake = FakePipeline(script=lambda number: REST_ACTIONS[number % len(REST_ACTIONS)])
+    async with rest_server(fake) as address:
+        results = await attack_async(
+            a_pipeline(), address, LoadSpec.parse("constant:150"), AttackOptions(duration_seconds=1.2)
+        )
+
+    seen, summary = fake.seen, results.summary()
+    failed = seen["500"] + seen["400"] + seen["drop connection"] + seen["garbage"]
+    assert outcomes(results) == {
+        "ok": seen["ok"],
+        "late": seen["late"],
+        "dropped": seen["504"],
+        "refused": seen["429"] + seen["503"],
+        "failed": failed,
+    }
+    assert summary["received"] == seen.total() == sum(outcomes(results).values()) > 100
+    assert summary["codes"]["ServerDisconnectedError"] == seen["drop connection"]
+    assert summary["codes"]["ProtocolError"] == seen["garbage"]
+    assert summary["drops"] == {"first/predicted": seen["504"]}
+    assert summary["failures"]['{"error": "told 500"}'] == seen["500"]
+    assert summary["slo_fraction"] == seen["ok"] / seen.total()
+
+
+async def test_each_grpc_answer_is_classified_by_its_code() -> None:
+    fake = FakePipeline(script=lambda number: GRPC_ACTIONS[number % len(GRPC_ACTIONS)])
+    async with grpc_server(fake) as address:
+        options = AttackOptions(wire="gRPC", duration_seconds=1.0)
+        results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:120"), options)
+
+    seen = fake.seen
+    assert outcomes(results) == {
+        "ok": seen["ok"],
+        "late": seen["late"],
+        "dropped": seen["DEADLINE_EXCEEDED"],
+        "refused": seen["RESOURCE_EXHAUSTED"] + seen["UNAVAILABLE"],
+        "failed": seen["INTERNAL"],
+    }
+    assert results.summary()["drops"] == {"first/past": seen["DEADLINE_EXCEEDED"]}
+
+
+@pytest.mark.parametrize(("wire", "code"), [("REST", "ClientConnectorError"), ("gRPC", "ConnectionLost")])
+async def test_a_server_that_is_not_there_means_failed_not_refused(wire, code) -> None:
+    async with rest_server(FakePipeline()) as address:
+        pass  # the port is free again
+
+    options = AttackOptions(wire=wire, duration_seconds=0.2)
+    results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:50"), options)
+
+    assert results.summary()["codes"] == {code: len(results.records)}
+    assert outcomes(results)["failed"] == len(results.records) > 0
+
+
+async def test_latency_counts_from_the_schedule_through_a_stall() -> None:
+    """The client may have 4 requests out. A stall of 1 s delays all that were due meanwhile, and each shows it."""
+    fake = FakePipeline()
+    fake.open.clear()
+    async with rest_server(fake) as address:
+        options = AttackOptions(duration_seconds=1.5, max_outstanding=4)
+        run = asyncio.create_task(attack_async(a_pipeline(), address, LoadSpec.parse("constant:100"), options))
+        await fake.arrived.wait()
+        asyncio.get_running_loop().call_later(1.0, fake.open.set)
+        results = await run
+
+    scheduled, latency = results.records["scheduled"], results.records["latency_seconds"]
+    during = scheduled - scheduled[0] < 0.9
+    assert during.sum() > 60
+    assert (latency[during] >= 1.0 - (scheduled[during] - scheduled[0]) - 0.01).all()
+    assert results.summary()["client_saturated"] is True
+    assert results.summary()["latency_seconds_p90"] > 0.8
+    assert (results.records["sent"] >= scheduled - 1e-6).all()
+
+
+async def test_requests_are_sent_when_due_while_none_is_answered() -> None:
+    """An open loop: outstanding requests hold nothing back."""
+    fake = FakePipeline()
+    fake.open.clear()
+    async with rest_server(fake) as address:
+        load, options = LoadSpec.parse("constant:200"), AttackOptions(duration_seconds=0.5, give_up_seconds=1.0)
+        results = await attack_async(a_pipeline(), address, load, options)
+        fake.open.set()
+
+    assert results.summary()["codes"] == {"GaveUp": len(results.records)}
+    assert outcomes(results)["failed"] == fake.seen.total() > 60
+    assert results.summary()["client_lateness_seconds_p99"] < 0.2
+
+
+async def test_payloads_differ_and_answers_tell_what_served_them(tmp_path) -> None:
+    fake = FakePipeline()
+    told: list[Progress] = []
+    async with rest_server(fake) as address:
+        options = AttackOptions(duration_seconds=1.0, deadline_seconds=0.2, progress_seconds=0.1)
+        results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:80"), options, told.append)
+
+    assert len(fake.bodies) == len(fake.request_ids) == len(results.records)
+    assert all(parameters["timeout"] == 200_000 for parameters in fake.parameters)
+    assert Counter(results.records["variant:first"]) == {"echo": len(results.records)}
+    assert results.summary()["expected_accuracy"] == 0.75
+    assert results.summary()["measured_accuracy"] is None
+    assert told[-1].sent == told[-1].scheduled == sum(told[-1].outcomes.values()) == len(results.records)
+    assert len(told) > 5
+
+    results.save(tmp_path)
+    again = Results.load(tmp_path)
+    assert again.facts == results.facts
+    assert again.summary() == results.summary()
+
+
+async def test_more_requests_than_payloads_take_turns_with_them() -> None:
+    fake = FakePipeline()
+    async with rest_server(fake) as address:
+        options = AttackOptions(duration_seconds=0.5, max_payloads=7)
+        results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:100"), options)
+
+    assert len(fake.bodies) == results.summary()["distinct_payloads"] == 7 < len(results.records)
+
+
+async def test_a_load_without_requests_has_an_empty_summary() -> None:
+    results = await attack_async(
+        a_pipeline(), "127.0.0.1:1", LoadSpec.parse("constant:0"), AttackOptions(duration_seconds=0.1)
+    )
+
+    assert results.summary()["received"] == 0
+    assert results.summary()["slo_fraction"] is None
+
+
+async def test_an_endless_load_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(LoadError, match="has no end; give a duration"):
+        await attack_async(a_pipeline(), "127.0.0.1:1", LoadSpec.parse("constant:5"))
+
+
+async def test_unknown_payloads_are_refused() -> None:
+    with pytest.raises(ValueError, match="'cats' is not known; there are: digits, random"):
+        await attack_async(a_pipeline(payloads="cats"), "127.0.0.1:1", LoadSpec.parse("steps:1x1"))

@@ -1,0 +1,107 @@
+"""Loads are read from what a user writes or from a trace; errors say what would be right."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trimtab_loadtester.generator import generate_rates
+from trimtab_loadtester.load import LoadError, LoadSpec
+
+
+def test_a_constant_load_holds() -> None:
+    assert LoadSpec.parse("constant:20").rates(3).tolist() == [20, 20, 20]
+
+
+def test_a_step_holds_its_second_rate() -> None:
+    assert LoadSpec.parse("step:5,40@2").rates(4.5).tolist() == [5, 5, 40, 40, 40]
+
+
+def test_steps_know_how_long_they_last() -> None:
+    load = LoadSpec.parse("steps:5x2,20x1,0x1")
+
+    assert load.rates().tolist() == [5, 5, 20, 0]
+    assert load.rates(6).tolist() == [5, 5, 20, 0, 0, 0]
+
+
+def test_a_generated_load_is_its_seeds() -> None:
+    first, again, other = (LoadSpec.parse(f"generated:low=4,high=40,seed={seed}").rates(300) for seed in (1, 1, 2))
+
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert (first.min(), first.max()) == (4, 40)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0, 50), st.floats(0, 50), st.integers(0, 1000), st.integers(0, 400), st.integers(1, 60))
+def test_generated_rates_stay_within_their_bounds(low: float, more: float, seed: int, seconds: int, mean: int) -> None:
+    rates = generate_rates(low, low + more, seed, seconds, mean)
+
+    assert rates.size == seconds
+    assert np.all((rates >= low) & (rates <= low + more))
+    assert np.array_equal(rates, generate_rates(low, low + more, seed, seconds + 100, mean)[:seconds])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("20", "load '20' is not known; write constant:20, step:5,40@60"),
+        ("ramp:1,2", "load 'ramp:1,2' is not known; write constant:20"),
+        ("constant:many", "load 'constant:many': rate 'many' is not a number; write constant:20"),
+        ("constant:-3", "rate -3 must lie between 0 and"),
+        ("constant:nan", "rate nan must lie between 0 and"),
+        ("step:5,40", "a step is written RPS,RPS@SECOND, such as step:5,40@60"),
+        ("step:5,40@1.5", "second 1.5 must be whole seconds"),
+        ("steps:5x30,20", "'20' is not RPSxSECONDS; write for instance steps:5x30,20x30"),
+        ("steps:5x0", "length 0 must lie between 1 and"),
+        ("generated:low=4,peak=40", "'peak=40' is not one of low=RPS, high=RPS, seed=NUMBER, plateau=SECONDS"),
+        ("generated:low=40,high=4", "low 40 is above high 4; exchange them"),
+        ("generated:seed=1.5", "seed 1.5 must be a whole number"),
+    ],
+)
+def test_a_wrong_load_says_what_would_be_right(text: str, message: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        LoadSpec.parse(text)
+
+    assert message in str(caught.value)
+
+
+def test_an_endless_load_needs_a_duration() -> None:
+    with pytest.raises(LoadError, match="load 'constant:20' has no end; give a duration in seconds"):
+        LoadSpec.parse("constant:20").rates()
+    with pytest.raises(LoadError, match="duration 0 s must be above 0"):
+        LoadSpec.parse("constant:20").rates(0)
+
+
+def test_gaps_of_a_trace_send_nothing_and_are_counted() -> None:
+    load = LoadSpec.from_counts(np.array([4, np.nan, 6, np.nan, np.nan]), "t", scale=0.5)
+
+    assert load.rates().tolist() == [2, 0, 3, 0, 0]
+    assert load.gap_seconds == 3
+    assert load.rates(7).tolist() == [2, 0, 3, 0, 0, 2, 0]
+
+
+def test_speed_up_keeps_the_rates_and_shortens_the_time() -> None:
+    counts = np.array([4, 6, np.nan, 8, np.nan, np.nan, 1])
+
+    assert LoadSpec.from_counts(counts, "t", speed_up=2).rates().tolist() == [5, 8, 0, 1]
+    assert LoadSpec.from_counts(counts, "t", speed_up=2).gap_seconds == 1
+    assert LoadSpec.from_counts(counts[:2], "t", speed_up=0.5).rates().tolist() == [4, 4, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("counts", "arguments", "message"),
+    [
+        ([], {}, "trace t is empty; it needs one count"),
+        ([1, -2], {}, "trace t has -2 requests in second 1"),
+        ([1, np.inf], {}, "trace t has inf requests in second 1"),
+        ([1], {"speed_up": 0}, "speed-up 0 must be above 0 and finite"),
+        ([1], {"scale": float("nan")}, "scale nan must be above 0 and finite"),
+        ([1e6], {"scale": 10}, "trace t: 1e+07 rps is above 1e+06"),
+    ],
+)
+def test_a_wrong_trace_is_refused(counts: list[float], arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        LoadSpec.from_counts(np.array(counts, dtype=float), "t", **arguments)
+
+    assert message in str(caught.value)

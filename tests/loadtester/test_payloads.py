@@ -1,0 +1,53 @@
+"""Payloads: real pages with known truth, or random tensors of the pipeline's shape; none is another's copy."""
+
+import numpy as np
+import pytest
+
+from trimtab_loadtester.payloads import DigitPayloads, RandomPayloads, Score
+from trimtab_model_servers.digits.pages import Page
+from trimtab_pipelines.tensors import TensorSpec
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "expected"),
+    [("FP32", (3, -1), (1, 3, 16)), ("UINT8", (4,), (1, 4)), ("INT64", (), (1,)), ("BOOL", (2,), (1, 2))],
+)
+def test_random_payloads_have_the_shape_and_type_asked_for(datatype, shape, expected) -> None:
+    source = RandomPayloads((TensorSpec(name="x", datatype=datatype, shape=shape),), seed=5)
+
+    (tensor,) = source.payload(3).inputs
+    assert (tensor.name, tensor.datatype, tensor.shape) == ("x", datatype, expected)
+    assert np.array_equal(tensor.array, source.payload(3).inputs[0].array)
+    assert source.score(None, {}) == Score(0, 0)
+
+
+def test_random_payloads_differ() -> None:
+    source = RandomPayloads((TensorSpec(name="x", datatype="FP32", shape=(8,)),))
+
+    assert len({source.payload(index).inputs[0].array.tobytes() for index in range(50)}) == 50
+
+
+def test_random_bytes_are_text() -> None:
+    source = RandomPayloads((TensorSpec(name="x", datatype="BYTES", shape=(2,)),))
+
+    (tensor,) = source.payload(0).inputs
+    assert tensor.shape == (1, 2)
+    assert all(len(value.decode()) == 32 for value in tensor.array.ravel())
+
+
+def test_digit_payloads_know_what_is_on_the_page() -> None:
+    source = DigitPayloads(seed=1)
+    payload = source.payload(4)
+    (image,) = payload.inputs
+    truth = payload.truth
+    assert isinstance(truth, Page)
+
+    assert (image.name, image.datatype, image.shape) == ("image", "UINT8", (1, 1, 96, 96))
+    right = {"boxes": truth.boxes, "digit": truth.labels}
+    wrong = {"boxes": truth.boxes, "digit": (truth.labels + 1) % 10}
+    nothing = {"boxes": np.empty((0, 4), np.float32), "digit": np.empty(0, np.int64)}
+    digits = len(truth.labels)
+    assert source.score(truth, right) == Score(digits, digits)
+    assert source.score(truth, wrong) == source.score(truth, nothing) == Score(0, digits)
+    with pytest.raises(KeyError, match="boxes"):
+        source.score(truth, {"digit": truth.labels})

@@ -1,0 +1,53 @@
+"""How long a row waits and is served in a stage, and how many rows a stage can serve. Pure formulas, seconds and rows.
+
+The router forms batches work-conservingly: a free replica takes what waits, up to the batch size b. A row therefore
+never waits for a batch to fill while a replica is free; it waits until the first of n busy replicas finishes. This is
+what `planned_seconds` adds to the service time. The paper's routers hold a batch until it is full, hence its other
+term, kept here as `published_seconds` for comparisons (IPA, section 4.2, eq. 6–7; the public code wrote it wrongly).
+"""
+
+import math
+
+# Share of its saturated throughput a replica is planned to use. Above about 0.8 the Poisson noise inside one second
+# makes queues that outlast a batch, and waiting stops being bounded by one service time.
+MOST_UTILISATION = 0.8
+
+
+def fill_delay_seconds(batch_size: int, load_rps: float) -> float:
+    """Return how long the first row of a batch waits for the last one, (b−1)/λ, where batches wait to be full."""
+    if batch_size <= 1:
+        return 0.0
+    return (batch_size - 1) / load_rps if load_rps > 0 else math.inf
+
+
+def busy_wait_seconds(service_seconds: float, replicas: int, quantile: float) -> float:
+    """Return the wait for the first of n busy replicas, at a quantile, given that all are busy.
+
+    Each is somewhere in its batch, uniformly, so the least of n residuals exceeds x with probability (1 − x/l)^n.
+    """
+    return service_seconds * (1.0 - (1.0 - quantile) ** (1.0 / replicas))
+
+
+def planned_seconds(service_seconds: float, replicas: int, quantile: float) -> float:
+    """Return the latency of a stage under work-conserving batches: wait for a busy replica, then the own batch.
+
+    Conservative on purpose: the batch before is taken to be full and every replica to be busy. Stages are added at
+    their quantiles, although a request is seldom unlucky in all of them.
+    """
+    return service_seconds + busy_wait_seconds(service_seconds, replicas, quantile)
+
+
+def published_seconds(service_seconds: float, batch_size: int, load_rps: float) -> float:
+    """Return the stage latency of IPA's eq. 6–7: l(b) + (b−1)/λ."""
+    return service_seconds + fill_delay_seconds(batch_size, load_rps)
+
+
+def least_replicas(load_rps: float, replica_rps: float, utilisation: float = MOST_UTILISATION) -> int:
+    """Return the fewest replicas that carry the load, ⌈λ/(ρ·h)⌉, at least one (IPA, eq. 8, with a margin ρ)."""
+    # The margin keeps a load that needs exactly n replicas from asking for n + 1 by a rounding error.
+    return max(1, math.ceil(load_rps / (utilisation * replica_rps) - 1e-9))
+
+
+def carried_rps(replicas: int, replica_rps: float, utilisation: float = MOST_UTILISATION) -> float:
+    """Return the load that many replicas carry within the utilisation margin."""
+    return replicas * replica_rps * utilisation

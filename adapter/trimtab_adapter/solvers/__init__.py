@@ -1,0 +1,1 @@
+"""Solvers of the program; one signature, `solve(program) -> Solution | None`."""

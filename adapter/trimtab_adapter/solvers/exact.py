@@ -1,0 +1,201 @@
+"""The optimal choice, by label setting with bounds: exact, without a licence, any number of stages, any small DAG.
+
+A label is a partial choice: one option for each stage so far. Labels dominated in everything that still matters are
+dropped, and so are labels whose best completion cannot beat a plan already known. First a narrow beam finds a good
+plan, then the full search proves or improves it. Everything is numpy over whole fronts of labels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_adapter.program import TOLERANCE, Option, Program, Solution
+from trimtab_adapter.solvers.envelope import Envelopes
+from trimtab_adapter.solvers.frontier import undominated
+from trimtab_adapter.solvers.pricing import price
+from trimtab_adapter.solvers.table import Column, Floats, Table, tabulate
+
+BEAM = 48  # labels a stage keeps in the first pass
+_EPSILON = 1e-12  # a bound must beat the plan known by more than rounding
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """Partial choices; arrays of shape [labels], `finish` of shape [live stages, labels]."""
+
+    value: Floats
+    cost: Floats
+    cores: Floats
+    gpus: Floats
+    flow_seconds: Floats
+    same: NDArray[np.bool_]
+    finish: Floats
+    parent: NDArray[np.intp]
+    option: NDArray[np.intp]
+
+
+def solve(program: Program) -> Solution | None:
+    """Return an optimal solution, or None where no choice keeps every constraint."""
+    table = tabulate(program)
+    if table is None:
+        return None
+    known: list[Option] | None = None
+    envelopes, guesses = price(program, table)
+    for guess in guesses:
+        known = _better(program, known, _options(program, table, guess))
+    for width in (BEAM, None):
+        found = _search(program, table, envelopes, known, width)
+        if found is not None:
+            known = _better(program, known, _options(program, table, found))
+    return None if known is None else Solution(tuple(known), program.objective(known))
+
+
+def _options(program: Program, table: Table, picks: Sequence[int]) -> list[Option]:
+    return [
+        stage.options[column.index[pick]]
+        for stage, column, pick in zip(program.stages, table.columns, picks, strict=True)
+    ]
+
+
+def _better(program: Program, known: list[Option] | None, found: list[Option]) -> list[Option] | None:
+    if not program.is_feasible(found):
+        return known
+    return found if known is None or program.objective(found) > program.objective(known) else known
+
+
+def _search(
+    program: Program,
+    table: Table,
+    envelopes: Sequence[Envelopes],
+    known: list[Option] | None,
+    width: int | None,
+) -> list[int] | None:
+    """Extend labels stage by stage; return the picks of the best one that beats `known`, or None."""
+    target = -np.inf if known is None else program.objective(known)
+    target += _EPSILON * max(1.0, abs(target)) if np.isfinite(target) else 0.0
+    fronts = [_root(program)]
+    for k in range(len(table.columns)):
+        front = _extend(program, table, fronts[-1], k, envelopes, target, width)
+        if front.value.size == 0:
+            return None
+        fronts.append(front)
+    last = fronts[-1]
+    reached = program.weights.accuracy * last.value - last.cost
+    return _trace(fronts, int(reached.argmax()))
+
+
+def _root(program: Program) -> _Labels:
+    zero, nothing = np.zeros(1), np.zeros(1, dtype=np.intp)
+    start = np.full(1, 1.0 if program.metric == "Product" else 0.0)
+    same = np.array([program.other_than is not None])
+    return _Labels(start, zero, zero, zero, zero, same, np.zeros((0, 1)), nothing, nothing)
+
+
+def _extend(
+    program: Program,
+    table: Table,
+    labels: _Labels,
+    k: int,
+    envelopes: Sequence[Envelopes],
+    target: float,
+    width: int | None,
+) -> _Labels:
+    column = table.columns[k]
+    before = table.live[k - 1] if k else ()
+    start = _start(labels, before, program.stages[k].predecessors)
+    finish = start[:, None] + column.seconds
+    possible = finish + table.least_tail[k] <= program.slo_seconds + TOLERANCE
+    if table.cores_bind:
+        possible &= labels.cores[:, None] + column.cores + table.least_cores[k + 1] <= program.cores + TOLERANCE
+    if table.gpus_bind:
+        possible &= labels.gpus[:, None] + column.gpus + table.least_gpus[k + 1] <= program.gpus + TOLERANCE
+    parent, option = np.nonzero(possible)
+    grown = _grow(table, labels, column, k, parent, option, finish[parent, option], before)
+    bounds, grown = _bounded(program, table, grown, k + 1, envelopes, target)
+    if width is not None and bounds.size > width:
+        grown = _take(grown, np.argpartition(-bounds, width)[:width])
+    return _take(grown, undominated(_respects(table, grown)))
+
+
+def _start(labels: _Labels, before: tuple[int, ...], predecessors: tuple[int, ...]) -> Floats:
+    if not predecessors:
+        return np.zeros(labels.value.size)
+    return labels.finish[[before.index(p) for p in predecessors]].max(axis=0)
+
+
+def _grow(
+    table: Table,
+    labels: _Labels,
+    column: Column,
+    k: int,
+    parent: NDArray[np.intp],
+    option: NDArray[np.intp],
+    finish: Floats,
+    before: tuple[int, ...],
+) -> _Labels:
+    value = labels.value[parent]
+    rows = [finish if stage == k else labels.finish[before.index(stage), parent] for stage in table.live[k]]
+    return _Labels(
+        value=value * column.value[option] if table.is_product else value + column.value[option],
+        cost=labels.cost[parent] + column.cost[option],
+        cores=labels.cores[parent] + column.cores[option],
+        gpus=labels.gpus[parent] + column.gpus[option],
+        flow_seconds=labels.flow_seconds[parent] + table.flow[k] * column.seconds[option],
+        same=labels.same[parent] & column.same[option],
+        finish=np.array(rows).reshape(len(rows), parent.size),
+        parent=parent,
+        option=option,
+    )
+
+
+def _bounded(
+    program: Program, table: Table, labels: _Labels, stage: int, envelopes: Sequence[Envelopes], target: float
+) -> tuple[Floats, _Labels]:
+    """Drop labels that cannot reach the accuracy floor, differ where asked, or beat the target."""
+    most = labels.value * table.most_value[stage] if table.is_product else labels.value + table.most_value[stage]
+    keep = most >= program.accuracy_floor - TOLERANCE
+    if table.differs and stage == len(table.columns):
+        keep &= ~labels.same
+    bounds = np.full(labels.value.size, np.inf)
+    for envelope in envelopes:
+        prices = envelope.prices
+        priced = labels.cost + prices.second * labels.flow_seconds + prices.core * labels.cores
+        np.minimum(bounds, envelope.bound(stage, labels.value, priced), out=bounds)
+    keep &= bounds > target
+    return bounds[keep], _take(labels, np.nonzero(keep)[0])
+
+
+def _take(labels: _Labels, which: NDArray[np.intp]) -> _Labels:
+    return _Labels(
+        value=labels.value[which],
+        cost=labels.cost[which],
+        cores=labels.cores[which],
+        gpus=labels.gpus[which],
+        flow_seconds=labels.flow_seconds[which],
+        same=labels.same[which],
+        finish=labels.finish[:, which],
+        parent=labels.parent[which],
+        option=labels.option[which],
+    )
+
+
+def _respects(table: Table, labels: _Labels) -> Floats:
+    """Return what a label must be no worse in to dominate another, less being better; shape [labels, respects]."""
+    rows = [labels.cost, -labels.value, *labels.finish]
+    if table.cores_bind:
+        rows.append(labels.cores)
+    if table.gpus_bind:
+        rows.append(labels.gpus)
+    if table.differs:
+        rows.append(labels.same.astype(np.float64))
+    return np.column_stack(rows)
+
+
+def _trace(fronts: Sequence[_Labels], best: int) -> list[int]:
+    picks: list[int] = []
+    for front in reversed(fronts[1:]):
+        picks.append(int(front.option[best]))
+        best = int(front.parent[best])
+    return picks[::-1]

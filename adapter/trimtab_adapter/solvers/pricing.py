@@ -1,0 +1,110 @@
+"""Good prices for latency, cores and accuracy: the tighter the bound at the root, the fewer labels the search keeps.
+
+The bound is convex in the prices, and the choice that reaches it tells on which side of the best price one is: where
+that choice breaks a constraint, its price must rise. So each price is bisected in turn. The choices met on the way
+are often feasible and good, so they come along as guesses.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trimtab_adapter.program import Program
+from trimtab_adapter.solvers.envelope import Envelopes, Prices, build
+from trimtab_adapter.solvers.table import Table
+
+DOUBLINGS = 30
+HALVINGS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """The bound at some prices, and by how much the choice that reaches it exceeds each constraint."""
+
+    envelopes: Envelopes
+    picks: list[int]
+    bound: float
+    seconds_over: float
+    cores_over: float
+    value_short: float
+
+
+def price(program: Program, table: Table) -> tuple[list[Envelopes], list[list[int]]]:
+    """Return envelopes at the best prices found and at none, and the choices met on the way, all as bounds need."""
+    probes = [_probe(program, table, Prices())]
+    best = probes[0]
+    for _ in range(2 if table.cores_bind or program.accuracy_floor > 0 else 1):
+        for name, excess in _CONSTRAINTS:
+            if excess(best) > 0 or getattr(best.envelopes.prices, name) > 0:
+                best = _bisect(program, table, best, name, excess, probes)
+    chosen = [best.envelopes]
+    if best is not probes[0]:
+        chosen.append(probes[0].envelopes)
+    return chosen, [probe.picks for probe in probes]
+
+
+_CONSTRAINTS: tuple[tuple[str, Callable[[_Probe], float]], ...] = (
+    ("second", lambda probe: probe.seconds_over),
+    ("core", lambda probe: probe.cores_over),
+    ("floor", lambda probe: probe.value_short),
+)
+
+
+def _bisect(
+    program: Program,
+    table: Table,
+    best: _Probe,
+    name: str,
+    excess: Callable[[_Probe], float],
+    probes: list[_Probe],
+) -> _Probe:
+    """Vary one price to lower the bound; every probe is added to `probes`."""
+
+    def probe(at: float) -> _Probe:
+        nonlocal best
+        probes.append(_probe(program, table, replace(best.envelopes.prices, **{name: at})))
+        if probes[-1].bound < best.bound:
+            best = probes[-1]
+        return probes[-1]
+
+    low, high = 0.0, max(getattr(best.envelopes.prices, name), _first_price(program, name))
+    for _ in range(DOUBLINGS):
+        if excess(probe(high)) <= 0:
+            break
+        low, high = high, high * 4.0
+    for _ in range(HALVINGS):
+        middle = (low * high) ** 0.5 if low > 0 else high / 4.0
+        if excess(probe(middle)) > 0:
+            low = middle
+        else:
+            high = middle
+    return best
+
+
+def _first_price(program: Program, name: str) -> float:
+    scale = max(program.weights.accuracy, program.weights.core, 1e-6)
+    return scale / max(program.slo_seconds, 1e-6) if name == "second" else scale
+
+
+def _probe(program: Program, table: Table, prices: Prices) -> _Probe:
+    priced = [
+        column.cost + prices.second * share * column.seconds + prices.core * column.cores
+        for column, share in zip(table.columns, table.flow, strict=True)
+    ]
+    unused = prices.second * program.slo_seconds - prices.floor * program.accuracy_floor
+    unused += prices.core * program.cores if prices.core else 0.0
+    values = [column.value for column in table.columns]
+    envelopes = build(prices, program.weights.accuracy, priced, values, unused, program.metric)
+    picks, bound = envelopes.greedy(values)
+    picked = [column.value[pick] for column, pick in zip(table.columns, picks, strict=True)]
+    value = float(np.prod(picked) if table.is_product else np.sum(picked))
+    at = list(zip(table.columns, picks, table.flow, strict=True))
+    return _Probe(
+        envelopes,
+        picks,
+        bound,
+        seconds_over=sum(share * float(column.seconds[pick]) for column, pick, share in at) - program.slo_seconds,
+        cores_over=sum(float(column.cores[pick]) for column, pick, _ in at) - program.cores,
+        value_short=program.accuracy_floor - value,
+    )

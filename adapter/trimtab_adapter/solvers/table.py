@@ -1,0 +1,131 @@
+"""A program as arrays: per stage the undominated options, and per suffix of stages what it needs at least. Pure numpy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_adapter.program import TOLERANCE, Option, Program
+from trimtab_adapter.solvers.frontier import undominated
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The options of one stage that may be part of an optimum; every array has shape [options]."""
+
+    index: NDArray[np.intp]  # place of each in the program's own list
+    seconds: Floats
+    cost: Floats  # what the objective loses: β·cores + δ·batch + price of the change
+    cores: Floats
+    gpus: Floats
+    value: Floats  # factor of the product, or share of the mean
+    same: NDArray[np.bool_]  # runs the model that `Program.other_than` names
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The program's columns and the bounds that prune partial choices. Arrays over stages have one entry more."""
+
+    columns: tuple[Column, ...]
+    live: tuple[tuple[int, ...], ...]  # stages whose finish is still awaited after each stage
+    least_tail: tuple[float, ...]  # least seconds from the end of a stage to the last answer
+    flow: tuple[float, ...]  # share of a unit of flow through each stage; 1 in a chain
+    least_cores: Floats  # of the stages from k on
+    least_gpus: Floats
+    most_value: Floats
+    is_product: bool
+    cores_bind: bool  # whether the dearest choice exceeds the budget at all
+    gpus_bind: bool
+    differs: bool  # whether `Program.other_than` is asked for
+
+
+def tabulate(program: Program) -> Table | None:
+    """Prune each stage and bound each suffix; None where a stage has no option that fits alone."""
+    is_product = program.metric == "Product"
+    columns = [_column(program, k, is_product=is_product) for k in range(len(program.stages))]
+    if any(column.index.size == 0 for column in columns):
+        return None
+    predecessors = [stage.predecessors for stage in program.stages]
+    values = [column.value.max() for column in columns]
+    return Table(
+        columns=tuple(columns),
+        live=_live(predecessors),
+        least_tail=_least_tail(predecessors, [float(column.seconds.min()) for column in columns]),
+        flow=_flow(predecessors),
+        least_cores=_suffix_sum([column.cores.min() for column in columns]),
+        least_gpus=_suffix_sum([column.gpus.min() for column in columns]),
+        most_value=np.cumprod([1.0, *values[::-1]])[::-1] if is_product else _suffix_sum(values),
+        is_product=is_product,
+        cores_bind=sum(float(column.cores.max()) for column in columns) > program.cores + TOLERANCE,
+        gpus_bind=sum(float(column.gpus.max()) for column in columns) > program.gpus,
+        differs=program.other_than is not None,
+    )
+
+
+def _column(program: Program, k: int, *, is_product: bool) -> Column:
+    options = program.stages[k].options
+    index = np.array([i for i, option in enumerate(options) if _fits_alone(program, option)], dtype=np.intp)
+    chosen = [options[i] for i in index]
+    same = None if program.other_than is None else program.other_than[k]
+    column = Column(
+        index=index,
+        seconds=np.array([option.latency_seconds for option in chosen]),
+        cost=np.array(
+            [program.weights.core * o.cores + program.weights.batch * o.batch_size + o.penalty for o in chosen]
+        ),
+        cores=np.array([option.cores for option in chosen]),
+        gpus=np.array([option.gpus for option in chosen], dtype=np.float64),
+        value=np.array([option.value for option in chosen]) / (1.0 if is_product else len(program.stages)),
+        same=np.array([option.model == same for option in chosen], dtype=np.bool_),
+    )
+    if index.size == 0:
+        return column
+    kept = undominated(
+        np.column_stack((column.cost, column.seconds, -column.value, column.cores, column.gpus, column.same))
+    )
+    return Column(*(getattr(column, name)[kept] for name in Column.__slots__))
+
+
+def _fits_alone(program: Program, option: Option) -> bool:
+    return (
+        option.latency_seconds <= program.slo_seconds + TOLERANCE
+        and option.cores <= program.cores + TOLERANCE
+        and option.gpus <= program.gpus
+    )
+
+
+def _suffix_sum(parts: Sequence[float]) -> Floats:
+    return np.cumsum([0.0, *parts[::-1]])[::-1]
+
+
+def _live(predecessors: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Return, after each stage, the finished stages that a later one waits for."""
+    last_reader = {p: reader for reader, waits_for in enumerate(predecessors) for p in waits_for}
+    return tuple(
+        tuple(stage for stage in range(k + 1) if last_reader.get(stage, -1) > k) for k in range(len(predecessors))
+    )
+
+
+def _least_tail(predecessors: Sequence[tuple[int, ...]], least_seconds: Sequence[float]) -> tuple[float, ...]:
+    tails = [0.0] * len(predecessors)
+    for reader in reversed(range(len(predecessors))):
+        for stage in predecessors[reader]:
+            tails[stage] = max(tails[stage], least_seconds[reader] + tails[reader])
+    return tuple(tails)
+
+
+def _flow(predecessors: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+    """Split one unit of flow evenly over sources and over readers.
+
+    Σ flow·seconds averages over paths, so it is at most the latency of the slowest: a price on it bounds from above.
+    """
+    readers = [[r for r, waits_for in enumerate(predecessors) if k in waits_for] for k in range(len(predecessors))]
+    sources = sum(not waits_for for waits_for in predecessors)
+    flow = [0.0 if waits_for else 1.0 / sources for waits_for in predecessors]
+    for stage, read_by in enumerate(readers):
+        for reader in read_by:
+            flow[reader] += flow[stage] / len(read_by)
+    return tuple(flow)

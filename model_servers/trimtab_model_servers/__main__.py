@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -31,4 +32,6 @@ def _announce(ports: Ports) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # all is closed and written by now; taking torch apart would keep whoever waits for seconds

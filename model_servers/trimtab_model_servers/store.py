@@ -1,0 +1,116 @@
+"""Where weights come from: a folder or file here, an object store, a hub, or a seed. Only safetensors, never pickle.
+
+Everything fetched is bounded in size and time, verified, and kept under its digest (or under what the object store
+calls its content) in ~/.cache/trimtab, or $TRIMTAB_CACHE, so that the next replica finds it on disk.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from trimtab_model_servers.errors import ModelError
+
+SUFFIX = ".safetensors"
+_FORMS = "a path, file://PATH, s3://BUCKET/KEY, hf://OWNER/NAME/FILE or random://?seed=N"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much and how long fetching may take."""
+
+    max_bytes: int = 8 * 2**30
+    connect_seconds: float = 5.0
+    read_seconds: float = 30.0
+    total_seconds: float = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """Random weights: no file, a seed. For measuring latency, where the numbers do not matter."""
+
+    value: int
+
+
+def find_weights(storage_uri: str, digest: str | None, limits: Limits | None = None) -> Path | Seed:
+    """Return the local file that holds the weights, fetched if need be, or the seed to make them from.
+
+    Args:
+        storage_uri: a path, or one of the forms the module docstring names.
+        digest: `sha256:…` that the file must have, or None.
+        limits: bounds of what is fetched.
+
+    Raises:
+        ModelError: naming the address and what would be right.
+    """
+    parts = urlsplit(storage_uri)
+    match parts.scheme:
+        case "random":
+            return _seed(storage_uri, parts.query)
+        case "" | "file":
+            path = _local(Path(unquote(parts.path) if parts.scheme else storage_uri))
+        case "s3":
+            from trimtab_model_servers.object_store import fetch  # noqa: PLC0415  (its client only where it is used)
+
+            path = fetch(parts.netloc, unquote(parts.path).lstrip("/"), digest, limits or Limits())
+        case "hf":
+            path = _from_hub(parts.netloc + parts.path)
+        case _:
+            raise ModelError(f"storageUri {storage_uri!r}: unknown scheme {parts.scheme!r}; write {_FORMS}")
+    require_digest(path, digest, storage_uri)
+    return path
+
+
+def cache_folder() -> Path:
+    """Where fetched weights are kept."""
+    return Path(os.environ.get("TRIMTAB_CACHE") or Path.home() / ".cache" / "trimtab") / "weights"
+
+
+def require_digest(path: Path, digest: str | None, name: str) -> None:
+    """Raise ModelError where a digest is asked for and the file has another."""
+    if digest is not None:
+        found = sha256(path)
+        if found != digest:
+            raise ModelError(f"{name}: the weights have digest {found}, but {digest} is asked for")
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file, as `sha256:…`."""
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _seed(storage_uri: str, query: str) -> Seed:
+    written = parse_qs(query).get("seed", ["0"])[-1]
+    if not written.isdecimal() or int(written) >= 2**63:
+        raise ModelError(f"storageUri {storage_uri!r}: the seed must be an integer of at least 0, as random://?seed=7")
+    return Seed(int(written))
+
+
+def _local(path: Path) -> Path:
+    if path.is_dir():
+        files = sorted(path.glob(f"*{SUFFIX}"))
+        if len(files) != 1:
+            raise ModelError(f"{path}: expected one {SUFFIX} file in this folder, found {len(files)}; name the file")
+        return files[0]
+    if not path.is_file():
+        raise ModelError(f"{path}: no such weights; correct storageUri, or put the {SUFFIX} file there")
+    if path.suffix != SUFFIX:
+        raise ModelError(f"{path}: only {SUFFIX} files are read; write it with safetensors.torch.save_file")
+    return path
+
+
+def _from_hub(address: str) -> Path:
+    owner, name, file = [*address.split("/", 2), "", ""][:3]
+    if not file.endswith(SUFFIX) or not owner or not name:
+        raise ModelError(f"storageUri hf://{address}: write hf://OWNER/NAME/FILE{SUFFIX}")
+    try:
+        hub = import_module("huggingface_hub")  # optional
+    except ImportError as error:
+        raise ModelError(f"storageUri hf://{address} needs huggingface_hub: pip install huggingface_hub") from error
+    try:
+        return Path(hub.hf_hub_download(f"{owner}/{name}", file, cache_dir=cache_folder() / "hf", etag_timeout=10))
+    except Exception as error:
+        raise ModelError(f"storageUri hf://{address}: {type(error).__name__}: {error}") from error

@@ -21,10 +21,10 @@ from trimtab_protocol.grpc_messages import (
     response_to_message,
 )
 
-SLO_SECONDS = 0.25
+SLO_SECONDS = 0.5
 
 
-def a_pipeline(slo: str = "250ms", payloads: str | None = None) -> InferencePipeline:
+def a_pipeline(slo: str = "500ms", payloads: str | None = None) -> InferencePipeline:
     """One echo stage."""
     variants = [{"name": "echo", "family": "echo", "storageUri": "random://?seed=1", "accuracy": 1.0}]
     stage = {

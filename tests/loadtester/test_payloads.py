@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trimtab_loadtester.payloads import DigitPayloads, RandomPayloads, Score
+from trimtab_loadtester.payloads import DigitPayloads, Outputs, RandomPayloads, Score
 from trimtab_model_servers.digits.pages import Page
 from trimtab_pipelines.tensors import TensorSpec
 
@@ -43,9 +43,9 @@ def test_digit_payloads_know_what_is_on_the_page() -> None:
     assert isinstance(truth, Page)
 
     assert (image.name, image.datatype, image.shape) == ("image", "UINT8", (1, 1, 96, 96))
-    right = {"boxes": truth.boxes, "digit": truth.labels}
-    wrong = {"boxes": truth.boxes, "digit": (truth.labels + 1) % 10}
-    nothing = {"boxes": np.empty((0, 4), np.float32), "digit": np.empty(0, np.int64)}
+    right: Outputs = {"boxes": truth.boxes, "digit": truth.labels}
+    wrong: Outputs = {"boxes": truth.boxes, "digit": (truth.labels + 1) % 10}
+    nothing: Outputs = {"boxes": np.empty((0, 4), np.float32), "digit": np.empty(0, np.int64)}
     digits = len(truth.labels)
     assert source.score(truth, right) == Score(digits, digits)
     assert source.score(truth, wrong) == source.score(truth, nothing) == Score(0, digits)

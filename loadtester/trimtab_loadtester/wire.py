@@ -4,12 +4,12 @@ Requests are encoded before they are due. Connections stay open. What comes back
 on the way becomes a code of its own, so that each request can be accounted for.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import aiohttp
 import grpc
 
 from trimtab_protocol import InferRequest, InferResponse, ProtocolError, RequestedOutput, Tensor, rest
@@ -19,6 +19,7 @@ from trimtab_protocol.grpc_messages import (
     response_class,
     response_from_message,
 )
+from trimtab_router.connection import ConnectionBroken, HttpConnection, request_head
 
 STAGE_HEADER, REASON_HEADER = "x-trimtab-stage", "x-trimtab-reason"
 _CHANNELS = 4
@@ -54,58 +55,69 @@ class Wire(Protocol):
 
 
 class RestWire:
-    """REST with binary tensors over HTTP/1.1 keep-alive; as many connections as there are requests under way."""
+    """REST with binary tensors over HTTP/1.1 keep-alive; as many connections as there are requests under way.
+
+    The router's own connection carries it: a general HTTP client takes several times the processor time, which on one
+    machine is taken from the pipeline.
+    """
 
     def __init__(self, address: str, model: str) -> None:
-        base = address if "://" in address else f"http://{address}"
-        self._url = f"{base.rstrip('/')}/v2/models/{model}/infer"
+        self._host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
+        if not self._host or not port.isdecimal():
+            raise ValueError(f"address {address!r} must be HOST:PORT, such as 127.0.0.1:8080")
+        self._port = int(port)
         self._model = model
-        self._session: aiohttp.ClientSession | None = None
+        self._idle: list[HttpConnection] = []
 
     def encode(
         self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any]
-    ) -> tuple[bytes, str]:
-        """Encode the body and its header length."""
+    ) -> tuple[bytes, bytes]:
+        """Encode the head, all but its end, and the body."""
         requested = tuple(RequestedOutput(name, {"binary_data": True}) for name in outputs)
         request = InferRequest(self._model, inputs, parameters=parameters, requested_outputs=requested)
         buffers, header_length = rest.encode_request(request)
-        return b"".join(buffers), str(header_length)
+        body = b"".join(buffers)
+        headers = {rest.HEADER_LENGTH: str(header_length), "Content-Type": rest.BINARY_CONTENT_TYPE}
+        path = f"/v2/models/{self._model}/infer"
+        head = request_head("POST", path, f"{self._host}:{self._port}", headers, len(body))
+        return head.removesuffix(b"\r\n"), body
 
-    async def send(self, encoded: tuple[bytes, str], request_id: str) -> Answer:
+    async def send(self, encoded: tuple[bytes, bytes], request_id: str) -> Answer:
         """Post one body."""
-        body, header_length = encoded
-        headers = {
-            rest.HEADER_LENGTH: header_length,
-            "Content-Type": rest.BINARY_CONTENT_TYPE,
-            "x-request-id": request_id,
-        }
-        if self._session is None:
-            raise RuntimeError("enter the wire before sending")
+        head, body = encoded
         try:
-            async with self._session.post(self._url, data=body, headers=headers) as reply:
-                content = await reply.read()
-        except (aiohttp.ClientError, OSError) as error:
-            return Answer(type(error).__name__, detail=str(error))
+            connection = await self._connection()
+        except ConnectionBroken as error:
+            return Answer("ConnectionRefused", detail=str(error))
+        try:
+            reply = await connection.exchange(head + f"x-request-id: {request_id}\r\n\r\n".encode(), (body,))
+        except ConnectionBroken as error:
+            return Answer("ConnectionLost", detail=str(error))
+        self._idle.append(connection)
         if reply.status != 200:
-            return Answer(str(reply.status), detail=content[:400].decode(errors="replace"), headers=_lower(reply))
+            message = bytes(reply.body[:400]).decode(errors="replace")
+            return Answer(str(reply.status), detail=message, headers=reply.headers)
         try:
-            return Answer("200", rest.decode_response(content, reply.headers.get(rest.HEADER_LENGTH)))
+            return Answer("200", rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower())))
         except ProtocolError as error:
             return Answer("ProtocolError", detail=str(error))
 
+    async def _connection(self) -> HttpConnection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return await HttpConnection.open(self._host, self._port)
+
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
-            timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-        )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for connection in self._idle:
+            connection.close()
+        await asyncio.gather(*(connection.closed for connection in self._idle))
 
 
 class GrpcWire:
@@ -150,10 +162,6 @@ class GrpcWire:
     ) -> None:
         for channel in self._channels:
             await channel.close(None)
-
-
-def _lower(reply: aiohttp.ClientResponse) -> dict[str, str]:
-    return {key.lower(): value for key, value in reply.headers.items()}
 
 
 def _grpc_error(error: grpc.aio.AioRpcError, connection: grpc.ChannelConnectivity) -> Answer:

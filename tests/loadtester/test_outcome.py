@@ -18,7 +18,7 @@ from trimtab_loadtester.outcome import RequestOutcome, classify
         ("UNAVAILABLE", 0.1, RequestOutcome.REFUSED),
         ("500", 0.1, RequestOutcome.FAILED),
         ("400", 0.1, RequestOutcome.FAILED),
-        ("ServerDisconnectedError", 0.1, RequestOutcome.FAILED),
+        ("ConnectionLost", 0.1, RequestOutcome.FAILED),
         ("GaveUp", 60.0, RequestOutcome.FAILED),
     ],
 )

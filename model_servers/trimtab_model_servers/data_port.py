@@ -48,7 +48,7 @@ class DataPort:
 
     async def start(self, address: str, port: int) -> int:
         """Listen; return the port, which the system chooses where 0 is asked for."""
-        server = web.Server(self._answer, access_log=None, auto_decompress=False)
+        server = web.Server(self._answer, handler_cancellation=True, access_log=None, auto_decompress=False)
         self._runner = web.ServerRunner(server)
         await self._runner.setup()
         site = web.TCPSite(self._runner, address, port, backlog=1024, shutdown_timeout=5.0)

@@ -2,7 +2,7 @@
 
 import logging
 
-from trimtab_model_servers.errors import ModelError, RefusalError
+from trimtab_model_servers.errors import ModelError
 
 _OWN_FAULT = 500
 
@@ -17,9 +17,8 @@ class NotReportedElsewhere(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is to be written."""
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, RefusalError):
-            return error.status_code == _OWN_FAULT
-        return not isinstance(error, ModelError)
+        callers_fault = getattr(error, "status_code", _OWN_FAULT) < _OWN_FAULT
+        return not (callers_fault or isinstance(error, ModelError))
 
 
 LOGGING = {

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families import Network
+from trimtab_model_servers.families import Network, build
 from trimtab_model_servers.requests import OPERATING_POINT, checked_rows, chosen_outputs, chosen_point
 from trimtab_model_servers.settings import PLATFORM, ModelSpec
 from trimtab_model_servers.tensors import DATATYPES, to_torch, to_wire, torch_dtype
@@ -140,3 +140,16 @@ class HostedModel:
                 f"{rows} rows, but the stage declares {list(declared.shape)} for each; "
                 f"correct outputs.{declared.name}.shape"
             )
+
+
+def load_model(spec: ModelSpec) -> HostedModel:
+    """Build, load and warm up a model on the calling thread, with the threads of its core allocation.
+
+    Raises:
+        ModelError: naming what is wrong with its family, its weights or its stage's tensors.
+    """
+    torch.set_num_threads(spec.threads)
+    built = build(spec)
+    model = HostedModel(spec, built.network, built.weights)
+    model.warm_up()
+    return model

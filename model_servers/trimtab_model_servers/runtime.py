@@ -8,16 +8,15 @@ import os
 
 import grpc
 import mlserver.grpc.utils
-import torch
 from mlserver import MLModel, types
+from mlserver.errors import MLServerError
 from pydantic import ValidationError
 
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families import build
 from trimtab_model_servers.hosting import host
 from trimtab_model_servers.mlserver_messages import RAW_OUTPUT, request_of, response_of
-from trimtab_model_servers.model import HostedModel
+from trimtab_model_servers.model import load_model
 from trimtab_model_servers.settings import ModelSpec
 from trimtab_protocol import ProtocolError
 
@@ -65,7 +64,9 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
             answer = await process.model(self.name).infer(request, process.worker)
             return response_of(answer, raw=bool(request.parameters.get(RAW_OUTPUT)))
         except ProtocolError as error:
-            raise RefusalError(400, str(error)) from error
+            raise MLServerError(str(error), 400) from error
+        except RefusalError as error:
+            raise MLServerError(str(error), error.status_code) from error
 
     async def metadata(self) -> types.MetadataModelResponse:
         """MLServer's metadata with our facts under `parameters`."""
@@ -81,15 +82,6 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         process.expected.discard(self.name)
         process.models.pop(self.name, None)
         return True
-
-
-def load_model(spec: ModelSpec) -> HostedModel:
-    """Build, load and warm up a model on the calling thread, with the threads of its core allocation."""
-    torch.set_num_threads(spec.threads)
-    built = build(spec)
-    model = HostedModel(spec, built.network, built.weights)
-    model.warm_up()
-    return model
 
 
 def _spec(model: MLModel) -> ModelSpec:

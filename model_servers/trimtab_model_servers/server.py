@@ -5,11 +5,12 @@ that need not import torch and MLServer again.
 """
 
 import asyncio
+import gc
 import json
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import mlserver
 import uvloop
@@ -41,6 +42,7 @@ def run(folder: Path, on_ready: Callable[[Ports], None], *, address: str = "127.
         ModelError: a model cannot be loaded, or the folder holds none.
         OSError: the data port is taken.
     """
+    gc.freeze()  # or each full collection would walk all of torch, and a fork would copy what it walks
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(folder, on_ready, address, data_port))
 
@@ -55,21 +57,19 @@ async def _serve(folder: Path, on_ready: Callable[[Ports], None], address: str, 
     with ReservedPort(address) as http, ReservedPort(address) as grpc:
         ports = Ports(process.data_port.port, http.number, grpc.number)
         server = mlserver.MLServer(_settings(folder, address, ports))
+        _stop_on_signals(stopping)
         serving = asyncio.create_task(server.start(list(models)))
-        try:
-            await _until_ready(process, serving, address, ports)
-            _stop_on_signals(stopping)
-        except BaseException:
-            await server.stop()
-            with suppress(ModelError):
-                await serving
-            raise
-    on_ready(ports)
-    await stopping.wait()
-    await process.worker.drain()
-    await server.stop()
-    await serving
-    await process.data_port.stop()
+        ready = await _until_ready(process, serving, stopping, ports, address)
+    if ready:
+        _stop_on_signals(stopping)
+        gc.collect()
+        gc.freeze()
+        on_ready(ports)
+        await _first({serving}, stopping)
+        await process.worker.drain()
+        await server.stop()
+        await serving
+        await process.data_port.stop()
     process.worker.close()
 
 
@@ -102,18 +102,32 @@ def _settings(folder: Path, address: str, ports: Ports) -> mlserver.Settings:
     return mlserver.Settings(**{**chosen, **server_settings(), **forced})
 
 
-async def _until_ready(process: Host, serving: "asyncio.Task[None]", address: str, ports: Ports) -> None:
-    """Wait until every model is loaded and both of MLServer's ports listen; raise ModelError where one fails."""
+async def _until_ready(
+    process: Host, serving: "asyncio.Task[None]", stopping: asyncio.Event, ports: Ports, address: str
+) -> bool:
+    """Wait until every model is loaded and both of MLServer's ports listen; False where a signal came first.
+
+    Raises:
+        ModelError: a model cannot be loaded, or MLServer cannot listen.
+    """
     settled = asyncio.create_task(process.settled.wait())
-    await asyncio.wait({serving, settled}, return_when=asyncio.FIRST_COMPLETED)
+    await _first({serving, settled}, stopping)
     settled.cancel()
     for name, reason in process.failures.items():
         raise ModelError(f"model {name}: {reason}")
     for port in (ports.http_port, ports.grpc_port):
-        while not await _listens(address, port):
+        while not stopping.is_set() and not await _listens(address, port):
             if serving.done():
-                raise ModelError("MLServer stopped before its models were ready")
+                raise ModelError(f"MLServer stopped before its models were ready: {serving.exception()}")
             await asyncio.sleep(_POLL_SECONDS)  # MLServer does not say when it listens
+    return not stopping.is_set()
+
+
+async def _first(tasks: "set[asyncio.Task[Any]]", stopping: asyncio.Event) -> None:
+    """Wait for the first of these tasks, or for a signal to stop."""
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
 
 
 async def _listens(address: str, port: int) -> bool:
@@ -126,6 +140,6 @@ async def _listens(address: str, port: int) -> bool:
 
 
 def _stop_on_signals(stopping: asyncio.Event) -> None:
-    """Take over the signals, which MLServer and uvicorn have both claimed by now: we drain first."""
+    """Take the signals from MLServer, and once it runs from uvicorn inside it: we drain first."""
     for number in _STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -19,14 +19,18 @@ DEFAULT_MAX_WAITING = 64
 class _Job(Generic[Result]):
     """A batch on its way through the thread and back to the loop that waits for it."""
 
-    __slots__ = ("future", "loop", "work")
+    __slots__ = ("abandoned", "future", "loop", "work")
 
     def __init__(self, work: Callable[[], Result], loop: asyncio.AbstractEventLoop) -> None:
         self.work = work
         self.loop = loop
+        self.abandoned = False
         self.future: asyncio.Future[Result] = loop.create_future()
 
     def run(self) -> None:
+        if self.abandoned:
+            self.loop.call_soon_threadsafe(self.future.cancel)
+            return
         try:
             result = self.work()
         except BaseException as error:  # noqa: BLE001  (whoever waits for the batch must learn of any failure)
@@ -80,13 +84,12 @@ class BatchWorker:
         self._unfinished += 1
         self._idle.clear()
         self._jobs.put(job)
+        job.future.add_done_callback(self._finished)
         try:
             return await asyncio.shield(job.future)
-        finally:
-            if job.future.done():
-                self._finished()
-            else:  # the caller went away; the thread still computes
-                job.future.add_done_callback(self._abandoned)
+        except asyncio.CancelledError:
+            job.abandoned = True  # nobody waits any more: not worth computing, if it has not begun
+            raise
 
     async def drain(self) -> None:
         """Refuse new batches from now on, and wait until those accepted are done."""
@@ -98,11 +101,9 @@ class BatchWorker:
         if self._thread is not None:
             self._jobs.put(None)
 
-    def _abandoned(self, future: "asyncio.Future[Any]") -> None:
-        future.exception()
-        self._finished()
-
-    def _finished(self) -> None:
+    def _finished(self, future: "asyncio.Future[Any]") -> None:
+        if not future.cancelled():
+            future.exception()  # seen, even if whoever waited has gone
         self._unfinished -= 1
         if not self._unfinished:
             self._idle.set()

@@ -73,6 +73,33 @@ def encode_request(request: InferRequest) -> tuple[list[Buffer], int]:
     return _join(header, raw)
 
 
+def encode_batch(inputs: Sequence[Sequence[Tensor]], parameters: Parameters) -> tuple[list[Buffer], int]:
+    """Write a request whose tensors lie in pieces along their first dimension, without joining the pieces.
+
+    Args:
+        inputs: for each tensor its pieces, at least one; name, datatype and the shape of a row are the first piece's.
+        parameters: of the request.
+
+    Returns:
+        As `encode_request`.
+    """
+    entries: list[dict[str, Any]] = []
+    buffers: list[Buffer] = []
+    for pieces in inputs:
+        raw = [encode_raw(piece) for piece in pieces]
+        buffers += raw
+        first = pieces[0]
+        entries.append(
+            {
+                "name": first.name,
+                "shape": [sum(piece.shape[0] for piece in pieces), *first.shape[1:]],
+                "datatype": first.datatype,
+                "parameters": {BINARY_SIZE: sum(map(len, raw))},
+            }
+        )
+    return _join({"parameters": {**parameters, "binary_data_output": True}, "inputs": entries}, buffers)
+
+
 def encode_response(response: InferResponse, binary: frozenset[str]) -> tuple[list[Buffer], int | None]:
     """Write an answer.
 

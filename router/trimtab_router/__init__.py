@@ -1,0 +1,1 @@
+"""Carries requests through a pipeline: ingress, one deadline queue a stage, batches, dispatch, metrics."""

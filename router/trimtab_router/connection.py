@@ -1,0 +1,157 @@
+"""One HTTP/1.1 keep-alive connection to a model server, one exchange at a time, with no copy of a body on either way.
+
+A general HTTP client spends more on a batch than everything else in the router together; this one knows only what the
+data port speaks: answers with a Content-Length, received straight into the buffer that the tensors will share.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from trimtab_protocol import Buffer
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_BODY_BYTES = 2**31
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class ConnectionBroken(Exception):  # noqa: N818 - reads as what happened
+    """The other side went away, was too slow, or does not speak HTTP as we need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: memoryview
+
+
+class HttpConnection(asyncio.BufferedProtocol):
+    """A connection; after any error it is closed and of no further use."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[Reply] | None = None
+        self._head = bytearray(MAX_HEAD_BYTES)
+        self._head_filled = 0
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._body: memoryview | None = None
+        self._body_filled = 0
+        self.closed = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def open(cls, host: str, port: int) -> "HttpConnection":
+        """Connect; raises ConnectionBroken where nobody listens."""
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(cls, host, port)
+        except OSError as error:
+            raise ConnectionBroken(f"{host}:{port}: {error.strerror or error}") from error
+        return connection
+
+    @property
+    def usable(self) -> bool:
+        """Whether another exchange may begin."""
+        return self._transport is not None and self._waiter is None and not self._transport.is_closing()
+
+    async def exchange(self, head: bytes, body: Sequence[Buffer] = ()) -> Reply:
+        """Send a request and wait for its answer; raises ConnectionBroken. A cancelled wait closes the connection."""
+        transport = self._transport
+        if transport is None or not self.usable:
+            raise ConnectionBroken("the connection is closed")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            transport.writelines([head, *body])
+            return await self._waiter
+        except asyncio.CancelledError:
+            transport.abort()
+            raise
+        finally:
+            self._waiter = None
+
+    def close(self) -> None:
+        """Close at once; an exchange under way ends with ConnectionBroken."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever waits."""
+        self._fail(f"the connection was lost: {exc}" if exc else "the connection was closed by the other side")
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the size is known better here
+        """Where the next bytes go: the rest of the head's room, or of the body."""
+        if self._body is None:
+            return memoryview(self._head)[self._head_filled :]
+        return self._body[self._body_filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take note of received bytes."""
+        if self._body is None:
+            self._head_filled += nbytes
+            self._try_head()
+        else:
+            self._body_filled += nbytes
+        if self._body is not None and self._body_filled == len(self._body):
+            self._finish(self._body)
+
+    def _try_head(self) -> None:
+        end = self._head.find(_END_OF_HEAD, 0, self._head_filled)
+        if end < 0:
+            if self._head_filled == MAX_HEAD_BYTES:
+                self._give_up(f"its headers are longer than {MAX_HEAD_BYTES} bytes")
+            return
+        try:
+            self._status, self._headers = _parse_head(bytes(self._head[:end]))
+            length = int(self._headers["content-length"])
+        except (ValueError, KeyError, IndexError):
+            self._give_up("its answer is not HTTP/1.1 with a Content-Length")
+            return
+        begun = self._head_filled - end - len(_END_OF_HEAD)
+        if not begun <= length <= MAX_BODY_BYTES or self._waiter is None:
+            self._give_up("it sent more than was asked for")
+            return
+        self._body = memoryview(bytearray(length))
+        self._body[:begun] = self._head[self._head_filled - begun : self._head_filled]
+        self._body_filled = begun
+
+    def _finish(self, body: memoryview) -> None:
+        reply = Reply(self._status, self._headers, body)
+        self._body = None
+        self._head_filled = self._body_filled = 0
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(reply)
+        if self._headers.get("connection", "").lower() == "close":
+            self.close()
+
+    def _give_up(self, why: str) -> None:
+        self._fail(why)
+        self.close()
+
+    def _fail(self, why: str) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(ConnectionBroken(why))
+
+
+def request_head(method: str, path: str, host: str, headers: dict[str, str], content_length: int) -> bytes:
+    """The head of a request."""
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {content_length}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
+    status_line, *lines = head.decode("latin-1").split("\r\n")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return int(status_line.split(" ", 2)[1]), headers

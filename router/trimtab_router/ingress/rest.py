@@ -1,0 +1,164 @@
+"""REST front door: `/v2/…` with JSON and binary tensors, and the router's own addresses.
+
+A body that cannot be served is refused by its Content-Length, before it is read.
+"""
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from trimtab_protocol import InferResponse, ProtocolError, rest
+from trimtab_router.admission import check_model
+from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
+from trimtab_router.refusal import Code, Refusal, malformed
+from trimtab_router.router import Call, Router
+
+log = logging.getLogger(__name__)
+
+_MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?/?$")
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class RestIngress:
+    """The HTTP handler, over a router."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._server_routes: dict[str, Callable[[], web.Response]] = {
+            "/v2": self._metadata,
+            "/v2/health/live": self._live,
+            "/v2/health/ready": self._ready,
+            "/metrics": self._metrics,
+            "/trimtab/v1/load": self._load,
+            "/trimtab/v1/state": self._state,
+        }
+
+    def server(self) -> web.Server:
+        """A server that leaves a request as soon as its caller does."""
+        return web.Server(self._answer, request_factory=self._make_request, handler_cancellation=True, access_log=None)
+
+    def _make_request(self, *arguments: Any) -> web.BaseRequest:
+        limit = self._router.limits.max_payload_bytes
+        return web.BaseRequest(*arguments, asyncio.get_running_loop(), client_max_size=limit)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._route(request)
+        except Refusal as refusal:
+            return _refused(request, refusal)
+        except web.HTTPException as error:
+            return _json({"error": error.text or error.reason}, error.status)
+        except Exception as error:
+            log.exception("%s %s failed", request.method, request.path)
+            return _json({"error": f"{type(error).__name__}: {error}"}, 500)
+
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        match = _MODEL_PATH.match(request.path)
+        if match is None:
+            return self._server_route(request)
+        name, version, action = match[1], match[2] or "", match[3]
+        if action == "/infer":
+            if request.method != "POST":
+                return _json({"error": f"{request.method} {request.path}: infer takes POST"}, 405)
+            return await self._infer(request, name, version)
+        check_model(self._router.pipeline.name, name, version)
+        if action == "/ready":
+            ready = self._router.ready
+            return _json({"name": name, "ready": ready, "live": True}, 200 if ready else 503)
+        return _json(model_metadata(self._router.pipeline))
+
+    def _server_route(self, request: web.BaseRequest) -> web.Response:
+        route = self._server_routes.get(request.path.rstrip("/"))
+        if route is None:
+            return _json(
+                {"error": f"nothing at {request.path}; try /v2/models/{self._router.pipeline.name}/infer"}, 404
+            )
+        return route()
+
+    def _metadata(self) -> web.Response:
+        return _json({"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": list(EXTENSIONS)})
+
+    def _live(self) -> web.Response:
+        return _json({"live": True, "ready": self._router.ready})
+
+    def _ready(self) -> web.Response:
+        ready = self._router.ready
+        return _json({"live": True, "ready": ready}, 200 if ready else 503)
+
+    def _metrics(self) -> web.Response:
+        return web.Response(body=self._router.metrics.expose(), headers={"Content-Type": _METRICS_TYPE})
+
+    def _load(self) -> web.Response:
+        now = time.time()
+        return _json({"now": now, "rps": self._router.arrivals.history(now)})
+
+    def _state(self) -> web.Response:
+        return _json(self._router.state())
+
+    async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.Response:
+        router = self._router
+        try:
+            self._check_length(request.content_length or 0)
+            reservation = router.reserve(request.content_length or 0)
+        except Refusal as refusal:
+            raise router.turn_away(refusal) from refusal
+        with reservation:
+            try:
+                body = await request.read()
+                parsed = rest.decode_request(name, body, request.headers.get(rest.HEADER_LENGTH), model_version=version)
+            except ProtocolError as error:
+                raise router.turn_away(malformed(error)) from error
+            except web.HTTPRequestEntityTooLarge as error:
+                raise router.turn_away(self._too_large(error.text or "")) from error
+            call = Call(
+                parsed,
+                request_id=request.headers.get("x-request-id", ""),
+                trace_parent=request.headers.get("traceparent", ""),
+            )
+            response = await router.infer(call)
+            return _answered(call, response)
+
+    def _check_length(self, length: int) -> None:
+        if length > self._router.limits.max_payload_bytes:
+            raise self._too_large(f"the body has {length} bytes")
+
+    def _too_large(self, what: str) -> Refusal:
+        message = f"{what}; at most {self._router.limits.max_payload_bytes} bytes are taken"
+        return Refusal(Code.PAYLOAD_TOO_LARGE, "PayloadTooLarge", message)
+
+
+def _answered(call: Call, response: InferResponse) -> web.Response:
+    try:
+        buffers, header_length = rest.encode_response(response, rest.binary_outputs(call.request, response.outputs))
+    except ProtocolError as error:
+        raise malformed(error) from error
+    headers = {"Content-Type": rest.JSON_CONTENT_TYPE if header_length is None else rest.BINARY_CONTENT_TYPE}
+    if header_length is not None:
+        headers[rest.HEADER_LENGTH] = str(header_length)
+    if call.request_id:
+        headers["x-request-id"] = call.request_id
+    return web.Response(body=b"".join(buffers), headers=headers)
+
+
+def _json(content: object, status: int = 200) -> web.Response:
+    return web.Response(body=json.dumps(content).encode(), status=status, content_type=rest.JSON_CONTENT_TYPE)
+
+
+def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
+    response = web.Response(
+        body=rest.error_body(refusal.message), status=refusal.code.value, content_type=rest.JSON_CONTENT_TYPE
+    )
+    response.headers["trimtab-reason"] = refusal.reason
+    if refusal.stage:
+        response.headers["trimtab-stage"] = refusal.stage
+    if refusal.retry_after_seconds is not None:
+        response.headers["Retry-After"] = str(max(1, round(refusal.retry_after_seconds)))
+    if not request.content.is_eof():
+        response.force_close()  # the rest of the body is not worth reading
+    return response

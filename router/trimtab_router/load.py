@@ -1,0 +1,72 @@
+"""Counts second by second what the adapter plans with: arrivals, their recent peak, and rows per request. Pure."""
+
+from collections import deque
+from collections.abc import Mapping
+
+HISTORY_SECONDS = 600
+PEAK_SECONDS = 10
+RECENT_SECONDS = 60
+
+
+class ArrivalCounter:
+    """Arrivals of each of the last 600 whole seconds, and of the one that runs.
+
+    Time is Unix time in seconds; a clock that is set back keeps counting in the newest second.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._counts = [0] * (HISTORY_SECONDS + 1)
+        self._second = int(now)
+
+    def record(self, now: float, arrivals: int = 1) -> None:
+        """Count arrivals in the second of `now`."""
+        self._move_to(now)
+        self._counts[self._second % len(self._counts)] += arrivals
+
+    def history(self, now: float) -> list[int]:
+        """Arrivals of the last 600 whole seconds, oldest first."""
+        self._move_to(now)
+        size = len(self._counts)
+        return [self._counts[(self._second + offset) % size] for offset in range(1, size)]
+
+    def peak(self, now: float) -> int:
+        """The most arrivals in one of the last ten whole seconds."""
+        return max(self.history(now)[-PEAK_SECONDS:])
+
+    def _move_to(self, now: float) -> None:
+        second = int(now)
+        for passed in range(max(self._second + 1, second - HISTORY_SECONDS), second + 1):
+            self._counts[passed % len(self._counts)] = 0
+        self._second = max(self._second, second)
+
+
+class RowCounter:
+    """Rows each stage ran per answered request, over the last minute. Time is monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._buckets: deque[tuple[int, dict[str, int]]] = deque()
+
+    def record(self, now: float, rows_by_stage: Mapping[str, int]) -> None:
+        """Count one request, with the rows of the stages that ran for it."""
+        second = int(now)
+        if not self._buckets or self._buckets[-1][0] != second:
+            self._forget_before(second - RECENT_SECONDS)
+            self._buckets.append((second, {"": 0}))
+        counts = self._buckets[-1][1]
+        counts[""] += 1
+        for stage, rows in rows_by_stage.items():
+            counts[stage] = counts.get(stage, 0) + rows
+
+    def per_request(self, now: float) -> dict[str, float]:
+        """Mean rows per request by stage; empty where no request was answered in the last minute."""
+        self._forget_before(int(now) - RECENT_SECONDS)
+        totals: dict[str, int] = {}
+        for _, counts in self._buckets:
+            for stage, rows in counts.items():
+                totals[stage] = totals.get(stage, 0) + rows
+        requests = totals.pop("", 0)
+        return {stage: rows / requests for stage, rows in totals.items()}
+
+    def _forget_before(self, second: int) -> None:
+        while self._buckets and self._buckets[0][0] < second:
+            self._buckets.popleft()

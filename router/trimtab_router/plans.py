@@ -1,0 +1,86 @@
+"""Shell: reads the plan and the endpoints from their files and follows every change of them.
+
+The files are replaced in one step by their writers; one that is broken, or does not fit the pipeline, is logged and
+counted, and the last good one stays in force.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from watchfiles import awatch
+
+from trimtab_pipelines.documents import DocumentError, load_endpoints, load_plan
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.routing import Endpoints
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_router.router import Router
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+Document = TypeVar("Document", PipelinePlan, Endpoints)
+
+
+def check_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
+    """The plan, if it is one for this pipeline; raises DocumentError naming what does not fit."""
+    if plan.spec.pipeline != pipeline.name:
+        raise DocumentError(f"spec.pipeline: the plan is for {plan.spec.pipeline!r}, not for {pipeline.name!r}")
+    for stage in pipeline.spec.stages:
+        try:
+            planned = plan.spec.stage(stage.name)
+            stage.variant(planned.variant).point(planned.operating_point)
+            for fallback in planned.fallback_operating_points:
+                stage.variant(planned.variant).point(fallback)
+        except KeyError as error:
+            raise DocumentError(f"spec.stages: {error.args[0]}") from error
+    return plan
+
+
+class FileWatcher:
+    """Applies plan and endpoints to a router whenever their files change."""
+
+    def __init__(self, router: Router, plan: Path, endpoints: Path) -> None:
+        self._router = router
+        self._plan_path = plan.resolve()
+        self._endpoints_path = endpoints.resolve()
+        self._seen: dict[Path, tuple[int, int, int]] = {}
+
+    def read(self) -> None:
+        """Read what changed since the last time and apply it."""
+        pipeline = self._router.pipeline
+        plan = self._load(self._plan_path, lambda path: check_plan(load_plan(path), pipeline))
+        if plan is not None:
+            self._router.apply_plan(plan)
+            log.info("plan %d is in force", plan.spec.generation)
+        endpoints = self._load(self._endpoints_path, load_endpoints)
+        if endpoints is not None:
+            self._router.apply_endpoints(endpoints)
+
+    async def watch(self) -> None:
+        """Follow both files for ever; they need not exist yet, their folders must."""
+        self.read()
+        folders = {self._plan_path.parent, self._endpoints_path.parent}
+        period = int(POLL_SECONDS * 1000)
+        async for _ in awatch(
+            *folders, recursive=False, step=20, debounce=100, rust_timeout=period, yield_on_timeout=True
+        ):
+            self.read()
+
+    def _load(self, path: Path, load: Callable[[Path], Document]) -> Document | None:
+        """What the file says now; None where that is nothing new or nothing good."""
+        try:
+            status = path.stat()
+        except OSError:
+            return None
+        version = (status.st_mtime_ns, status.st_ino, status.st_size)
+        if self._seen.get(path) == version:
+            return None
+        self._seen[path] = version
+        try:
+            return load(path)
+        except DocumentError as error:
+            log.warning("%s; the last good one stays in force", error)
+            self._router.metrics.broken_file(path.name)
+            return None

@@ -1,0 +1,8 @@
+"""The plan's operating point, whatever the slack."""
+
+from trimtab_router.policies import BatchView
+
+
+def choose(batch: BatchView) -> str:
+    """Name the operating point the plan prefers."""
+    return batch.planned_point

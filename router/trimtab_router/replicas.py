@@ -1,0 +1,218 @@
+"""Shell around the model servers: connections, health, and one batch from here to there and back.
+
+A replica is ready for a variant once its data port says so; losing a connection, a probe that fails or an answer that
+it is not ready takes that back at once, and a probe brings it back. Whoever dispatches sees only `Replica`, so that
+another wire can take the place of this one.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from trimtab_pipelines.routing import Endpoint
+from trimtab_protocol import InferResponse, Parameters, Tensor, rest
+from trimtab_router.connection import ConnectionBroken, HttpConnection, Reply, request_head
+
+log = logging.getLogger(__name__)
+
+PROBE_INTERVAL_SECONDS = 1.0
+PROBE_TIMEOUT_SECONDS = 5.0
+FIRST_BACKOFF_SECONDS = 0.05
+
+
+class ReplicaLost(Exception):  # noqa: N818 - reads as what happened
+    """The replica went away, or did not answer in time, while it held a batch."""
+
+
+class ReplicaRefused(Exception):  # noqa: N818 - reads as what happened
+    """The replica answered with an error."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A batch for a replica: for each input its pieces, one after the other."""
+
+    variant: str
+    inputs: Sequence[Sequence[Tensor]]
+    parameters: Parameters
+    headers: Mapping[str, str]
+    timeout_seconds: float
+
+
+class Replica:
+    """One model server as the router sees it.
+
+    Args:
+        endpoint: where it is and what it says it can serve.
+        on_change: called whenever its readiness changed.
+        concurrency: batches it may hold at once.
+    """
+
+    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None], *, concurrency: int = 1) -> None:
+        self.endpoint = endpoint
+        self.inflight = 0
+        self.last_used = 0
+        self._concurrency = concurrency
+        self._on_change = on_change
+        self._ready: frozenset[str] = frozenset()
+        self._idle: list[HttpConnection] = []
+        self._probe: HttpConnection | None = None
+        self._doubted = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        host, _, port = endpoint.address.rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port)
+        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"watch {endpoint.name}")
+
+    @property
+    def name(self) -> str:
+        """The endpoint's name."""
+        return self.endpoint.name
+
+    @property
+    def ready_variants(self) -> frozenset[str]:
+        """The variants it can serve now; none while it drains."""
+        return frozenset() if self.endpoint.draining else self._ready
+
+    @property
+    def free(self) -> bool:
+        """Whether it can take a batch now."""
+        return self.inflight < self._concurrency and bool(self.ready_variants)
+
+    def update(self, endpoint: Endpoint) -> None:
+        """Take a new description of the same address."""
+        known, self.endpoint = self.endpoint, endpoint
+        if known.variants != endpoint.variants:
+            self.doubt()
+
+    def take(self, use: int) -> None:
+        """Hold one more batch; `use` counts the stage's batches."""
+        self.inflight += 1
+        self.last_used = use
+        self._empty.clear()
+
+    def release(self) -> None:
+        """Hold one batch less."""
+        self.inflight -= 1
+        if not self.inflight:
+            self._empty.set()
+
+    async def retire(self) -> None:
+        """Close, once the batches it holds are answered. Whoever calls gives it no more of them."""
+        await self._empty.wait()
+        await self.close()
+
+    def doubt(self) -> None:
+        """Something went wrong with it: not ready until a probe says otherwise."""
+        self._doubted.set()
+        self._set_ready(frozenset())
+
+    async def infer(self, batch: BatchRequest) -> InferResponse:
+        """Serve a batch.
+
+        Raises:
+            ReplicaLost: it went away or took too long.
+            ReplicaRefused: it answered with an error.
+            trimtab_protocol.ProtocolError: its answer cannot be read.
+        """
+        body, header_length = rest.encode_batch(batch.inputs, batch.parameters)
+        headers = {
+            "Content-Type": rest.BINARY_CONTENT_TYPE,
+            rest.HEADER_LENGTH: str(header_length),
+            **batch.headers,
+        }
+        path = f"/v2/models/{quote(batch.variant)}/infer"
+        head = request_head("POST", path, self.endpoint.address, headers, sum(map(len, body)))
+        try:
+            async with asyncio.timeout(batch.timeout_seconds):
+                connection = await self._connection()
+                reply = await connection.exchange(head, body)
+        except TimeoutError as error:
+            raise ReplicaLost(f"{self.name} gave no answer within {batch.timeout_seconds:.1f} s") from error
+        except ConnectionBroken as error:
+            raise ReplicaLost(f"{self.name}: {error}") from error
+        if connection.usable:
+            self._idle.append(connection)
+        if reply.status != 200:
+            raise ReplicaRefused(reply.status, _error_message(reply))
+        return rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
+
+    async def close(self) -> None:
+        """Stop watching and close all connections."""
+        self._watcher.cancel()
+        await asyncio.gather(self._watcher, return_exceptions=True)
+        for connection in [*self._idle, *([self._probe] if self._probe else [])]:
+            connection.close()
+
+    async def _connection(self) -> HttpConnection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return await HttpConnection.open(self._host, self._port)
+
+    async def _watch(self) -> None:
+        backoff_seconds = FIRST_BACKOFF_SECONDS
+        while True:
+            self._doubted.clear()
+            ready = await self._probe_variants()
+            self._set_ready(ready)
+            doubted = await self._pause(PROBE_INTERVAL_SECONDS if ready else backoff_seconds)
+            if doubted:  # one that fails while it says that it is ready is not asked again at once
+                await asyncio.sleep(backoff_seconds)
+            healthy = ready and not doubted
+            backoff_seconds = FIRST_BACKOFF_SECONDS if healthy else min(2 * backoff_seconds, PROBE_INTERVAL_SECONDS)
+
+    def _set_ready(self, ready: frozenset[str]) -> None:
+        if ready != self._ready:
+            log.info("replica %s: ready for %s", self.name, ", ".join(sorted(ready)) or "nothing")
+            self._ready = ready
+            self._on_change()
+
+    async def _pause(self, seconds: float) -> bool:
+        """Wait, but not beyond the moment the probe's connection is lost or somebody doubts the replica; tell if so."""
+        doubt = asyncio.ensure_future(self._doubted.wait())
+        watched = [doubt, *([self._probe.closed] if self._probe else [])]
+        try:
+            await asyncio.wait(watched, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            doubt.cancel()
+        if self._probe is not None and self._probe.closed.done():
+            self._probe = None
+            self.doubt()
+        return self._doubted.is_set()
+
+    async def _probe_variants(self) -> frozenset[str]:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+                if self._probe is None or not self._probe.usable:
+                    self._probe = await HttpConnection.open(self._host, self._port)
+                answers = {variant: await self._ask(self._probe, variant) for variant in self.endpoint.variants}
+        except (ConnectionBroken, TimeoutError) as error:
+            log.debug("replica %s: probe failed: %s", self.name, error)
+            if self._probe is not None:
+                self._probe.close()
+                self._probe = None
+            return frozenset()
+        return frozenset(variant for variant, ready in answers.items() if ready)
+
+    async def _ask(self, connection: HttpConnection, variant: str) -> bool:
+        path = f"/v2/models/{quote(variant)}/ready"
+        reply = await connection.exchange(request_head("GET", path, self.endpoint.address, {}, 0))
+        return reply.status == 200
+
+
+def _error_message(reply: Reply) -> str:
+    try:
+        message = json.loads(bytes(reply.body))["error"]
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP status {reply.status}"
+    return str(message)

@@ -1,0 +1,358 @@
+"""The heart of the process: takes requests in, walks each through its stages, gives every one exactly one answer.
+
+It knows no transport and no files: ingress gives it requests, `plans` gives it plans and endpoints. What it counts adds
+up: received = ok + late + dropped + refused + failed.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry.trace import Tracer
+
+from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.plan import PipelinePlan, StagePlan
+from trimtab_pipelines.routing import Endpoint, Endpoints
+from trimtab_pipelines.spec import InferencePipeline, Stage
+from trimtab_protocol import InferRequest, InferResponse, Tensor
+from trimtab_protocol.tensors import Array
+from trimtab_router.admission import VERSION, admit, timeout_seconds
+from trimtab_router.dispatch import Dispatcher
+from trimtab_router.graph import Graph, Walk
+from trimtab_router.journey import Journey
+from trimtab_router.load import ArrivalCounter, RowCounter
+from trimtab_router.metrics import Metrics
+from trimtab_router.policies import Policy, fixed
+from trimtab_router.queue import DeadlineQueue
+from trimtab_router.refusal import Code, Refusal, invalid
+from trimtab_router.replicas import Replica
+from trimtab_router.telemetry import record_request
+from trimtab_router.work import Work
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that keep the process small whatever is asked of it."""
+
+    max_bytes_in_flight: int = 256 * MEBIBYTE
+    max_payload_bytes: int = 64 * MEBIBYTE
+    grace_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as ingress hands it over; `deadline_seconds` is what the transport says is left, None without a say."""
+
+    request: InferRequest
+    deadline_seconds: float | None = None
+    request_id: str = ""
+    trace_parent: str = ""
+
+
+class Router:
+    """Serves one pipeline.
+
+    Args:
+        pipeline: what was asked.
+        plan: what runs at first; without one each stage starts with its first variant, row by row.
+        limits: bounds of the process.
+        policy: chooses the operating point of each batch.
+        tracer: writes spans; None for none.
+    """
+
+    def __init__(
+        self,
+        pipeline: InferencePipeline,
+        plan: PipelinePlan | None = None,
+        *,
+        limits: Limits | None = None,
+        policy: Policy = fixed.choose,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.limits = limits or Limits()
+        self.metrics = Metrics(pipeline.metadata.namespace, pipeline.name, pipeline.spec.slo.latency_seconds)
+        self.arrivals = ArrivalCounter(time.time())
+        self.plan = plan
+        self.draining = False
+        self._tracer = tracer
+        self._graph = Graph(pipeline.spec)
+        self._dispatchers = self._build_dispatchers(policy)
+        self._output_datatypes = _datatypes(pipeline)
+        self._bytes_in_flight = 0
+        self._journeys: set[Journey] = set()
+        self._rows = RowCounter()
+        self._closing: set[asyncio.Task[None]] = set()
+        self.metrics.plan_generation.set(self.plan_generation)
+        self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
+        self.metrics.bytes_in_flight.set_function(lambda: self._bytes_in_flight)
+
+    @property
+    def plan_generation(self) -> int:
+        """The generation of the plan in force, 0 before the first."""
+        return self.plan.spec.generation if self.plan else 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether every stage has a replica and requests are taken."""
+        return not self.draining and all(stage.ready_replicas for stage in self._dispatchers.values())
+
+    async def infer(self, call: Call) -> InferResponse:
+        """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
+        self.metrics.received.inc()
+        arrived_at = time.monotonic()
+        journey: Journey | None = None
+        outcome = "failed"
+        try:
+            journey = self._begin(call, arrived_at)
+            outputs = await journey.done
+            outcome = self._count_answer(journey)
+            return self._answer(call.request, journey, outputs)
+        except Refusal as refusal:
+            outcome = self._count_refusal(refusal)
+            raise
+        except asyncio.CancelledError:
+            stage = next(iter(journey.works), "") if journey else ""
+            outcome = self._count_refusal(Refusal(Code.CANCELLED, "Cancelled", "the caller left", stage=stage))
+            raise
+        finally:
+            self.metrics.outcomes[outcome].inc()
+            if journey is not None:
+                self._end(journey, outcome)
+
+    def turn_away(self, refusal: Refusal) -> Refusal:
+        """Count a request that ingress refuses before it is one; returns the refusal, to be raised."""
+        self.metrics.received.inc()
+        self.metrics.outcomes[self._count_refusal(refusal)].inc()
+        if refusal.code is Code.RESOURCE_EXHAUSTED:
+            self.arrivals.record(time.time())
+        return refusal
+
+    def reserve(self, size_bytes: int) -> AbstractContextManager[None]:
+        """A share of the bytes in flight, held until the returned context ends; raises Refusal without room."""
+        if self._bytes_in_flight + size_bytes > self.limits.max_bytes_in_flight:
+            raise Refusal(
+                Code.RESOURCE_EXHAUSTED,
+                "BytesInFlight",
+                f"{self._bytes_in_flight} bytes are in flight and {size_bytes} more do not fit below "
+                f"{self.limits.max_bytes_in_flight}; try again later",
+                retry_after_seconds=1.0,
+            )
+        self._bytes_in_flight += size_bytes
+        return self._reserved(size_bytes)
+
+    @contextmanager
+    def _reserved(self, size_bytes: int) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._bytes_in_flight -= size_bytes
+
+    def apply_plan(self, plan: PipelinePlan) -> None:
+        """Follow a new plan from the next batch on."""
+        self.plan = plan
+        self.metrics.plan_generation.set(plan.spec.generation)
+        for name, dispatcher in self._dispatchers.items():
+            dispatcher.follow(plan.spec.stage(name))
+
+    def apply_endpoints(self, endpoints: Endpoints) -> None:
+        """Use these replicas; those no longer named finish what they hold and are left."""
+        for name, dispatcher in self._dispatchers.items():
+            self._apply_stage_endpoints(dispatcher, endpoints.stages.get(name, ()))
+            dispatcher.wake()
+
+    def state(self) -> dict[str, Any]:
+        """What runs now, as `/trimtab/v1/state` tells it."""
+        rows_per_request = self._rows.per_request(time.monotonic())
+        return {
+            "plan_generation": self.plan_generation,
+            "ready": self.ready,
+            "stages": {
+                name: {
+                    "variant": stage.variant,
+                    "batch_size": stage.plan.batch_size,
+                    "operating_point": stage.plan.operating_point,
+                    "ready_replicas": stage.ready_replicas,
+                    "queue_rows": stage.queue.rows,
+                    "service_ratio": stage.service_ratio,
+                    "rows_per_request": rows_per_request.get(name),
+                    "endpoints": {
+                        replica.name: {"ready": bool(replica.ready_variants), "inflight_batches": replica.inflight}
+                        for replica in stage.replicas.values()
+                    },
+                }
+                for name, stage in self._dispatchers.items()
+            },
+        }
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Take no more requests, let those under way end, then close all connections."""
+        self.draining = True
+        waiting = [journey.done for journey in self._journeys]
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout_seconds)
+        replicas = [replica for stage in self._dispatchers.values() for replica in stage.replicas.values()]
+        await asyncio.gather(*(replica.close() for replica in replicas), *self._closing)
+
+    def _build_dispatchers(self, policy: Policy) -> dict[str, Dispatcher]:
+        spec = self.pipeline.spec
+        dispatchers = {
+            stage.name: Dispatcher(
+                stage,
+                datatypes={i.name: _datatype_of(self.pipeline, i.source) for i in stage.inputs},
+                plan=self.plan.spec.stage(stage.name) if self.plan else _first_plan(stage),
+                queue=DeadlineQueue(spec.queue.max_rows),
+                policy=policy,
+                drop_policy=spec.drop_policy,
+                metrics=self.metrics.stage(stage.name),
+                grace_seconds=self.limits.grace_seconds,
+            )
+            for stage in spec.order
+        }
+        for name, dispatcher in dispatchers.items():
+            dispatcher.followers = tuple(dispatchers[follower] for follower in self._graph.following(name))
+        return dispatchers
+
+    def _begin(self, call: Call, arrived_at: float) -> Journey:
+        request = call.request
+        admitted = admit(self.pipeline.name, self.pipeline.spec, request)
+        timeout = _sooner(timeout_seconds(request.parameters), call.deadline_seconds)
+        if self.draining:
+            raise Refusal(
+                Code.UNAVAILABLE, "Draining", "this router is shutting down; try another", retry_after_seconds=1.0
+            )
+        self.arrivals.record(time.time())
+        journey = Journey(
+            Walk(self._graph, admitted.inputs, admitted.wanted),
+            deadline=arrived_at + (self.pipeline.spec.slo.latency_seconds if timeout is None else timeout),
+            arrived_at=arrived_at,
+            request_id=call.request_id,
+            trace_parent=call.trace_parent,
+            advance=self._advance,
+        )
+        self._journeys.add(journey)
+        self._advance(journey)
+        if journey.nothing_ran:
+            journey.work_refused(
+                invalid(
+                    f"no stage can run on the inputs given ({', '.join(admitted.inputs)}); send the optional ones too"
+                )
+            )
+        return journey
+
+    def _advance(self, journey: Journey) -> None:
+        """Queue whatever became runnable; answer once nothing is left."""
+        if journey.done.done():
+            return
+        now = time.monotonic()
+        for runnable in journey.walk.advance():
+            work = Work(journey, runnable, deadline=journey.deadline, now=now)
+            refusal = self._overflow(self._dispatchers[runnable.stage], work, now)
+            if refusal is not None:
+                journey.work_refused(refusal)
+                return
+            journey.works[runnable.stage] = work
+            self._dispatchers[runnable.stage].enqueue(work)
+        if journey.walk.finished and journey.served:
+            journey.done.set_result(journey.walk.answer())
+
+    def _overflow(self, dispatcher: Dispatcher, work: Work, now: float) -> Refusal | None:
+        """Why this work cannot join the queue; None where it can."""
+        name, queue = dispatcher.stage.name, dispatcher.queue
+        if work.rows > queue.max_rows:
+            return invalid(f"stage {name}: {work.rows} rows in one request; send at most {queue.max_rows}")
+        if not queue.has_room(work.rows):
+            return Refusal(
+                Code.RESOURCE_EXHAUSTED,
+                "QueueFull",
+                f"stage {name}: its queue holds {queue.rows} rows of at most {queue.max_rows}; try again later",
+                stage=name,
+                retry_after_seconds=max(dispatcher.expected_wait_seconds(), 1.0),
+            )
+        return dispatcher.hopeless_at_the_door(work, now)
+
+    def _end(self, journey: Journey, outcome: str) -> None:
+        self._journeys.discard(journey)
+        for stage, work in journey.works.items():
+            self._dispatchers[stage].withdraw(work)
+        journey.works = {}
+        if journey.done.done() and not journey.done.cancelled():
+            journey.done.exception()  # seen, also where the caller left at the same moment
+        if self._tracer is not None:
+            seconds = time.monotonic() - journey.arrived_at
+            record_request(self._tracer, journey.trace_parent, seconds, outcome, journey.served)
+
+    def _answer(self, request: InferRequest, journey: Journey, outputs: Mapping[str, Array]) -> InferResponse:
+        parameters = journey.parameters()
+        parameters["trimtab.plan_generation"] = self.plan_generation
+        return InferResponse(
+            model_name=self.pipeline.name,
+            model_version=VERSION,
+            id=request.id,
+            parameters=parameters,
+            outputs=tuple(Tensor(name, self._output_datatypes[name], array) for name, array in outputs.items()),
+        )
+
+    def _count_answer(self, journey: Journey) -> str:
+        now = time.monotonic()
+        self.metrics.latency.observe(now - journey.arrived_at)
+        self.metrics.accuracy.observe(journey.accuracy)
+        self._rows.record(now, journey.rows_by_stage)
+        return "ok" if now <= journey.deadline else "late"
+
+    def _count_refusal(self, refusal: Refusal) -> str:
+        if refusal.outcome == "dropped":
+            stage = self._dispatchers.get(refusal.stage)
+            metrics = stage.metrics if stage else self.metrics.stage(refusal.stage)
+            metrics.dropped(refusal.reason)
+        else:
+            self.metrics.refused(refusal.code.name, refusal.reason)
+        return refusal.outcome
+
+    def _apply_stage_endpoints(self, dispatcher: Dispatcher, endpoints: tuple[Endpoint, ...]) -> None:
+        wanted = {endpoint.name: endpoint for endpoint in endpoints}
+        for name, replica in list(dispatcher.replicas.items()):
+            endpoint = wanted.get(name)
+            if endpoint is not None and endpoint.address == replica.endpoint.address:
+                replica.update(endpoint)
+                continue
+            del dispatcher.replicas[name]
+            task = asyncio.get_running_loop().create_task(replica.retire())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        for name, endpoint in wanted.items():
+            if name not in dispatcher.replicas:
+                dispatcher.replicas[name] = Replica(endpoint, dispatcher.wake)
+
+
+def _first_plan(stage: Stage) -> StagePlan:
+    variant = stage.variants[0]
+    point = variant.points[0]
+    return StagePlan(
+        name=stage.name,
+        variant=variant.name,
+        batch_size=1,
+        replicas=1,
+        operating_point=point.name,
+        accuracy=point.accuracy,
+    )
+
+
+def _sooner(first: float | None, second: float | None) -> float | None:
+    given = [seconds for seconds in (first, second) if seconds is not None]
+    return min(given, default=None)
+
+
+def _datatype_of(pipeline: InferencePipeline, source: str) -> str:
+    owner, name = split_reference(source)
+    tensors = pipeline.spec.inputs if owner == REQUEST else pipeline.spec.stage(owner).outputs
+    return next(tensor.datatype for tensor in tensors if tensor.name == name)
+
+
+def _datatypes(pipeline: InferencePipeline) -> dict[str, str]:
+    return {output.name: _datatype_of(pipeline, output.source) for output in pipeline.spec.outputs}

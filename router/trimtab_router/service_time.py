@@ -1,0 +1,114 @@
+"""How long will a batch take? The profile's answer, corrected by what is observed here and now.
+
+A plan brings the profiled seconds of each batch size. The machine at hand may be slower, faster or noisy, so the ratio
+of observed to profiled is followed by a moving average, and its spread with it (as TCP follows its round trip). Without
+a profile the observed seconds themselves are averaged per batch size.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Key = tuple[str, str]
+WEIGHT = 0.125
+"""Weight of the newest observation, as in TCP's round-trip estimate (RFC 6298)."""
+RATIO_BOUNDS = (0.05, 50.0)
+DOUBT = 0.95
+OUTLIER = 4.0
+"""An observation this many times the estimate counts only so much: one pause must not drop a whole queue."""
+
+
+@dataclass(slots=True)
+class _Estimate:
+    sizes: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    profiled: bool = False
+    ratio: float = 1.0
+    spread: float = 0.0
+    known: dict[int, float] = field(default_factory=dict)
+
+    def base(self, rows: int) -> float:
+        """Seconds for so many rows before correction; 0 where nothing is known yet."""
+        cached = self.known.get(rows)
+        if cached is None:
+            cached = self.known[rows] = interpolate(self.sizes, self.seconds, rows)
+        return cached
+
+
+class ServiceTimes:
+    """The service times of one stage, by (variant, operating point) and rows."""
+
+    def __init__(self) -> None:
+        self._estimates: dict[Key, _Estimate] = {}
+
+    def set_profile(self, key: Key, seconds_by_rows: Mapping[int, float]) -> None:
+        """Take a plan's table; what was learnt about the ratio stays."""
+        if not seconds_by_rows:
+            return
+        estimate = self._estimates.setdefault(key, _Estimate())
+        if not estimate.profiled:
+            estimate.ratio, estimate.spread = 1.0, 0.0
+        estimate.sizes = sorted(seconds_by_rows)
+        estimate.seconds = [seconds_by_rows[size] for size in estimate.sizes]
+        estimate.profiled = True
+        estimate.known = {}
+
+    def predict(self, key: Key, rows: int) -> float:
+        """Seconds a batch of so many rows will take, on the safe side; 0 where nothing is known yet."""
+        estimate = self._estimates.get(key)
+        return estimate.base(rows) * (estimate.ratio + estimate.spread) if estimate else 0.0
+
+    def ratio(self, key: Key) -> float:
+        """Observed over profiled, 1 before the first observation."""
+        estimate = self._estimates.get(key)
+        return estimate.ratio if estimate else 1.0
+
+    def doubt(self, key: Key) -> None:
+        """Believe a little less in the slowness that made us drop rows in front of an idle replica.
+
+        Without this a wrong estimate would drop everything for ever, since what is dropped is never observed.
+        """
+        estimate = self._estimates.get(key)
+        if estimate is not None:
+            estimate.ratio = max(estimate.ratio * DOUBT, RATIO_BOUNDS[0])
+            estimate.spread *= DOUBT
+
+    def observe(self, key: Key, rows: int, seconds: float) -> None:
+        """Learn from a batch that was served."""
+        estimate = self._estimates.setdefault(key, _Estimate())
+        if not estimate.profiled:
+            _learn_size(estimate, rows, seconds)
+        base = estimate.base(rows)
+        if base <= 0:
+            return
+        low, high = RATIO_BOUNDS
+        observed = min(max(seconds / base, low), high, OUTLIER * estimate.ratio)
+        estimate.spread += WEIGHT * (abs(observed - estimate.ratio) - estimate.spread)
+        estimate.ratio += WEIGHT * (observed - estimate.ratio)
+
+
+def interpolate(sizes: list[int], seconds: list[float], rows: int) -> float:
+    """Seconds for `rows` from a table sorted by size.
+
+    Between two sizes a straight line, below the least its value, above the greatest in proportion to the rows.
+    """
+    if not sizes:
+        return 0.0
+    place = bisect_left(sizes, rows)
+    if place == len(sizes):
+        return seconds[-1] * rows / sizes[-1]
+    if sizes[place] == rows or place == 0:
+        return seconds[place]
+    share = (rows - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
+    return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
+
+
+def _learn_size(estimate: _Estimate, rows: int, seconds: float) -> None:
+    place = bisect_left(estimate.sizes, rows)
+    if place < len(estimate.sizes) and estimate.sizes[place] == rows:
+        bounded = min(seconds, OUTLIER * estimate.seconds[place])
+        estimate.seconds[place] += WEIGHT * (bounded - estimate.seconds[place])
+    else:
+        estimate.sizes.insert(place, rows)
+        estimate.seconds.insert(place, seconds)
+    estimate.known = {}

@@ -1,0 +1,64 @@
+"""OpenTelemetry spans of requests and stages, when an endpoint for them is configured.
+
+Spans are written once a request is answered, with the times that were measured anyway, so that tracing costs nothing
+on the way. Without OTEL_EXPORTER_OTLP_ENDPOINT there is no tracer and trace headers are only passed on.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from opentelemetry.propagate import extract
+from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
+
+from trimtab_router.work import Served
+
+log = logging.getLogger(__name__)
+
+ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+def configured_tracer(pipeline: str) -> Tracer | None:
+    """A tracer that exports to the configured endpoint; None without an endpoint or an exporter."""
+    if not os.environ.get(ENDPOINT_VARIABLE):
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - an extra
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - an extra
+    except ImportError:
+        log.warning("%s is set, but trimtab[router] is not installed: no spans", ENDPOINT_VARIABLE)
+        return None
+    provider = TracerProvider(resource=Resource.create({"service.name": f"trimtab-router-{pipeline}"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider.get_tracer("trimtab_router")
+
+
+def record_request(
+    tracer: Tracer, trace_parent: str, seconds: float, outcome: str, stages: Mapping[str, Sequence[Served]]
+) -> None:
+    """Write the span of a request that just ended after `seconds`, with a child for each stage that served it."""
+    end = time.time_ns()
+    context = extract({"traceparent": trace_parent}) if trace_parent else None
+    span = tracer.start_span("infer", context, kind=SpanKind.SERVER, start_time=end - int(seconds * 1e9))
+    span.set_attribute("trimtab.outcome", outcome)
+    if outcome == "failed":
+        span.set_status(StatusCode.ERROR)
+    for stage, pieces in stages.items():
+        for piece in pieces:
+            child = tracer.start_span(
+                f"stage {stage}",
+                set_span_in_context(span),
+                kind=SpanKind.CLIENT,
+                start_time=piece.departed_unix_nanoseconds,
+                attributes={
+                    "trimtab.variant": piece.variant,
+                    "trimtab.operating_point": piece.operating_point,
+                    "trimtab.batch_size": piece.batch_rows,
+                    "trimtab.queue_seconds": piece.queue_seconds,
+                },
+            )
+            child.end(piece.departed_unix_nanoseconds + int(piece.service_seconds * 1e9))
+    span.end(end)

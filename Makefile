@@ -3,7 +3,7 @@ PY := .venv/bin/python
 DATA ?= ../shared/data
 OUT ?= out
 
-.PHONY: help venv test check generate format lock
+.PHONY: help venv test check generate format lock models
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -31,3 +31,6 @@ format: venv ## format and fix what can be fixed
 lock: venv ## resolve requirements.txt anew
 	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --all-extras --group dev \
 	  --no-emit-index-url --custom-compile-command "make lock" -o requirements.txt pyproject.toml
+
+models: venv ## train the digits models anew (fixed seeds)
+	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits

@@ -6,7 +6,7 @@ names: family (``locate`` or ``read``) and the configuration as JSON.
 
 import json
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -19,18 +19,19 @@ from trimtab_model_servers.digits.reader import Reader, ReaderConfig
 
 Family = Literal["locate", "read"]
 Config = LocatorConfig | ReaderConfig
+Network = TypeVar("Network", bound=Locator | Reader)
 
 VARIANTS: Final[dict[str, Config]] = {
-    "locate-xs": LocatorConfig(side=48, widths=(8, 12), blocks=(0, 0), neck=12),
-    "locate-s": LocatorConfig(side=48, widths=(12, 24, 32), blocks=(0, 1, 1), neck=24),
+    "locate-xs": LocatorConfig(side=48, widths=(8, 16, 16), blocks=(0, 0, 0), neck=16),
+    "locate-s": LocatorConfig(side=96, widths=(8, 16, 32), blocks=(0, 0, 1), neck=24),
     "locate-m": LocatorConfig(side=96, widths=(12, 24, 40), blocks=(0, 1, 2), neck=32),
-    "locate-l": LocatorConfig(side=96, widths=(16, 40, 64), blocks=(1, 3, 2), neck=40),
-    "locate-xl": LocatorConfig(side=144, widths=(24, 48, 64), blocks=(2, 4, 3), neck=48),
-    "read-xs": ReaderConfig(side=14, widths=(6, 12), blocks=(0, 0), strides=(1, 2)),
-    "read-s": ReaderConfig(side=28, widths=(8, 16, 24), blocks=(0, 0, 0), strides=(2, 2, 1)),
+    "locate-l": LocatorConfig(side=96, widths=(16, 32, 64), blocks=(1, 3, 2), neck=48),
+    "locate-xl": LocatorConfig(side=192, widths=(16, 48, 64, 64), blocks=(3, 3, 3, 1), neck=48),
+    "read-xs": ReaderConfig(side=28, widths=(8, 16, 20), blocks=(0, 0, 0), strides=(2, 2, 1)),
+    "read-s": ReaderConfig(side=28, widths=(12, 24, 32), blocks=(0, 0, 1), strides=(1, 2, 2)),
     "read-m": ReaderConfig(side=28, widths=(16, 32, 48), blocks=(0, 1, 1), strides=(1, 2, 2)),
-    "read-l": ReaderConfig(side=28, widths=(24, 48, 72), blocks=(2, 2, 1), strides=(1, 2, 2)),
-    "read-xl": ReaderConfig(side=42, widths=(28, 48, 80), blocks=(3, 4, 1), strides=(1, 2, 2)),
+    "read-l": ReaderConfig(side=28, widths=(16, 32, 64), blocks=(2, 2, 1), strides=(1, 2, 2)),
+    "read-xl": ReaderConfig(side=56, widths=(16, 32, 48, 64), blocks=(2, 4, 3, 1), strides=(1, 2, 2, 2)),
 }
 """Lightest first within each stage."""
 
@@ -63,17 +64,19 @@ def build(variant: str | Config, *, seed: int | None = None) -> Locator | Reader
     return network.to(memory_format=torch.channels_last)
 
 
-def for_serving(network: Locator | Reader) -> Locator | Reader:
+def for_serving(network: Network) -> Network:
     """Merge normalisations, switch to evaluation and freeze, in place."""
     fold(network)
-    return network.eval().requires_grad_(requires_grad=False)
+    network.eval().requires_grad_(requires_grad=False)
+    return network
 
 
-def save(network: Locator | Reader, config: Config, path: Path) -> None:
-    """Write a folded network as float16, with what is needed to build it again."""
+def save(network: Locator | Reader, config: Config, path: Path, training: dict[str, str] | None = None) -> None:
+    """Write a folded network as float16, with what is needed to build it again and ``training`` as it stands."""
     family: Family = "locate" if isinstance(config, LocatorConfig) else "read"
     tensors = {name: tensor.half().contiguous() for name, tensor in network.state_dict().items()}
-    save_file(tensors, path, metadata={"family": f"digits-{family}", "config": config.model_dump_json()})
+    described = {"family": f"digits-{family}", "config": config.model_dump_json()}
+    save_file(tensors, path, metadata={**(training or {}), **described})
 
 
 def load(path: Path) -> Locator | Reader:

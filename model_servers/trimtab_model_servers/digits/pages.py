@@ -101,25 +101,36 @@ class PageSource:
         return [self.page(index) for index in range(start, start + count)]
 
 
-def score_page(truth: Page, boxes: NDArray[np.float32], labels: NDArray[np.int64]) -> PageScore:
-    """Compare predicted ``boxes`` [m, 4] and ``labels`` [m] with the truth.
+def match_boxes(truth: Page, boxes: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Name the digit that each of the predicted ``boxes`` [m, 4] finds: int64 [m], -1 where it finds none.
 
-    A prediction matches at most one digit and a digit at most one prediction, nearest pairs first. ``total`` is the
-    larger of the two counts, so a missed digit and an invented one cost the same.
+    A box finds at most one digit and a digit is found by at most one box, nearest pairs first.
     """
-    total = max(len(truth.labels), len(labels))
-    if len(labels) == 0:
-        return PageScore(0, 0, total)
+    found = np.full(len(boxes), -1, dtype=np.int64)
     true_centres, centres = (truth.boxes[:, :2] + truth.boxes[:, 2:]) / 2, (boxes[:, :2] + boxes[:, 2:]) / 2
     sides = truth.boxes[:, 2] - truth.boxes[:, 0]
     distance = np.linalg.norm(true_centres[:, None] - centres[None], axis=2) / sides[:, None]  # [k, m] in sides
-    matched = correct = 0
     while distance.size and (nearest := float(distance.min())) <= CENTRE_TOLERANCE:
-        digit, prediction = np.argwhere(distance == nearest)[0]
-        matched += 1
-        correct += int(truth.labels[digit] == labels[prediction])
-        distance[digit, :] = distance[:, prediction] = np.inf
-    return PageScore(correct, matched, total)
+        digit, row = np.argwhere(distance == nearest)[0]
+        found[row] = digit
+        distance[digit, :] = distance[:, row] = np.inf
+    return found
+
+
+def score_page(truth: Page, boxes: NDArray[np.float32], labels: NDArray[np.int64]) -> PageScore:
+    """Compare predicted ``boxes`` [m, 4] and ``labels`` [m] with the truth.
+
+    ``total`` is the larger of the two counts, so a missed digit and an invented one cost the same.
+
+    Raises:
+        ValueError: when there are not as many labels as boxes.
+    """
+    if len(boxes) != len(labels):
+        raise ValueError(f"{len(boxes)} boxes but {len(labels)} labels: should be one label a box")
+    found = match_boxes(truth, boxes)
+    matched = found >= 0
+    correct = truth.labels[found[matched]] == np.asarray(labels)[matched]
+    return PageScore(int(correct.sum()), int(matched.sum()), max(len(truth.labels), len(labels)))
 
 
 def _background(sources: Sources, random: np.random.Generator) -> NDArray[np.float32]:

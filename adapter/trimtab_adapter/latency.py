@@ -1,9 +1,10 @@
 """How long a row waits and is served in a stage, and how many rows a stage can serve. Pure formulas, seconds and rows.
 
 The router forms batches work-conservingly: a free replica takes what waits, up to the batch size b. A row therefore
-never waits for a batch to fill while a replica is free; it waits until the first of n busy replicas finishes. This is
-what `planned_seconds` adds to the service time. The paper's routers hold a batch until it is full, hence its other
-term, kept here as `published_seconds` for comparisons (IPA, section 4.2, eq. 6–7; the public code wrote it wrongly).
+never waits for a batch to fill while a replica is free; it waits until the first of n busy replicas finishes, and
+longer only where more rows wait than one batch takes. `planned_seconds` adds both to the service time. The paper's
+routers hold a batch until it is full, hence its other term, kept here as `published_seconds` for comparisons (IPA,
+section 4.2, eq. 6–7; the public code wrote it wrongly).
 """
 
 import math
@@ -25,16 +26,31 @@ def busy_wait_seconds(service_seconds: float, replicas: int, quantile: float) ->
 
     Each is somewhere in its batch, uniformly, so the least of n residuals exceeds x with probability (1 − x/l)^n.
     """
-    return service_seconds * (1.0 - (1.0 - quantile) ** (1.0 / replicas))
+    return service_seconds * (1.0 - math.pow(1.0 - quantile, 1.0 / replicas))
 
 
-def planned_seconds(service_seconds: float, replicas: int, quantile: float) -> float:
-    """Return the latency of a stage under work-conserving batches: wait for a busy replica, then the own batch.
+def backlog_seconds(load_rps: float, throughput_rps: float, quantile: float) -> float:
+    """Return the wait for rows that did not fit into the next batch, at a quantile.
+
+    Each time a replica takes up to b rows, Poisson arrivals have brought ρ·b on average. In heavy traffic the rows left
+    over are exponential with mean ρ/(2(1−ρ)) (Kingman 1961), whatever b, and leave at the stage's throughput.
+    """
+    if load_rps >= throughput_rps:
+        return math.inf
+    utilisation = load_rps / throughput_rps
+    return -math.log(1.0 - quantile) * utilisation / (2.0 * (1.0 - utilisation)) / throughput_rps
+
+
+def planned_seconds(
+    service_seconds: float, replicas: int, load_rps: float, throughput_rps: float, quantile: float
+) -> float:
+    """Return the latency of a stage under work-conserving batches: backlog, wait for a busy replica, the own batch.
 
     Conservative on purpose: the batch before is taken to be full and every replica to be busy. Stages are added at
     their quantiles, although a request is seldom unlucky in all of them.
     """
-    return service_seconds + busy_wait_seconds(service_seconds, replicas, quantile)
+    waiting = busy_wait_seconds(service_seconds, replicas, quantile)
+    return service_seconds + waiting + backlog_seconds(load_rps, throughput_rps, quantile)
 
 
 def published_seconds(service_seconds: float, batch_size: int, load_rps: float) -> float:
@@ -46,8 +62,3 @@ def least_replicas(load_rps: float, replica_rps: float, utilisation: float = MOS
     """Return the fewest replicas that carry the load, ⌈λ/(ρ·h)⌉, at least one (IPA, eq. 8, with a margin ρ)."""
     # The margin keeps a load that needs exactly n replicas from asking for n + 1 by a rounding error.
     return max(1, math.ceil(load_rps / (utilisation * replica_rps) - 1e-9))
-
-
-def carried_rps(replicas: int, replica_rps: float, utilisation: float = MOST_UTILISATION) -> float:
-    """Return the load that many replicas carry within the utilisation margin."""
-    return replicas * replica_rps * utilisation

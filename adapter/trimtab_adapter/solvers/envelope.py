@@ -31,9 +31,8 @@ class Envelopes:
 
     prices: Prices
     worth: float  # α + ν
-    suffixes: tuple[Lines, ...]  # of the stages from k on
-    priced: tuple[Floats, ...]  # cost of each option of each stage, at these prices
-    constant: float  # what unused latency, budget and floor are worth at these prices
+    priced: Sequence[Floats]  # cost of each option of each stage, at these prices
+    suffixes: Sequence[Lines]  # of the stages from k on
     is_product: bool
 
     def bound(self, stage: int, values: Floats, priced_costs: Floats) -> Floats:
@@ -41,13 +40,11 @@ class Envelopes:
         slopes, intercepts = self.suffixes[stage]
         worth = self.worth * values
         if not self.is_product:
-            return worth + intercepts[0] - priced_costs + self.constant
+            return np.asarray(worth + intercepts[0] - priced_costs)
         best = slopes[0] * worth + intercepts[0]
         for slope, intercept in zip(slopes[1:], intercepts[1:], strict=True):
             np.maximum(best, slope * worth + intercept, out=best)
-        best -= priced_costs
-        best += self.constant
-        return best
+        return np.asarray(best - priced_costs)
 
     def greedy(self, values: Sequence[Floats]) -> tuple[list[int], float]:
         """Return the choice that reaches the bound at the root, and the bound. `values[k]` has shape [options of k]."""
@@ -62,23 +59,19 @@ class Envelopes:
             choice.append(int(reach.argmax()))
             worth *= float(value[choice[-1]])
         slopes, intercepts = self.suffixes[0]
-        return choice, float((slopes * (self.worth if self.is_product else 0.0) + intercepts).max()) + self.constant
+        return choice, float((slopes * (self.worth if self.is_product else 0.0) + intercepts).max())
 
 
-def build(
-    prices: Prices,
-    accuracy_weight: float,
-    priced: Sequence[Floats],
-    values: Sequence[Floats],
-    constant: float,
-    metric: str,
-) -> Envelopes:
-    """Build the envelopes of all suffixes, last stage first."""
-    is_product = metric == "Product"
-    worth = accuracy_weight + prices.floor
+def suffixes(
+    worth: float, priced: Sequence[Floats], values: Sequence[Floats], unused: float, *, is_product: bool
+) -> tuple[Lines, ...]:
+    """Build the envelopes of all suffixes, last stage first.
+
+    `unused` is what the whole SLO, budget and floor are worth at the prices: each bound begins with it.
+    """
     most = np.cumprod([1.0, *(value.max() for value in values)]) * worth  # greatest prefix before each stage
-    lines: Lines = (np.ones(1), np.zeros(1))
-    suffixes = [lines]
+    lines: Lines = (np.ones(1), np.full(1, unused))
+    built = [lines]
     for k in reversed(range(len(values))):
         if is_product:
             slopes = (values[k][:, None] * lines[0]).ravel()
@@ -86,8 +79,8 @@ def build(
             lines = _upper(slopes, intercepts, float(most[k]))
         else:
             lines = (np.ones(1), lines[1] + (worth * values[k] - priced[k]).max())
-        suffixes.append(lines)
-    return Envelopes(prices, worth, tuple(reversed(suffixes)), tuple(priced), constant, is_product)
+        built.append(lines)
+    return tuple(reversed(built))
 
 
 def _upper(slopes: Floats, intercepts: Floats, most: float) -> Lines:

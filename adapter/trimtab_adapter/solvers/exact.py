@@ -5,6 +5,7 @@ dropped, and so are labels whose best completion cannot beat a plan already know
 plan, then the full search proves or improves it. Everything is numpy over whole fronts of labels.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from trimtab_adapter.program import TOLERANCE, Option, Program, Solution
 from trimtab_adapter.solvers.envelope import Envelopes
 from trimtab_adapter.solvers.frontier import undominated
 from trimtab_adapter.solvers.pricing import price
-from trimtab_adapter.solvers.table import Column, Floats, Table, tabulate
+from trimtab_adapter.solvers.table import Floats, Table, tabulate
 
 BEAM = 48  # labels a stage keeps in the first pass
 _EPSILON = 1e-12  # a bound must beat the plan known by more than rounding
@@ -46,7 +47,7 @@ def solve(program: Program) -> Solution | None:
     for guess in guesses:
         known = _better(program, known, _options(program, table, guess))
     for width in (BEAM, None):
-        found = _search(program, table, envelopes, known, width)
+        found = _Search(program, table, envelopes, _target(program, known), width).run()
         if found is not None:
             known = _better(program, known, _options(program, table, found))
     return None if known is None else Solution(tuple(known), program.objective(known))
@@ -65,25 +66,88 @@ def _better(program: Program, known: list[Option] | None, found: list[Option]) -
     return found if known is None or program.objective(found) > program.objective(known) else known
 
 
-def _search(
-    program: Program,
-    table: Table,
-    envelopes: Sequence[Envelopes],
-    known: list[Option] | None,
-    width: int | None,
-) -> list[int] | None:
-    """Extend labels stage by stage; return the picks of the best one that beats `known`, or None."""
-    target = -np.inf if known is None else program.objective(known)
-    target += _EPSILON * max(1.0, abs(target)) if np.isfinite(target) else 0.0
-    fronts = [_root(program)]
-    for k in range(len(table.columns)):
-        front = _extend(program, table, fronts[-1], k, envelopes, target, width)
-        if front.value.size == 0:
-            return None
-        fronts.append(front)
-    last = fronts[-1]
-    reached = program.weights.accuracy * last.value - last.cost
-    return _trace(fronts, int(reached.argmax()))
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """One pass over the stages: what to beat, and how many labels a stage may keep (None: all that matter)."""
+
+    program: Program
+    table: Table
+    envelopes: Sequence[Envelopes]
+    target: float
+    width: int | None
+
+    def run(self) -> list[int] | None:
+        """Extend labels stage by stage; return the picks of the best one that beats the target, or None."""
+        fronts = [_root(self.program)]
+        for k in range(len(self.table.columns)):
+            front = self._prune(self._extend(fronts[-1], k), k + 1)
+            if front.value.size == 0:
+                return None
+            fronts.append(front)
+        reached = self.program.weights.accuracy * fronts[-1].value - fronts[-1].cost
+        return _trace(fronts, int(reached.argmax()))
+
+    def _extend(self, labels: _Labels, k: int) -> _Labels:
+        """Add each option of stage k to each label, unless latency or budget can no longer be kept."""
+        program, table, column = self.program, self.table, self.table.columns[k]
+        finish = _start(labels, self._awaited(k), program.stages[k].predecessors)[:, None] + column.seconds
+        possible = finish + table.least_tail[k] <= program.slo_seconds + TOLERANCE
+        if table.cores_bind:
+            possible &= labels.cores[:, None] + column.cores + table.least_cores[k + 1] <= program.cores + TOLERANCE
+        if table.gpus_bind:
+            possible &= labels.gpus[:, None] + column.gpus + table.least_gpus[k + 1] <= program.gpus + TOLERANCE
+        parent, option = np.nonzero(possible)
+        return self._grow(labels, k, parent, option, finish[parent, option])
+
+    def _awaited(self, k: int) -> tuple[int, ...]:
+        return self.table.live[k - 1] if k else ()
+
+    def _grow(
+        self, labels: _Labels, k: int, parent: NDArray[np.intp], option: NDArray[np.intp], finish: Floats
+    ) -> _Labels:
+        table, column, awaited = self.table, self.table.columns[k], self._awaited(k)
+        value = labels.value[parent]
+        rows = [finish if stage == k else labels.finish[awaited.index(stage), parent] for stage in table.live[k]]
+        return _Labels(
+            value=value * column.value[option] if table.is_product else value + column.value[option],
+            cost=labels.cost[parent] + column.cost[option],
+            cores=labels.cores[parent] + column.cores[option],
+            gpus=labels.gpus[parent] + column.gpus[option],
+            flow_seconds=labels.flow_seconds[parent] + table.flow[k] * column.seconds[option],
+            same=labels.same[parent] & column.same[option],
+            finish=np.array(rows).reshape(len(rows), parent.size),
+            parent=parent,
+            option=option,
+        )
+
+    def _prune(self, labels: _Labels, stage: int) -> _Labels:
+        """Drop labels that cannot reach the floor, differ where asked, or beat the target; then dominated ones."""
+        table = self.table
+        most = labels.value * table.most_value[stage] if table.is_product else labels.value + table.most_value[stage]
+        bounds = self._bounds(labels, stage)
+        keep = (most >= self.program.accuracy_floor - TOLERANCE) & (bounds > self.target)
+        if table.differs and stage == len(table.columns):
+            keep &= ~labels.same
+        which = np.nonzero(keep)[0]
+        if self.width is not None and which.size > self.width:
+            which = which[np.argpartition(-bounds[which], self.width)[: self.width]]
+        labels = _take(labels, which)
+        return _take(labels, undominated(_respects(table, labels)))
+
+    def _bounds(self, labels: _Labels, stage: int) -> Floats:
+        bounds = np.full(labels.value.size, np.inf)
+        for envelope in self.envelopes:
+            prices = envelope.prices
+            priced = labels.cost + prices.second * labels.flow_seconds + prices.core * labels.cores
+            np.minimum(bounds, envelope.bound(stage, labels.value, priced), out=bounds)
+        return bounds
+
+
+def _target(program: Program, known: list[Option] | None) -> float:
+    if known is None:
+        return -math.inf
+    objective = program.objective(known)
+    return objective + _EPSILON * max(1.0, abs(objective))
 
 
 def _root(program: Program) -> _Labels:
@@ -93,78 +157,10 @@ def _root(program: Program) -> _Labels:
     return _Labels(start, zero, zero, zero, zero, same, np.zeros((0, 1)), nothing, nothing)
 
 
-def _extend(
-    program: Program,
-    table: Table,
-    labels: _Labels,
-    k: int,
-    envelopes: Sequence[Envelopes],
-    target: float,
-    width: int | None,
-) -> _Labels:
-    column = table.columns[k]
-    before = table.live[k - 1] if k else ()
-    start = _start(labels, before, program.stages[k].predecessors)
-    finish = start[:, None] + column.seconds
-    possible = finish + table.least_tail[k] <= program.slo_seconds + TOLERANCE
-    if table.cores_bind:
-        possible &= labels.cores[:, None] + column.cores + table.least_cores[k + 1] <= program.cores + TOLERANCE
-    if table.gpus_bind:
-        possible &= labels.gpus[:, None] + column.gpus + table.least_gpus[k + 1] <= program.gpus + TOLERANCE
-    parent, option = np.nonzero(possible)
-    grown = _grow(table, labels, column, k, parent, option, finish[parent, option], before)
-    bounds, grown = _bounded(program, table, grown, k + 1, envelopes, target)
-    if width is not None and bounds.size > width:
-        grown = _take(grown, np.argpartition(-bounds, width)[:width])
-    return _take(grown, undominated(_respects(table, grown)))
-
-
-def _start(labels: _Labels, before: tuple[int, ...], predecessors: tuple[int, ...]) -> Floats:
+def _start(labels: _Labels, awaited: tuple[int, ...], predecessors: tuple[int, ...]) -> Floats:
     if not predecessors:
         return np.zeros(labels.value.size)
-    return labels.finish[[before.index(p) for p in predecessors]].max(axis=0)
-
-
-def _grow(
-    table: Table,
-    labels: _Labels,
-    column: Column,
-    k: int,
-    parent: NDArray[np.intp],
-    option: NDArray[np.intp],
-    finish: Floats,
-    before: tuple[int, ...],
-) -> _Labels:
-    value = labels.value[parent]
-    rows = [finish if stage == k else labels.finish[before.index(stage), parent] for stage in table.live[k]]
-    return _Labels(
-        value=value * column.value[option] if table.is_product else value + column.value[option],
-        cost=labels.cost[parent] + column.cost[option],
-        cores=labels.cores[parent] + column.cores[option],
-        gpus=labels.gpus[parent] + column.gpus[option],
-        flow_seconds=labels.flow_seconds[parent] + table.flow[k] * column.seconds[option],
-        same=labels.same[parent] & column.same[option],
-        finish=np.array(rows).reshape(len(rows), parent.size),
-        parent=parent,
-        option=option,
-    )
-
-
-def _bounded(
-    program: Program, table: Table, labels: _Labels, stage: int, envelopes: Sequence[Envelopes], target: float
-) -> tuple[Floats, _Labels]:
-    """Drop labels that cannot reach the accuracy floor, differ where asked, or beat the target."""
-    most = labels.value * table.most_value[stage] if table.is_product else labels.value + table.most_value[stage]
-    keep = most >= program.accuracy_floor - TOLERANCE
-    if table.differs and stage == len(table.columns):
-        keep &= ~labels.same
-    bounds = np.full(labels.value.size, np.inf)
-    for envelope in envelopes:
-        prices = envelope.prices
-        priced = labels.cost + prices.second * labels.flow_seconds + prices.core * labels.cores
-        np.minimum(bounds, envelope.bound(stage, labels.value, priced), out=bounds)
-    keep &= bounds > target
-    return bounds[keep], _take(labels, np.nonzero(keep)[0])
+    return np.asarray(labels.finish[[awaited.index(p) for p in predecessors]].max(axis=0))
 
 
 def _take(labels: _Labels, which: NDArray[np.intp]) -> _Labels:

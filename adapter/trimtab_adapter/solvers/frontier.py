@@ -30,12 +30,12 @@ def undominated(costs: NDArray[np.float64]) -> NDArray[np.intp]:
 def _beaten(winners: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.bool_]:
     if winners.shape[1] == 0:
         return np.zeros(rows.shape[1], dtype=np.bool_)
-    return _pairs(winners, rows).any(axis=0)
+    return np.asarray(_pairs(winners, rows).any(axis=0))
 
 
 def _pairs(winners: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Tell for each pair whether the winner is at most the row in every respect; shape [winners, rows]."""
-    result = winners[0][:, None] <= rows[0]
+    result: NDArray[np.bool_] = winners[0][:, None] <= rows[0]
     for winner, row in zip(winners[1:], rows[1:], strict=True):
         result &= winner[:, None] <= row
     return result

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trimtab_adapter.program import Program
-from trimtab_adapter.solvers.envelope import Envelopes, Prices, build
+from trimtab_adapter.solvers.envelope import Envelopes, Prices, suffixes
 from trimtab_adapter.solvers.table import Table
 
 DOUBLINGS = 30
@@ -31,17 +31,16 @@ class _Probe:
 
 
 def price(program: Program, table: Table) -> tuple[list[Envelopes], list[list[int]]]:
-    """Return envelopes at the best prices found and at none, and the choices met on the way, all as bounds need."""
-    probes = [_probe(program, table, Prices())]
-    best = probes[0]
+    """Return envelopes at the best prices found and at none, and the choices met on the way."""
+    search = _Search(program, table)
     for _ in range(2 if table.cores_bind or program.accuracy_floor > 0 else 1):
         for name, excess in _CONSTRAINTS:
-            if excess(best) > 0 or getattr(best.envelopes.prices, name) > 0:
-                best = _bisect(program, table, best, name, excess, probes)
-    chosen = [best.envelopes]
-    if best is not probes[0]:
-        chosen.append(probes[0].envelopes)
-    return chosen, [probe.picks for probe in probes]
+            if excess(search.best) > 0 or getattr(search.best.envelopes.prices, name) > 0:
+                search.bisect(name, excess)
+    chosen = [search.best.envelopes]
+    if search.best is not search.probes[0]:
+        chosen.append(search.probes[0].envelopes)
+    return chosen, [probe.picks for probe in search.probes]
 
 
 _CONSTRAINTS: tuple[tuple[str, Callable[[_Probe], float]], ...] = (
@@ -51,35 +50,35 @@ _CONSTRAINTS: tuple[tuple[str, Callable[[_Probe], float]], ...] = (
 )
 
 
-def _bisect(
-    program: Program,
-    table: Table,
-    best: _Probe,
-    name: str,
-    excess: Callable[[_Probe], float],
-    probes: list[_Probe],
-) -> _Probe:
-    """Vary one price to lower the bound; every probe is added to `probes`."""
+class _Search:
+    """All probes so far, and the one with the lowest bound."""
 
-    def probe(at: float) -> _Probe:
-        nonlocal best
-        probes.append(_probe(program, table, replace(best.envelopes.prices, **{name: at})))
-        if probes[-1].bound < best.bound:
-            best = probes[-1]
-        return probes[-1]
+    def __init__(self, program: Program, table: Table) -> None:
+        self._program, self._table = program, table
+        self.best = _probe(program, table, Prices())
+        self.probes = [self.best]
 
-    low, high = 0.0, max(getattr(best.envelopes.prices, name), _first_price(program, name))
-    for _ in range(DOUBLINGS):
-        if excess(probe(high)) <= 0:
-            break
-        low, high = high, high * 4.0
-    for _ in range(HALVINGS):
-        middle = (low * high) ** 0.5 if low > 0 else high / 4.0
-        if excess(probe(middle)) > 0:
-            low = middle
-        else:
-            high = middle
-    return best
+    def probe(self, name: str, at: float) -> _Probe:
+        """Set one price beside the best others."""
+        found = _probe(self._program, self._table, replace(self.best.envelopes.prices, **{name: at}))
+        self.probes.append(found)
+        if found.bound < self.best.bound:
+            self.best = found
+        return found
+
+    def bisect(self, name: str, excess: Callable[[_Probe], float]) -> None:
+        """Vary one price to lower the bound."""
+        low, high = 0.0, max(getattr(self.best.envelopes.prices, name), _first_price(self._program, name))
+        for _ in range(DOUBLINGS):
+            if excess(self.probe(name, high)) <= 0:
+                break
+            low, high = high, high * 4.0
+        for _ in range(HALVINGS):
+            middle = (low * high) ** 0.5 if low > 0 else high / 4.0
+            if excess(self.probe(name, middle)) > 0:
+                low = middle
+            else:
+                high = middle
 
 
 def _first_price(program: Program, name: str) -> float:
@@ -92,10 +91,14 @@ def _probe(program: Program, table: Table, prices: Prices) -> _Probe:
         column.cost + prices.second * share * column.seconds + prices.core * column.cores
         for column, share in zip(table.columns, table.flow, strict=True)
     ]
-    unused = prices.second * program.slo_seconds - prices.floor * program.accuracy_floor
+    # An SLO or budget may be infinite; then its price is 0 and 0 · ∞ would be no number.
+    unused = prices.second * program.slo_seconds if prices.second else 0.0
     unused += prices.core * program.cores if prices.core else 0.0
+    unused -= prices.floor * program.accuracy_floor
     values = [column.value for column in table.columns]
-    envelopes = build(prices, program.weights.accuracy, priced, values, unused, program.metric)
+    worth = program.weights.accuracy + prices.floor
+    lines = suffixes(worth, priced, values, unused, is_product=table.is_product)
+    envelopes = Envelopes(prices, worth, priced, lines, table.is_product)
     picks, bound = envelopes.greedy(values)
     picked = [column.value[pick] for column, pick in zip(table.columns, picks, strict=True)]
     value = float(np.prod(picked) if table.is_product else np.sum(picked))

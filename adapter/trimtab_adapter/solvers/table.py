@@ -1,4 +1,4 @@
-"""A program as arrays: per stage the undominated options, and per suffix of stages what it needs at least. Pure numpy."""
+"""A program as arrays: per stage the undominated options, per suffix of stages what it needs at least. Pure numpy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,0 +1,71 @@
+"""The reasons a plan carries: what changed, what binds, what the next best plan would cost. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trimtab_adapter.least_bad import Answer
+from trimtab_adapter.program import TOLERANCE, Option, Program, models
+from trimtab_adapter.solvers.exact import solve
+from trimtab_pipelines.plan import Explanation, PipelinePlan, RunnerUp, StagePlan
+
+
+def explain(answer: Answer, stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> Explanation:
+    """Explain a solution against the plan before it."""
+    return Explanation(
+        change=_change(stages, current, cause),
+        binding_constraint=binding_constraint(answer.program, answer.solution.objective),
+        runner_up=runner_up(answer),
+    )
+
+
+def line(option: Option | StagePlan) -> str:
+    """Return a short line such as `read-l ×2 batch 8`."""
+    point = "" if option.operating_point == "default" else f"/{option.operating_point}"
+    return f"{option.variant}{point} ×{option.replicas} batch {option.batch_size}"
+
+
+def binding_constraint(program: Program, objective: float) -> str:
+    """Name the constraint whose absence would gain most."""
+    relaxations = {
+        "slo.latency": replace(program, slo_seconds=1e9),
+        "budget.cores": replace(program, cores=1e12),
+        "objective.accuracyFloor": replace(program, accuracy_floor=0.0),
+        "budget.gpus": replace(program, gpus=10**9),
+    }
+    gains = {name: _gain(relaxed, program, objective) for name, relaxed in relaxations.items()}
+    name = max(gains, key=lambda candidate: gains[candidate])
+    if gains[name] > TOLERANCE:
+        return f"{name}: without it the objective would gain {gains[name]:.4g}"
+    return "none: no constraint keeps the objective from being better, only the weights do"
+
+
+def _gain(relaxed: Program, program: Program, objective: float) -> float:
+    if relaxed == program:
+        return 0.0
+    solution = solve(relaxed)
+    return 0.0 if solution is None else solution.objective - objective
+
+
+def runner_up(answer: Answer) -> RunnerUp | None:
+    """Return the best plan in which at least one stage runs another model, and what it would cost."""
+    solution = answer.solution
+    second = solve(replace(answer.program, other_than=models(solution.choice)))
+    if second is None:
+        return None
+    named = zip(answer.program.stages, solution.choice, second.choice, strict=True)
+    return RunnerUp(
+        stages={stage.name: line(other) for stage, option, other in named if other != option},
+        objective_loss=max(0.0, solution.objective - second.objective),
+    )
+
+
+def _change(stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> str:
+    if current is None:
+        return f"first plan, {cause}"
+    before = {stage.name: stage for stage in current.spec.stages}
+    moves = [
+        f"{stage.name}: {line(before[stage.name]) if stage.name in before else 'nothing'} → {line(stage)}"
+        for stage in stages
+        if stage.name not in before or line(before[stage.name]) != line(stage)
+    ]
+    return f"{'; '.join(moves)} ({cause})" if moves else f"kept, {cause}"

@@ -38,7 +38,7 @@ class GrpcIngress:
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+    def handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """What a `grpc.aio` server registers."""
         methods: dict[str, _Handler] = {
             "ServerLive": self._server_live,

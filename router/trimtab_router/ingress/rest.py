@@ -43,9 +43,9 @@ class RestIngress:
         """A server that leaves a request as soon as its caller does."""
         return web.Server(self._answer, request_factory=self._make_request, handler_cancellation=True, access_log=None)
 
-    def _make_request(self, *arguments: Any) -> web.BaseRequest:
-        limit = self._router.limits.max_payload_bytes
-        return web.BaseRequest(*arguments, asyncio.get_running_loop(), client_max_size=limit)
+    def _make_request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        loop, limit = asyncio.get_running_loop(), self._router.limits.max_payload_bytes
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=limit)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:

@@ -1,0 +1,224 @@
+"""A model server that keeps state and speaks the data port's protocol over real HTTP, and a router in front of such."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import grpc
+import numpy as np
+from aiohttp import web
+
+from tests.builders import a_plan
+from trimtab_pipelines.routing import Endpoint, Endpoints
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_protocol import InferRequest, InferResponse, Tensor, grpc_messages, rest
+from trimtab_router.router import Limits, Router
+from trimtab_router.server import FrontDoors
+
+Model = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+
+
+def plus_one(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Y = x + 1."""
+    return {"y": (inputs["x"] + 1).astype(inputs["x"].dtype)}
+
+
+@dataclass
+class Seen:
+    """One batch a fake served."""
+
+    variant: str
+    rows: int
+    parameters: dict[str, Any]
+    headers: dict[str, str]
+
+
+@dataclass
+class FakeReplica:
+    """A model server of one stage.
+
+    `gate` holds batches back while it is not set. Each of `faults` is answered once, as an HTTP status with a message;
+    `refuse` may answer so by what is in the batch.
+    """
+
+    model: Model = plus_one
+    variants: Sequence[str] = ("small",)
+    name: str = "replica-0"
+    delay_seconds: float = 0.0
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    refuse: Callable[[Mapping[str, np.ndarray]], tuple[int, str] | None] = lambda _: None
+    seen: list[Seen] = field(default_factory=list)
+    running: int = 0
+    most_running: int = 0
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.arrived = asyncio.Event()
+        self.unready: set[str] = set()
+        self._runner: web.ServerRunner | None = None
+
+    async def start(self) -> "FakeReplica":
+        self._runner = web.ServerRunner(web.Server(self._answer, access_log=None), shutdown_timeout=0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def kill(self) -> None:
+        """Go away as after kill -9: connections are cut, batches are lost."""
+        assert self._runner is not None
+        assert self._runner.server is not None
+        for connection in self._runner.server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await self._runner.cleanup()
+        self._runner = None
+
+    async def stop(self) -> None:
+        self.gate.set()
+        if self._runner is not None:
+            await self.kill()
+
+    def endpoint(self, **changes: Any) -> Endpoint:
+        return Endpoint(
+            **{"name": self.name, "address": f"127.0.0.1:{self.port}", "variants": tuple(self.variants)} | changes
+        )
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        *_, variant, action = request.path.split("/")
+        if action == "ready":
+            known = variant in self.variants and variant not in self.unready
+            return web.json_response({"ready": known}, status=200 if known else 404)
+        asked = rest.decode_request(variant, await request.read(), request.headers.get(rest.HEADER_LENGTH))
+        inputs = {tensor.name: tensor.array for tensor in asked.inputs}
+        rows = len(next(iter(inputs.values())))
+        self.seen.append(Seen(variant, rows, dict(asked.parameters), dict(request.headers)))
+        self.arrived.set()
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await self.gate.wait()
+            if self.delay_seconds:
+                await asyncio.sleep(self.delay_seconds)
+        finally:
+            self.running -= 1
+        fault = self.faults.pop(0) if self.faults else self.refuse(inputs)
+        if fault is not None:
+            return web.json_response({"error": fault[1]}, status=fault[0])
+        outputs = tuple(Tensor.of(name, array) for name, array in self.model(inputs).items())
+        response = InferResponse(
+            variant, outputs, parameters={"operating_point": "default", "compute_seconds": self.delay_seconds}
+        )
+        buffers, length = rest.encode_response(response, frozenset(tensor.name for tensor in outputs))
+        return web.Response(body=b"".join(buffers), headers={rest.HEADER_LENGTH: str(length)})
+
+
+class Rig:
+    """A router with its front doors open, and clients of both."""
+
+    def __init__(self, router: Router, doors: FrontDoors, session: aiohttp.ClientSession) -> None:
+        self.router = router
+        self.doors = doors
+        self.session = session
+        self.url = f"http://127.0.0.1:{doors.rest_port}"
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{doors.grpc_port}")
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something observable holds."""
+        async with asyncio.timeout(20):
+            while not holds():  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.005)
+
+    async def until_ready(self) -> None:
+        await self.until(lambda: self.router.ready)
+
+    async def rest(self, request: InferRequest, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
+        """Send a request over REST with binary tensors: status, answer or error text, headers."""
+        buffers, length = rest.encode_request(request)
+        return await self.post(
+            request.model_name, b"".join(bytes(b) for b in buffers), **{rest.HEADER_LENGTH: str(length), **headers}
+        )
+
+    async def post(self, model: str, body: bytes, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
+        async with self.session.post(f"{self.url}/v2/models/{model}/infer", data=body, headers=headers) as answer:
+            content = await answer.read()
+            if answer.status != 200:
+                return answer.status, (await answer.json())["error"], answer.headers
+            return 200, rest.decode_response(content, answer.headers.get(rest.HEADER_LENGTH)), answer.headers
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.session.get(self.url + path) as answer:
+            return answer.status, await (answer.text() if path == "/metrics" else answer.json())
+
+    async def grpc(self, request: InferRequest, timeout: float | None = None, metadata: Any = None) -> InferResponse:  # noqa: ASYNC109 - a gRPC deadline
+        call = self.channel.unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
+        data = grpc_messages.request_to_message(request).SerializeToString()
+        answer = await call(data, timeout=timeout, metadata=metadata)
+        return grpc_messages.response_from_message(grpc_messages.response_class("ModelInfer").FromString(answer))
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum of all series of a metric that carry these labels."""
+        total = 0.0
+        for family in self.router.metrics.registry.collect():
+            for sample in family.samples:
+                if sample.name == name and labels.items() <= sample.labels.items():
+                    total += sample.value
+        return total
+
+    async def outcomes(self) -> dict[str, int]:
+        """Requests by outcome, those with none left out; they add up to those received."""
+        counts = {
+            outcome: int(await self.metric("trimtab_requests_total", outcome=outcome))
+            for outcome in ("ok", "late", "dropped", "refused", "failed")
+        }
+        assert sum(counts.values()) == await self.metric("trimtab_requests_received_total")
+        return {outcome: count for outcome, count in counts.items() if count}
+
+
+@asynccontextmanager
+async def a_rig(
+    pipeline: InferencePipeline,
+    replicas: Mapping[str, Sequence[FakeReplica]],
+    *,
+    limits: Limits | None = None,
+    ready: bool = True,
+    **plan: Any,
+) -> AsyncIterator[Rig]:
+    """A router over these fakes, by stage; they are started and stopped with it."""
+    fakes = [fake for stage in replicas.values() for fake in stage]
+    for fake in fakes:
+        await fake.start()
+    router = Router(pipeline, a_plan(pipeline, **plan), limits=limits)
+    router.apply_endpoints(endpoints_of(replicas))
+    doors = FrontDoors(router)
+    await doors.open("127.0.0.1", 0, 0)
+    async with aiohttp.ClientSession() as session:
+        rig = Rig(router, doors, session)
+        try:
+            if ready:
+                await rig.until_ready()
+            yield rig
+        finally:
+            for fake in fakes:
+                fake.gate.set()
+            await rig.channel.close(None)
+            await session.close()
+            await doors.close()
+            for fake in fakes:
+                await fake.stop()
+
+
+def endpoints_of(replicas: Mapping[str, Sequence[FakeReplica]]) -> Endpoints:
+    return Endpoints(stages={stage: tuple(fake.endpoint() for fake in fakes) for stage, fakes in replicas.items()})
+
+
+def a_request(rows: int = 1, value: float = 0.0, **changes: Any) -> InferRequest:
+    """A request for the sample pipeline."""
+    x = np.full((rows, 4), value, np.float32)
+    return InferRequest(**{"model_name": "sample", "inputs": (Tensor.of("x", x),)} | changes)

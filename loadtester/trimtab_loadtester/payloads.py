@@ -1,7 +1,8 @@
 """What is sent: real inputs with known truth where there are some, else random tensors; never one sample repeated.
 
 A pipeline names its payloads in the annotation `trimtab.dev/payloads`: `digits` for pages of handwritten digits whose
-truth is known, or `random`, the default, for tensors of the pipeline's input specs.
+truth is known, or `random`, the default, for tensors of the pipeline's input specs. In random tensors a dimension of
+any size (-1) gets what `trimtab.dev/default-dimension` says, else 16.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
 
 ANNOTATION = "trimtab.dev/payloads"
+DIMENSION_ANNOTATION = "trimtab.dev/default-dimension"
 DEFAULT_DIMENSION = 16
 RANDOM_BYTES_LENGTH = 16
 Outputs = Mapping[str, NDArray[Any]]
@@ -52,14 +54,17 @@ class PayloadSource(Protocol):
 class RandomPayloads:
     """Random tensors in the shape of a pipeline's inputs: floats uniform in 0…1, integers over 0…127."""
 
-    def __init__(self, specs: tuple[TensorSpec, ...], seed: int = 0) -> None:
+    def __init__(
+        self, specs: tuple[TensorSpec, ...], seed: int = 0, default_dimension: int = DEFAULT_DIMENSION
+    ) -> None:
         self._specs = specs
         self._seed = seed
+        self._default_dimension = default_dimension
 
     def payload(self, index: int) -> Payload:
-        """Draw one row of each input; a dimension of any size gets 16."""
+        """Draw one row of each input."""
         random = np.random.default_rng([self._seed, index])
-        return Payload(tuple(_random_tensor(spec, random) for spec in self._specs))
+        return Payload(tuple(_random_tensor(spec, self._default_dimension, random) for spec in self._specs))
 
     def score(self, truth: object, outputs: Outputs) -> Score:
         """Nothing is known of random tensors."""
@@ -95,12 +100,19 @@ def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
     if kind == "digits":
         return DigitPayloads(seed)
     if kind == "random":
-        return RandomPayloads(pipeline.spec.inputs, seed)
+        return RandomPayloads(pipeline.spec.inputs, seed, _default_dimension(pipeline))
     raise ValueError(f"metadata.annotations[{ANNOTATION}] {kind!r} is not known; there are: digits, random")
 
 
-def _random_tensor(spec: TensorSpec, random: np.random.Generator) -> Tensor:
-    shape = (1, *(DEFAULT_DIMENSION if size == -1 else size for size in spec.shape))
+def _default_dimension(pipeline: InferencePipeline) -> int:
+    written = pipeline.metadata.annotations.get(DIMENSION_ANNOTATION, str(DEFAULT_DIMENSION))
+    if not (written.isascii() and written.isdecimal() and int(written) > 0):
+        raise ValueError(f"metadata.annotations[{DIMENSION_ANNOTATION}] {written!r} must be a positive integer")
+    return int(written)
+
+
+def _random_tensor(spec: TensorSpec, any_size: int, random: np.random.Generator) -> Tensor:
+    shape = (1, *(any_size if size == -1 else size for size in spec.shape))
     if spec.datatype == "BYTES":
         values = np.empty(shape, dtype=object)
         for position in np.ndindex(shape):

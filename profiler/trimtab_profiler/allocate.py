@@ -1,0 +1,57 @@
+"""How large a replica must be: the stage's latency target and the least cores at which each variant meets it.
+
+IPA, section 4.1. The published code differs from its paper: it multiplies by 25 instead of 5, takes the largest
+allocation for the mean, and moves the allocation up with accuracy whether needed or not. Here stands the paper.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from trimtab_pipelines.profile import PointProfile
+from trimtab_pipelines.spec import Stage
+
+SLO_FACTOR = 5.0
+
+
+def stage_slo_seconds(points: Iterable[PointProfile], stage: Stage) -> float:
+    """Five times the mean, over the variants, of the mean latency at batch 1 with each variant's declared cores.
+
+    Raises:
+        ValueError: a variant was not measured at batch 1 with the cores it declares.
+    """
+    by_key = {(point.variant, point.operating_point, point.cores): point for point in points}
+    latencies = []
+    for variant in stage.variants:
+        point = by_key.get((variant.name, variant.points[0].name, variant.resources.cpu))
+        single = next((m for m in point.measurements if m.batch_size == 1), None) if point else None
+        if single is None:
+            raise ValueError(
+                f"stage {stage.name}: variant {variant.name} was not measured at batch 1 "
+                f"with its own {variant.resources.cpu:g} cores"
+            )
+        latencies.append(single.latency_seconds_mean)
+    return SLO_FACTOR * float(np.mean(latencies))
+
+
+def base_allocation(
+    points: Iterable[PointProfile], stage: Stage, slo_seconds: float, threshold_rps: float
+) -> Mapping[str, float]:
+    """The least measured cores at which a variant has some batch with p99 within the SLO and the threshold throughput.
+
+    The first operating point of each variant counts. A variant that meets them nowhere is left out.
+    """
+    allocation: dict[str, float] = {}
+    for point in sorted(points, key=lambda point: point.cores):
+        first = stage.variant(point.variant).points[0].name
+        if (
+            point.operating_point == first
+            and point.variant not in allocation
+            and _meets(point, slo_seconds, threshold_rps)
+        ):
+            allocation[point.variant] = point.cores
+    return {variant.name: allocation[variant.name] for variant in stage.variants if variant.name in allocation}
+
+
+def _meets(point: PointProfile, slo_seconds: float, threshold_rps: float) -> bool:
+    return any(m.latency_seconds_p99 <= slo_seconds and m.throughput_rps >= threshold_rps for m in point.measurements)

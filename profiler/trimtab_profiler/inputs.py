@@ -1,0 +1,104 @@
+"""What is fed to a variant while it is measured: real rows where there are some, else random ones of the right shape.
+
+Rows are kept by the reference that stages read them by (`request.inputs.image`, `locate.outputs.crops`). A stage behind
+another one gets what that stage really answered; only where it answered nothing, random rows stand in.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.spec import InferencePipeline, Stage
+from trimtab_pipelines.tensors import TensorSpec
+from trimtab_protocol import DTYPES, Tensor
+
+PAYLOADS_ANNOTATION = "trimtab.dev/payloads"
+DIMENSION_ANNOTATION = "trimtab.dev/default-dimension"
+DEFAULT_DIMENSION = 16
+Array = NDArray[Any]
+Rows = Mapping[str, Array]
+
+
+def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict[str, Array]:
+    """Make `count` rows of every request input: pages of digits where the pipeline's annotation says so, else random.
+
+    Raises:
+        ValueError: unknown payloads, or a default dimension that is no positive integer.
+    """
+    kind = pipeline.metadata.annotations.get(PAYLOADS_ANNOTATION, "random")
+    if kind not in {"digits", "random"}:
+        raise ValueError(
+            f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is not known; there are: digits, random"
+        )
+    size = default_dimension(pipeline)
+    rows = {f"{REQUEST}.inputs.{spec.name}": random_rows(spec, count, size, seed) for spec in pipeline.spec.inputs}
+    if kind == "digits":
+        from trimtab_model_servers.digits.pages import PageSource  # noqa: PLC0415 - slow to import
+
+        pages = PageSource(split="held-out", seed=seed).pages(0, count)
+        rows[f"{REQUEST}.inputs.image"] = np.stack([page.pixels for page in pages])
+    return rows
+
+
+def default_dimension(pipeline: InferencePipeline) -> int:
+    """The size that stands in for a dimension of any size: the pipeline's annotation, else 16."""
+    written = pipeline.metadata.annotations.get(DIMENSION_ANNOTATION, str(DEFAULT_DIMENSION))
+    if not (written.isascii() and written.isdecimal() and int(written) > 0):
+        raise ValueError(f"metadata.annotations[{DIMENSION_ANNOTATION}] {written!r} must be a positive integer")
+    return int(written)
+
+
+def stage_rows(pipeline: InferencePipeline, stage: Stage, known: Rows, count: int) -> dict[str, Array]:
+    """Gather the rows of each input of a stage, [≥ 1, …] by input name; random where none are known."""
+    gathered = {}
+    for read in stage.inputs:
+        rows = known.get(read.source)
+        if rows is None or not len(rows):
+            rows = random_rows(_spec_of(pipeline, read.source), count, default_dimension(pipeline))
+        gathered[read.name] = rows
+    return gathered
+
+
+def batch(rows: Rows, size: int, offset: int, datatypes: Mapping[str, str]) -> tuple[Tensor, ...]:
+    """Cut a batch of `size` rows that begins at row `offset`, going round where rows are fewer."""
+    tensors = []
+    for name, array in rows.items():
+        index = (np.arange(size) + offset) % len(array)
+        tensors.append(Tensor(name, datatypes[name], np.ascontiguousarray(array[index])))
+    return tuple(tensors)
+
+
+def datatypes(pipeline: InferencePipeline, stage: Stage) -> dict[str, str]:
+    """The datatype of each of a stage's inputs."""
+    return {read.name: _spec_of(pipeline, read.source).datatype for read in stage.inputs}
+
+
+def captured(stage: Stage, answers: Iterable[Sequence[Tensor]]) -> dict[str, Array]:
+    """Join the outputs of several batches, by the references that later stages read them by."""
+    pieces: dict[str, list[Array]] = {}
+    for answer in answers:
+        for tensor in answer:
+            pieces.setdefault(f"{stage.name}.outputs.{tensor.name}", []).append(tensor.array)
+    return {reference: np.concatenate(arrays) for reference, arrays in pieces.items()}
+
+
+def random_rows(spec: TensorSpec, count: int, any_size: int, seed: int = 0) -> Array:
+    """Draw rows of a tensor: floats uniform in 0…1, integers over 0…127, BYTES of 32 characters."""
+    random = np.random.default_rng([seed, *spec.name.encode()])
+    shape = (count, *(any_size if size == -1 else size for size in spec.shape))
+    dtype = DTYPES[spec.datatype]
+    if dtype.kind == "O":
+        texts = np.array([random.bytes(16).hex().encode() for _ in range(int(np.prod(shape)))], dtype=object)
+        return texts.reshape(shape)
+    if dtype.kind == "f":
+        return random.random(shape, dtype=np.float32).astype(dtype)
+    return random.integers(0, 2 if dtype.kind == "b" else 128, size=shape).astype(dtype)
+
+
+def _spec_of(pipeline: InferencePipeline, reference: str) -> TensorSpec:
+    owner, name = split_reference(reference)
+    declared: Sequence[TensorSpec] = pipeline.spec.inputs if owner == REQUEST else pipeline.spec.stage(owner).outputs
+    return next(spec for spec in declared if spec.name == name)

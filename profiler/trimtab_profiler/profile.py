@@ -1,0 +1,256 @@
+"""Profiles a pipeline: every stage, variant, operating point, allocation of cores and batch size, on real replicas.
+
+Stages are taken in the order of the pipeline, so that each is fed what the most accurate variant before it answers.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from trimtab_pipelines.documents import dump_yaml, write_atomically
+from trimtab_pipelines.profile import Measurement, ModelProfile, ModelProfileSpec, PointProfile
+from trimtab_pipelines.resource import Metadata
+from trimtab_pipelines.spec import InferencePipeline, Stage, Variant
+from trimtab_profiler import inputs
+from trimtab_profiler.allocate import base_allocation, stage_slo_seconds
+from trimtab_profiler.fit import fit_latency
+from trimtab_profiler.grid import GridPoint, grid, share
+from trimtab_profiler.hardware import this_machine, usable_cores
+from trimtab_profiler.measure import FULL, QUICK, Effort, measure
+from trimtab_profiler.replica import Replica, running_replica
+
+ROWS = 64
+BATCHES_PER_POINT = 4
+MEMORY_SHARE = 0.5
+PROFILE_FILE = "profile.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """How thoroughly to measure.
+
+    Attributes:
+        effort: how long each batch size is measured.
+        cores: allocations measured for each variant beside the one it declares.
+        batch_sizes: none means the powers of two up to 64.
+        planned_batches_only: measure no batch sizes but those each stage plans with.
+        longest_batch_seconds: a variant's larger batches are left out once one takes longer; None measures them all.
+        threshold_rps: base load, in rows per second, a replica of the base allocation must carry.
+        seed: of random inputs.
+    """
+
+    effort: Effort = FULL
+    cores: tuple[float, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    planned_batches_only: bool = False
+    longest_batch_seconds: float | None = None
+    threshold_rps: float = 1.0
+    seed: int = 0
+
+    @classmethod
+    def full(cls, node_cores: int | None = None) -> "ProfileOptions":
+        """About 2 s a point, for each variant's own cores and 1, 2, 4 … whole cores of this machine."""
+        most = node_cores or usable_cores()
+        return cls(cores=tuple(float(2**power) for power in range(most.bit_length())))
+
+    @classmethod
+    def quick(cls, pipeline: InferencePipeline) -> "ProfileOptions":
+        """About 0.25 s a point: own cores, batch sizes worth planning with, none that takes longer than the SLO."""
+        slo_seconds = pipeline.spec.slo.latency_seconds
+        return cls(effort=QUICK, planned_batches_only=True, longest_batch_seconds=slo_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One batch size was measured, number `done` of at most `total`; with whole `threads`."""
+
+    done: int
+    total: int
+    stage: str
+    variant: str
+    operating_point: str
+    threads: int
+    measurement: Measurement
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class _Session:
+    """What one profiling carries from stage to stage."""
+
+    pipeline: InferencePipeline
+    folder: Path
+    options: ProfileOptions
+    on_progress: OnProgress | None
+    rows: dict[str, inputs.Array]
+    total: int = 0
+    done: int = 0
+    grids: dict[str, list[GridPoint]] = field(default_factory=dict)
+
+
+async def profile(
+    pipeline: InferencePipeline,
+    pipeline_folder: Path,
+    options: ProfileOptions | None = None,
+    on_progress: OnProgress | None = None,
+) -> dict[str, ModelProfile]:
+    """Measure a pipeline and return the profile of each of its stages.
+
+    Args:
+        pipeline: what to measure.
+        pipeline_folder: relative storage URIs start here.
+        options: None means `ProfileOptions.full()`.
+        on_progress: called after each batch size.
+
+    Raises:
+        ProfileError: a variant cannot be loaded or refuses a batch.
+        ValueError: a variant asks for more cores than there are, or its annotations cannot be read.
+    """
+    options = options or ProfileOptions.full()
+    rows = inputs.request_rows(pipeline, ROWS, options.seed)
+    session = _Session(pipeline, pipeline_folder, options, on_progress, rows)
+    for stage in pipeline.spec.order:
+        sizes = stage.batch_sizes if options.planned_batches_only else options.batch_sizes
+        session.grids[stage.name] = grid(stage, options.cores, usable_cores(), sizes)
+        session.total += sum(len(point.batch_sizes) for point in session.grids[stage.name])
+    return {stage.name: await _profile_stage(session, stage) for stage in pipeline.spec.order}
+
+
+def write_profiles(profiles: Mapping[str, ModelProfile], folder: Path) -> Path:
+    """Write the profiles as one document a stage into profile.yaml of a folder, and return its path."""
+    path = folder / PROFILE_FILE
+    write_atomically(path, dump_yaml(*profiles.values()))
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class FitError:
+    """How far the law is from one measurement: (fit − measured) / measured."""
+
+    stage: str
+    variant: str
+    operating_point: str
+    cores: float
+    batch_size: int
+    measured_seconds: float
+    fitted_seconds: float
+
+    @property
+    def relative_error(self) -> float:
+        """Below 0 where the law promises less time than was measured."""
+        return self.fitted_seconds / self.measured_seconds - 1
+
+
+def fit_errors(profiles: Mapping[str, ModelProfile]) -> list[FitError]:
+    """Compare the law with every measurement it was fitted to."""
+    return [
+        FitError(
+            stage=stage,
+            variant=point.variant,
+            operating_point=point.operating_point,
+            cores=point.cores,
+            batch_size=measured.batch_size,
+            measured_seconds=measured.latency_seconds_mean,
+            fitted_seconds=point.fit.seconds(measured.batch_size),
+        )
+        for stage, document in profiles.items()
+        for point in document.spec.points
+        for measured in point.measurements
+    ]
+
+
+def replica_groups(variants: Iterable[Variant], memory_bytes: float) -> list[list[str]]:
+    """Share variants out over replicas, in order, so that each replica's declared memory stays within a bound."""
+    groups: list[list[str]] = []
+    used = 0
+    for variant in variants:
+        if not groups or used + variant.resources.memory > memory_bytes:
+            groups.append([])
+            used = 0
+        groups[-1].append(variant.name)
+        used += variant.resources.memory
+    return groups
+
+
+async def _profile_stage(session: _Session, stage: Stage) -> ModelProfile:
+    rows = inputs.stage_rows(session.pipeline, stage, session.rows, ROWS)
+    best = max(stage.variants, key=lambda variant: variant.accuracy)
+    points: list[PointProfile] = []
+    for threads in sorted({point.threads for point in session.grids[stage.name]}):
+        wanted = [point for point in session.grids[stage.name] if point.threads == threads]
+        hosted = [variant for variant in stage.variants if variant.name in {point.variant for point in wanted}]
+        for group in replica_groups(hosted, MEMORY_SHARE * psutil.virtual_memory().available):
+            async with running_replica(session.pipeline, session.folder, stage.name, group, threads) as replica:
+                for point in wanted:
+                    if point.variant in group:
+                        points += await _profile_point(session, stage, point, replica, rows)
+                if best.name in group and f"{stage.name}.outputs.{stage.outputs[0].name}" not in session.rows:
+                    session.rows |= await _capture(session, stage, best, replica, rows)
+    return _document(session, stage, points)
+
+
+async def _profile_point(
+    session: _Session, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows
+) -> list[PointProfile]:
+    """Measure all batch sizes of a point, then state them for each allocation it stands for."""
+    datatypes = inputs.datatypes(session.pipeline, stage)
+    measurements: list[Measurement] = []
+    for size in point.batch_sizes:
+        batches = [inputs.batch(rows, size, n * size, datatypes) for n in range(BATCHES_PER_POINT)]
+        measurement = await measure(
+            lambda batch: replica.infer(point.variant, point.operating_point, batch),
+            batches,
+            size,
+            session.options.effort,
+        )
+        measurements.append(measurement)
+        session.done += 1
+        if session.on_progress is not None:
+            names = (stage.name, point.variant, point.operating_point)
+            session.on_progress(Progress(session.done, session.total, *names, point.threads, measurement))
+        longest = session.options.longest_batch_seconds
+        if longest is not None and measurement.latency_seconds_p50 > longest:
+            session.done += len(point.batch_sizes) - len(measurements)
+            break
+    return [point_profile(point, cores, measurements) for cores in point.allocations]
+
+
+def point_profile(point: GridPoint, cores: float, measurements: Sequence[Measurement]) -> PointProfile:
+    """State what was measured with whole threads for an allocation of cores, with the law fitted to it."""
+    shared = tuple(share(measurement, cores) for measurement in measurements)
+    law = fit_latency([m.batch_size for m in shared], [m.latency_seconds_mean for m in shared])
+    return PointProfile(
+        variant=point.variant, operating_point=point.operating_point, cores=cores, measurements=shared, fit=law
+    )
+
+
+async def _capture(
+    session: _Session, stage: Stage, variant: Variant, replica: Replica, rows: inputs.Rows
+) -> dict[str, inputs.Array]:
+    """Run a variant over all rows, for the stages that read what it answers."""
+    datatypes = inputs.datatypes(session.pipeline, stage)
+    size = min(variant.max_batch_size, ROWS)
+    answers = [
+        await replica.infer(variant.name, variant.points[0].name, inputs.batch(rows, size, start, datatypes))
+        for start in range(0, ROWS, size)
+    ]
+    return inputs.captured(stage, [answer.outputs for answer in answers])
+
+
+def _document(session: _Session, stage: Stage, points: Sequence[PointProfile]) -> ModelProfile:
+    slo_seconds = stage_slo_seconds(points, stage)
+    return ModelProfile(
+        metadata=Metadata(name=f"{session.pipeline.name}-{stage.name}"[:63].rstrip("-")),
+        spec=ModelProfileSpec(
+            pipeline=session.pipeline.name,
+            stage=stage.name,
+            hardware=this_machine(),
+            points=tuple(points),
+            base_allocation=dict(base_allocation(points, stage, slo_seconds, session.options.threshold_rps)),
+            stage_slo_seconds=slo_seconds,
+        ),
+    )

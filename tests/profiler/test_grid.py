@@ -1,0 +1,71 @@
+"""What is measured, and what a share of a core makes of it."""
+
+import pytest
+
+from tests.profiler.builders import a_measurement, a_pipeline, a_variant
+from trimtab_pipelines.spec import Stage
+from trimtab_profiler.grid import GridPoint, grid, share
+from trimtab_profiler.profile import ProfileOptions, point_profile, replica_groups
+
+
+def a_stage(*variants: dict[str, object]) -> Stage:
+    return a_pipeline(variants).spec.stage("first")
+
+
+def test_allocations_that_compute_with_the_same_threads_are_measured_once() -> None:
+    stage = a_stage(a_variant("a", "250m", maxBatchSize=4), a_variant("b", "2", maxBatchSize=100))
+
+    assert grid(stage, cores=(1.0, 2.0, 8.0), node_cores=2) == [
+        GridPoint("a", "default", 1, (0.25, 1.0), (1, 2, 4)),
+        GridPoint("b", "default", 1, (1.0,), (1, 2, 4, 8, 16, 32, 64)),
+        GridPoint("a", "default", 2, (2.0,), (1, 2, 4)),
+        GridPoint("b", "default", 2, (2.0,), (1, 2, 4, 8, 16, 32, 64)),
+    ]
+
+
+def test_every_operating_point_is_measured() -> None:
+    points = [{"name": "full", "accuracy": 0.9}, {"name": "merged", "tokenDelta": -8, "accuracy": 0.8}]
+    stage = a_stage(a_variant("a", operatingPoints=points))
+
+    assert [point.operating_point for point in grid(stage, (), 2)] == ["full", "merged"]
+
+
+def test_wanted_batch_sizes_keep_to_the_maximum_and_include_one() -> None:
+    (point,) = grid(a_stage(a_variant("a", maxBatchSize=10)), (), 2, batch_sizes=(12, 10, 5))
+
+    assert point.batch_sizes == (1, 5, 10)
+
+
+def test_a_variant_larger_than_the_machine_is_named() -> None:
+    with pytest.raises(ValueError, match=r"variant a asks for resources.cpu 8, but this machine has 2 cores; lower it"):
+        grid(a_stage(a_variant("a", "8")), (), 2)
+
+
+def test_a_fraction_of_a_core_takes_longer_in_proportion() -> None:
+    measured = a_measurement(4, p99=0.020, mean=0.016)
+    quarter = share(measured, 0.25)
+
+    assert (quarter.latency_seconds_mean, quarter.latency_seconds_p99) == (0.064, 0.080)
+    assert quarter.throughput_rps == pytest.approx(4 / 0.064)
+    assert share(measured, 1.0) == share(measured, 1.5) == measured
+
+
+def test_a_point_is_stated_for_each_of_its_allocations() -> None:
+    point = GridPoint("a", "default", 1, (0.5, 1.0), (1, 2))
+    measured = [a_measurement(1, 0.010), a_measurement(2, 0.015)]
+    half, whole = (point_profile(point, cores, measured) for cores in point.allocations)
+
+    assert (half.cores, whole.cores) == (0.5, 1.0)
+    assert half.latency_seconds(2) == 2 * whole.latency_seconds(2) == 0.030
+    assert half.fit.seconds(1) == pytest.approx(2 * whole.fit.seconds(1))
+
+
+def test_variants_share_a_replica_while_memory_allows() -> None:
+    sizes = {"a": "300Mi", "b": "300Mi", "c": "900Mi", "d": "100Mi"}
+    stage = a_stage(*(a_variant(name, resources={"cpu": 1, "memory": size}) for name, size in sizes.items()))
+
+    assert replica_groups(stage.variants, 700 * 2**20) == [["a", "b"], ["c"], ["d"]]
+
+
+def test_a_full_profile_takes_whole_cores_up_to_the_machine() -> None:
+    assert ProfileOptions.full(node_cores=6).cores == (1.0, 2.0, 4.0)

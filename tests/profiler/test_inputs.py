@@ -1,0 +1,62 @@
+"""What variants are fed: real rows, rows another stage really answered, or random ones."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.profiler.builders import a_pipeline, a_variant
+from trimtab_pipelines.tensors import TensorSpec
+from trimtab_profiler import inputs
+from trimtab_protocol import Tensor
+
+PIPELINE = a_pipeline([a_variant("a")], [a_variant("b")], {"trimtab.dev/default-dimension": "5"})
+
+
+def test_random_rows_of_the_request_have_its_shape() -> None:
+    rows = inputs.request_rows(PIPELINE, 3)
+
+    assert rows["request.inputs.x"].shape == (3, 5)
+    assert rows["request.inputs.x"].dtype == np.float32
+    assert np.array_equal(rows["request.inputs.x"], inputs.request_rows(PIPELINE, 3)["request.inputs.x"])
+
+
+@pytest.mark.parametrize(
+    ("annotations", "message"),
+    [
+        ({"trimtab.dev/payloads": "cats"}, "'cats' is not known; there are: digits, random"),
+        ({"trimtab.dev/default-dimension": "-1"}, "'-1' must be a positive integer"),
+    ],
+)
+def test_wrong_annotations_are_refused(annotations, message) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        inputs.request_rows(a_pipeline([a_variant("a")], annotations=annotations), 1)
+
+
+def test_a_stage_is_fed_what_the_one_before_answered() -> None:
+    answers = [(Tensor.of("y", np.full((2, 7), n, np.float32)),) for n in (1, 2)]
+    known = inputs.captured(PIPELINE.spec.stage("first"), answers)
+
+    rows = inputs.stage_rows(PIPELINE, PIPELINE.spec.stage("second"), known, 3)
+    assert rows["y"].tolist() == [[1] * 7, [1] * 7, [2] * 7, [2] * 7]
+
+
+@pytest.mark.parametrize("known", [{}, {"first.outputs.y": np.empty((0, 7), np.float32)}])
+def test_a_stage_nothing_was_answered_for_is_fed_random_rows(known) -> None:
+    rows = inputs.stage_rows(PIPELINE, PIPELINE.spec.stage("second"), known, 3)
+
+    assert rows["y"].shape == (3, 5)
+
+
+def test_batches_go_round_where_rows_are_few() -> None:
+    (tensor,) = inputs.batch({"y": np.arange(3)}, size=5, offset=2, datatypes={"y": "INT64"})
+
+    assert tensor.array.tolist() == [2, 0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "UINT8", "INT64", "FP16", "FP64", "BYTES"])
+def test_random_rows_of_every_kind_cross_the_wire(datatype: str) -> None:
+    rows = inputs.random_rows(TensorSpec(name="x", datatype=datatype, shape=(2, -1)), count=4, any_size=3)
+
+    assert rows.shape == (4, 2, 3)
+    assert Tensor.of("x", rows).datatype == datatype

@@ -1,0 +1,52 @@
+"""Measuring: full batches one after the other, for a bounded time, by a clock that is passed in."""
+
+import numpy as np
+import pytest
+
+from trimtab_profiler.measure import Effort, measure
+from trimtab_protocol import Tensor
+
+
+class FakeReplica:
+    """Takes the scripted seconds for each batch, on a clock of its own."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self._seconds = seconds
+        self.now = 100.0
+        self.served: list[int] = []
+
+    async def serve(self, batch: tuple[Tensor, ...]) -> None:
+        self.now += self._seconds[min(len(self.served), len(self._seconds) - 1)]
+        self.served.append(int(batch[0].array[0]))
+
+    def clock(self) -> float:
+        return self.now
+
+
+def batches(count: int) -> list[tuple[Tensor, ...]]:
+    return [(Tensor.of("x", np.array([n, 0, 0, 0])),) for n in range(count)]
+
+
+async def test_the_first_batch_warms_up_and_does_not_count() -> None:
+    fake = FakeReplica([5.0, 0.010, 0.020, 0.030, 0.040])
+    result = await measure(fake.serve, batches(2), 4, Effort(0.1, 4, 1.0), fake.clock)
+
+    assert fake.served == [0, 0, 1, 0, 1]
+    assert result.batches == 4
+    assert result.latency_seconds_mean == pytest.approx(0.025)
+    assert result.latency_seconds_p50 == pytest.approx(0.025)
+    assert result.latency_seconds_p99 == pytest.approx(0.0397)
+    assert result.throughput_rps == pytest.approx(4 * 4 / 0.1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected_batches"),
+    [(0.001, 100), (0.05, 5), (0.25, 4), (3.0, 1)],
+)
+async def test_effort_is_bounded_by_batches_and_time(seconds: float, expected_batches: int) -> None:
+    fake = FakeReplica([seconds])
+    result = await measure(
+        fake.serve, batches(1), 1, Effort(seconds=0.0995, least_batches=5, most_seconds=0.9), fake.clock
+    )
+
+    assert result.batches == expected_batches

@@ -1,0 +1,71 @@
+"""A short profile on real replicas, and the errors of variants that cannot be measured."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.profiler.builders import a_pipeline, a_variant
+from trimtab_pipelines.documents import load_profiles
+from trimtab_profiler.hardware import this_machine
+from trimtab_profiler.measure import Effort
+from trimtab_profiler.profile import ProfileOptions, Progress, fit_errors, profile, write_profiles
+from trimtab_profiler.replica import ProfileError
+
+SHORT = ProfileOptions(effort=Effort(seconds=0.1, least_batches=3, most_seconds=0.3))
+
+
+async def test_two_stages_of_echoes_are_measured_on_real_replicas(tmp_path: Path) -> None:
+    slow = a_variant("slow", "500m", 0.9, maxBatchSize=4, parameters={"delay_seconds": 0.02})
+    pipeline = a_pipeline([a_variant("plain", "1", 0.8, maxBatchSize=2), slow], [a_variant("last", maxBatchSize=2)])
+    told: list[Progress] = []
+
+    profiles = await profile(pipeline, tmp_path, SHORT, told.append)
+
+    assert list(profiles) == ["first", "second"]
+    assert [(p.stage, p.variant, p.measurement.batch_size) for p in told] == [
+        *(("first", "plain", 1), ("first", "plain", 2)),
+        *(("first", "slow", 1), ("first", "slow", 2), ("first", "slow", 4)),
+        *(("second", "last", 1), ("second", "last", 2)),
+    ]
+    assert [(p.done, p.total) for p in told] == [(n, 7) for n in range(1, 8)]
+    half = profiles["first"].spec.point("slow", "default", 0.5)
+    assert half is not None
+    assert 0.04 <= half.latency_seconds(1, quantile=0.5) < 0.1  # 20 ms on a core of which it has half
+    assert 40 < half.throughput_rps(4) < 100
+    assert profiles["first"].spec.stage_slo_seconds == pytest.approx(
+        5 / 2 * sum(p.measurements[0].latency_seconds_mean for p in profiles["first"].spec.points)
+    )
+    assert profiles["first"].spec.base_allocation == {"plain": 1.0, "slow": 0.5}
+    assert len(fit_errors(profiles)) == 7
+    assert max(abs(error.relative_error) for error in fit_errors(profiles) if error.variant == "slow") < 0.2
+
+    write_profiles(profiles, tmp_path / "out")
+    assert load_profiles(tmp_path / "out") == profiles
+
+
+async def test_batches_longer_than_wanted_end_a_variant(tmp_path: Path) -> None:
+    slow = a_variant("slow", maxBatchSize=64, parameters={"delay_seconds": 0.02})
+    options = ProfileOptions(effort=Effort(0.05, 2, 0.1), longest_batch_seconds=0.01)
+    told: list[Progress] = []
+
+    profiles = await profile(a_pipeline([slow]), tmp_path, options, told.append)
+
+    assert [m.batch_size for m in profiles["first"].spec.points[0].measurements] == [1]
+    assert (told[-1].done, told[-1].total) == (1, 7)
+
+
+async def test_a_variant_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    broken = a_variant("broken", parameters={"speed": 3})
+
+    with pytest.raises(ProfileError, match="stage first: its replica stopped before it was ready") as caught:
+        await profile(a_pipeline([broken]), tmp_path, SHORT)
+    assert "broken" in str(caught.value)
+    assert "speed" in str(caught.value)
+
+
+def test_the_machine_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some Core 9\n")
+
+    assert this_machine(tmp_path / "cpuinfo").processor == "Some Core 9"
+    assert this_machine(tmp_path / "absent").processor
+    assert this_machine().node_cores >= 1

@@ -43,6 +43,4 @@ async def _read_unknown_length(request: web.BaseRequest, max_bytes: int) -> memo
 
 
 def _too_large(length: int, max_bytes: int) -> RefusalError:
-    return RefusalError(
-        413, f"a body of {length} bytes is too large; at most {max_bytes} bytes ({max_bytes // 2**20} MiB)"
-    )
+    return RefusalError(413, f"a body of {length} bytes is too large; send at most {max_bytes} bytes")

@@ -19,24 +19,29 @@ DEFAULT_MAX_WAITING = 64
 class _Job(Generic[Result]):
     """A batch on its way through the thread and back to the loop that waits for it."""
 
-    __slots__ = ("abandoned", "future", "loop", "work")
+    __slots__ = ("begun", "future", "loop", "work")
 
     def __init__(self, work: Callable[[], Result], loop: asyncio.AbstractEventLoop) -> None:
         self.work = work
         self.loop = loop
-        self.abandoned = False
+        self.begun = False
         self.future: asyncio.Future[Result] = loop.create_future()
 
     def run(self) -> None:
-        if self.abandoned:
-            self.loop.call_soon_threadsafe(self.future.cancel)
+        if self.future.cancelled():
             return
+        self.begun = True
         try:
             result = self.work()
         except BaseException as error:  # noqa: BLE001  (whoever waits for the batch must learn of any failure)
             self.loop.call_soon_threadsafe(self._fail, error)
         else:
             self.loop.call_soon_threadsafe(self._succeed, result)
+
+    def abandon(self) -> None:
+        """Nobody waits any more: give the place in the queue free, and do not compute what has not begun."""
+        if not self.begun:
+            self.future.cancel()
 
     def _succeed(self, result: Result) -> None:
         if not self.future.done():
@@ -88,7 +93,7 @@ class BatchWorker:
         try:
             return await asyncio.shield(job.future)
         except asyncio.CancelledError:
-            job.abandoned = True  # nobody waits any more: not worth computing, if it has not begun
+            job.abandon()
             raise
 
     async def drain(self) -> None:

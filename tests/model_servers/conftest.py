@@ -1,0 +1,99 @@
+"""Real replicas, forked from a process that has imported torch and MLServer once, as the local runtime does it."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+import pytest
+
+from tests.builders import a_pipeline, a_stage, a_variant
+from trimtab_model_servers.ports import Ports
+from trimtab_model_servers.settings import write_model_folder
+
+SLOW_SECONDS = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A running replica."""
+
+    ports: Ports
+    process: ForkServerProcess
+    start_seconds: float
+
+    def terminate(self) -> None:
+        """Ask it to drain and end."""
+        os.kill(self.process.pid or 0, signal.SIGTERM)
+
+
+def serve(folder: str, connection: Connection) -> None:
+    """Run a replica in the forked child; send its ports, or why it cannot serve."""
+    from trimtab_model_servers.errors import ModelError  # noqa: PLC0415  (imported in the forkserver)
+    from trimtab_model_servers.server import run  # noqa: PLC0415
+
+    try:
+        run(Path(folder), connection.send)
+    except ModelError as error:
+        connection.send(str(error))
+
+
+def write_echoes(folder: Path) -> Path:
+    """Write a stage of three echoes: one quick, one slow, one with two operating points."""
+    tensor = {"datatype": "FP32", "shape": [-1]}
+    points = [{"name": "full", "accuracy": 0.9}, {"name": "less", "accuracy": 0.8}]
+    variants = [
+        a_variant("quick", maxBatchSize=8),
+        a_variant("slow", maxBatchSize=8, parameters={"delay_seconds": SLOW_SECONDS}),
+        a_variant("pointed", maxBatchSize=8, operatingPoints=points),
+    ]
+    stage = a_stage(outputs=[{"name": "y"} | tensor], variants=variants)
+    pipeline = a_pipeline([stage], inputs=[{"name": "x"} | tensor])
+    write_model_folder(pipeline, folder, "first", ["quick", "slow", "pointed"], folder, cores=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def context() -> ForkServerContext:
+    """A forkserver that has the server's imports behind it."""
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload(["trimtab_model_servers.server", "trimtab_model_servers.families.echo"])
+    warm = forkserver.Process(target=os.getpid)
+    warm.start()
+    warm.join()
+    return forkserver
+
+
+@pytest.fixture(scope="session")
+def start(context: ForkServerContext) -> Iterator[Callable[[Path], Replica | str]]:
+    """Start replicas; end those that still run with the tests."""
+    started: list[ForkServerProcess] = []
+
+    def _start(folder: Path) -> Replica | str:
+        ours, theirs = context.Pipe(duplex=False)
+        began = time.monotonic()
+        process = context.Process(target=serve, args=(str(folder), theirs))
+        process.start()
+        started.append(process)
+        theirs.close()
+        answer = ours.recv()
+        ours.close()
+        return answer if isinstance(answer, str) else Replica(answer, process, time.monotonic() - began)
+
+    yield _start
+    for process in started:
+        process.kill()
+        process.join()
+
+
+@pytest.fixture(scope="session")
+def replica(start: Callable[[Path], Replica], tmp_path_factory: pytest.TempPathFactory) -> Replica:
+    """A replica of three echoes, for all tests that leave it running."""
+    running = start(write_echoes(tmp_path_factory.mktemp("echoes")))
+    assert isinstance(running, Replica), running
+    return running

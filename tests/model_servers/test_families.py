@@ -1,0 +1,115 @@
+import pytest
+import torch
+from safetensors.torch import save_file
+from torchvision import models
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.model import load_model
+from trimtab_model_servers.settings import ModelSpec
+
+IMAGE = {"name": "image", "datatype": "FP32", "shape": [3, 224, 224]}
+LOGITS = {"name": "logits", "datatype": "FP32", "shape": [1000]}
+
+
+def a_spec(**changes) -> ModelSpec:
+    return ModelSpec.model_validate(
+        {
+            "name": "small",
+            "family": "echo",
+            "storageUri": "random://?seed=1",
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [4]}],
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [4]}],
+            "maxBatchSize": 3,
+            "operatingPoints": [{"accuracy": 0.9}],
+            "accuracy": 0.9,
+        }
+        | changes
+    )
+
+
+def a_resnet(**changes) -> ModelSpec:
+    return a_spec(family="torchvision/resnet18", inputs=[IMAGE], outputs=[LOGITS], maxBatchSize=2, **changes)
+
+
+def run(spec: ModelSpec, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    with torch.inference_mode():
+        return load_model(spec).network.infer(inputs, spec.operating_points[0])
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64", "FP16", "INT8", "INT32", "INT64", "UINT8"])
+def test_echo_adds_in_the_datatype_it_got(datatype):
+    tensor = {"datatype": datatype, "shape": [4]}
+    spec = a_spec(inputs=[{"name": "x"} | tensor], outputs=[{"name": "y"} | tensor], parameters={"increment": 2})
+    x = torch.ones(3, 4).to(load_model(spec)._trial(1, spec.operating_points[0])["y"].dtype)
+    y = run(spec, x=x)["y"]
+    assert y.dtype == x.dtype
+    assert torch.equal(y, x + 2)
+
+
+def test_a_residual_network_gives_what_torchvision_gives(tmp_path):
+    torch.manual_seed(3)
+    reference = models.resnet18(weights=None).eval()
+    for module in reference.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.get_buffer("running_mean"), -0.5, 0.5)
+            torch.nn.init.uniform_(module.get_buffer("running_var"), 0.5, 2)
+    save_file(reference.state_dict(), tmp_path / "model.safetensors")
+    spec = a_resnet(storageUri=str(tmp_path))
+    images = torch.randn(2, 3, 224, 224)
+    with torch.inference_mode():
+        expected = reference(images)
+
+    assert torch.allclose(run(spec, image=images)["logits"], expected, rtol=1e-3, atol=1e-3 * float(expected.std()))
+    assert load_model(spec).facts()["weights"] == "stored"
+
+
+def test_random_weights_follow_their_seed_and_are_marked():
+    first, same, other = (load_model(a_resnet(storageUri=f"random://?seed={seed}")) for seed in (1, 1, 2))
+    images = {"image": torch.ones(1, 3, 224, 224)}
+    point = first.spec.operating_points[0]
+    with torch.inference_mode():
+        logits = [model.network.infer(images, point)["logits"] for model in (first, same, other)]
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
+    assert first.facts()["weights"] == "random"
+
+
+def test_the_weights_of_another_architecture_are_named(tmp_path):
+    save_file(models.resnet34(weights=None).state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"model.safetensors: tensor 'layer1.2.bn1.bias' is not part of this archit"):
+        load_model(a_resnet(storageUri=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"family": "torchvision/resnet19"}, "unknown family 'torchvision/resnet19'; there are: digits/locator"),
+        ({"parameters": {"delay_seconds": -1}}, "parameters.delay_seconds: Input should be greater than or equal to 0"),
+        (
+            {"parameters": {"delay": 1}},
+            "parameters.delay: Extra inputs are not permitted; there are: increment, delay_s",
+        ),
+        ({"inputs": [{"name": "x", "datatype": "BYTES"}]}, "tensor 'x': torch has no BYTES; use one of BOOL"),
+        (
+            {"outputs": [{"name": "y", "datatype": "INT64", "shape": [4]}]},
+            "gives output 'y' as FP32, but the stage declares INT64; correct outputs.y.datatype",
+        ),
+        (
+            {"outputs": [{"name": "y", "datatype": "FP32", "shape": [5]}]},
+            r"gives output 'y' with shape \[1, 4\] for 1 rows, but the stage declares \[5\] for each",
+        ),
+        (
+            {"outputs": [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "z", "datatype": "FP32"}]},
+            "gives no output 'z' as the stage declares; it gives: y",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_its_stage_is_found_at_start(changes, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(a_spec(**changes))
+
+
+def test_inputs_the_family_does_not_read_are_found_at_start():
+    spec = a_spec(family="torchvision/resnet18", inputs=[{**IMAGE, "name": "picture"}], outputs=[LOGITS])
+    with pytest.raises(ModelError, match=r"cannot run on the stage's inputs \(picture \[1, 3, 224, 224\]\): KeyError"):
+        load_model(spec)

@@ -1,0 +1,124 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from tests.fakes.object_store import ObjectStore, object_store
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.store import Limits, find_weights
+
+QUICK = Limits(connect_seconds=1.0, read_seconds=0.2, total_seconds=2.0)
+CONTENT = save({"weight": torch.arange(1000, dtype=torch.float32)})
+DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+    with object_store() as running:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", running.endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "cache"))
+        yield running
+
+
+def cached(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_an_object_is_fetched_once_while_its_content_stays(store: ObjectStore):
+    address = store.put("models", "small/model.safetensors", CONTENT)
+    first = find_weights(address, None)
+    second = find_weights(address, None)
+    assert isinstance(first, Path)
+    assert first == second
+    assert first.read_bytes() == CONTENT
+    assert [request for request in store.requests if request.startswith("GET")] == [
+        "GET /models/small/model.safetensors"
+    ]
+
+
+def test_an_object_that_changes_is_fetched_anew(store: ObjectStore):
+    address = store.put("models", "model.safetensors", CONTENT)
+    find_weights(address, None)
+    changed = save({"weight": torch.zeros(3)})
+    store.put("models", "model.safetensors", changed)
+    found = find_weights(address, None)
+    assert isinstance(found, Path)
+    assert found.read_bytes() == changed
+
+
+def test_a_known_digest_needs_no_object_store_the_second_time(store: ObjectStore):
+    address = store.put("models", "model.safetensors", CONTENT)
+    first = find_weights(address, DIGEST)
+    asked = len(store.requests)
+    assert find_weights(address, DIGEST) == first
+    assert len(store.requests) == asked
+
+
+def test_a_damaged_cache_is_fetched_anew(store: ObjectStore):
+    address = store.put("models", "model.safetensors", CONTENT)
+    kept = find_weights(address, DIGEST)
+    assert isinstance(kept, Path)
+    kept.write_bytes(b"damaged")
+    found = find_weights(address, DIGEST)
+    assert isinstance(found, Path)
+    assert found.read_bytes() == CONTENT
+
+
+def test_wrong_credentials(store: ObjectStore, monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stranger")
+    address = store.put("models", "model.safetensors", CONTENT)
+    with pytest.raises(ModelError, match=r"s3://models/model.safetensors .*AccessDenied.*check AWS_ACCESS_KEY_ID"):
+        find_weights(address, None, QUICK)
+    assert cached(tmp_path) == []
+
+
+def test_a_missing_key(store: ObjectStore):
+    store.put("models", "other.safetensors", CONTENT)
+    with pytest.raises(ModelError, match=r"s3://models/absent.safetensors .*NoSuchKey.*correct the key"):
+        find_weights("s3://models/absent.safetensors", None, QUICK)
+
+
+def test_another_digest_leaves_nothing_behind(store: ObjectStore, tmp_path):
+    address = store.put("models", "model.safetensors", CONTENT)
+    wrong = f"sha256:{'0' * 64}"
+    with pytest.raises(ModelError, match=f"have digest {DIGEST}, but {wrong} is asked for"):
+        find_weights(address, wrong, QUICK)
+    assert cached(tmp_path) == []
+
+
+def test_a_store_that_stalls_is_given_up(store: ObjectStore, tmp_path):
+    address = store.put("models", "model.safetensors", CONTENT)
+    store.stall_after_bytes = 100
+    with pytest.raises(ModelError, match=r"model.safetensors at http.*check AWS_ENDPOINT_URL"):
+        find_weights(address, None, QUICK)
+    assert cached(tmp_path) == []
+
+
+def test_weights_above_the_bound_are_not_fetched(store: ObjectStore):
+    address = store.put("models", "model.safetensors", CONTENT)
+    with pytest.raises(ModelError, match=f"{len(CONTENT)} bytes are more than the 1000 allowed"):
+        find_weights(address, None, Limits(max_bytes=1000))
+    assert not [request for request in store.requests if request.startswith("GET")]
+
+
+def test_no_object_store_at_that_address(store: ObjectStore, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(ModelError, match=r"127.0.0.1:9.*check AWS_ENDPOINT_URL"):
+        find_weights("s3://models/model.safetensors", None, QUICK)
+
+
+@pytest.mark.parametrize("endpoint", ["minio:9000", "ftp://minio"])
+def test_an_endpoint_that_is_none(store: ObjectStore, monkeypatch, endpoint):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(ModelError, match=r"AWS_ENDPOINT_URL is .*write for instance http://minio:9000"):
+        find_weights("s3://models/model.safetensors", None, QUICK)
+
+
+def test_pickled_weights_are_not_fetched(store: ObjectStore):
+    with pytest.raises(ModelError, match=r"write s3://BUCKET/KEY\.safetensors"):
+        find_weights("s3://models/model.pt", None, QUICK)
+    assert store.requests == []

@@ -1,0 +1,295 @@
+"""One real replica, through the data port and through MLServer's own ports."""
+
+import asyncio
+import dataclasses
+import io
+import socket
+import time
+
+import aiohttp
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc.aio
+import tritonclient.http.aio
+
+from tests.model_servers.clients import (
+    a_request,
+    call,
+    call_mlserver_grpc,
+    call_mlserver_grpc_raw,
+    call_mlserver_rest,
+    packed,
+    post,
+    requested,
+    x,
+)
+from tests.model_servers.conftest import SLOW_SECONDS
+from trimtab_protocol import Tensor
+from trimtab_protocol.rest import HEADER_LENGTH
+from trimtab_protocol.tensors import decode_raw
+
+ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+@pytest.fixture
+def ports(replica):
+    return replica.ports
+
+
+@pytest.fixture
+async def session():
+    async with aiohttp.ClientSession() as opened:
+        yield opened
+
+
+async def test_every_door_gives_the_same_numbers(ports, session):
+    data_port = await call(session, ports, a_request("quick", x(ROWS)))
+    status, rest = await call_mlserver_rest(
+        session,
+        ports,
+        "quick",
+        {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3, 4], "data": ROWS.tolist()}]},
+    )
+    over_grpc = await call_mlserver_grpc(ports, a_request("quick", x(ROWS)))
+    bytes_answer = await call_mlserver_grpc_raw(ports, packed("quick", ROWS, raw_output=True))
+
+    assert np.array_equal(data_port.y, ROWS + 1)
+    assert status == 200
+    assert rest["outputs"] == [{"name": "y", "shape": [3, 4], "datatype": "FP32", "data": (ROWS + 1).ravel().tolist()}]
+    assert np.array_equal(over_grpc.outputs[0].array, ROWS + 1)
+    output = bytes_answer.outputs[0]
+    assert output.datatype == "BYTES"
+    sizes = [int(size) for size in output.parameters["shape"].string_param.split(",")]
+    unpacked = decode_raw("y", output.parameters["datatype"].string_param, sizes, output.contents.bytes_contents[0])
+    assert np.array_equal(unpacked.array, ROWS + 1)
+
+
+async def test_plain_clients_of_others(ports):
+    async with tritonclient.http.aio.InferenceServerClient(f"127.0.0.1:{ports.data_port}") as client:
+        entry = tritonclient.http.InferInput("x", [3, 4], "FP32")
+        entry.set_data_from_numpy(ROWS)
+        answer = await client.infer("quick", [entry])
+        assert np.array_equal(answer.as_numpy("y"), ROWS + 1)
+        assert await client.is_server_ready()
+        assert await client.is_model_ready("quick")
+    async with tritonclient.grpc.aio.InferenceServerClient(f"127.0.0.1:{ports.grpc_port}") as client:
+        entry = tritonclient.grpc.InferInput("x", [3, 4], "FP32")
+        entry.set_data_from_numpy(ROWS)
+        answer = await client.infer("quick", [entry])
+        assert np.array_equal(answer.as_numpy("y"), ROWS + 1)
+
+
+async def test_the_answer_says_how_it_was_computed(ports, session):
+    request = dataclasses.replace(a_request("pointed", x(ROWS), operating_point="less"), id="seven")
+    answer = await call(session, ports, request)
+    assert answer.response is not None
+    assert answer.response.id == "seven"
+    assert answer.response.model_name == "pointed"
+    assert answer.response.parameters["operating_point"] == "less"
+    assert 0 < float(answer.response.parameters["compute_seconds"]) < 1
+    status, rest = await call_mlserver_rest(
+        session, ports, "pointed", {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
+    )
+    assert status == 200
+    assert rest["parameters"]["operating_point"] == "full"
+    assert rest["parameters"]["compute_seconds"] > 0
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+async def test_every_batch_up_to_the_maximum(ports, session, rows):
+    batch = np.random.default_rng(rows).random((rows, 1000), np.float32)
+    assert np.array_equal((await call(session, ports, a_request("quick", x(batch)))).y, batch + 1)
+
+
+async def test_rows_do_not_influence_one_another(ports, session):
+    batch = np.stack([np.full(4, np.nan), np.full(4, np.inf), np.zeros(4)]).astype(np.float32)
+    answer = await call(session, ports, a_request("quick", x(batch)))
+    assert np.array_equal(answer.y, batch + 1, equal_nan=True)
+
+
+async def test_many_at_once_each_get_their_own(ports, session):
+    batches = [np.full((1, 8), n, np.float32) for n in range(60)]
+    answers = await asyncio.gather(*(call(session, ports, a_request("quick", x(batch))) for batch in batches))
+    assert all(np.array_equal(answer.y, batch + 1) for answer, batch in zip(answers, batches, strict=True))
+
+
+async def test_large_tensors_cross_whole(ports, session):
+    batch = np.random.default_rng(1).random((8, 1_500_000), np.float32)  # 48 MB
+    assert np.array_equal((await call(session, ports, a_request("quick", x(batch)))).y, batch + 1)
+
+
+BAD_TENSORS = [
+    ([x(ROWS, "z")], "has no input 'z'; it reads: x"),
+    ([], "input 'x' is missing; send FP32 [rows, any]"),
+    ([Tensor.of("x", ROWS.astype("f8"))], "input 'x' came as FP64; send FP32 [rows, any]"),
+    ([x(np.zeros((1, 2, 2)))], "input 'x' has shape [1, 2, 2]; send FP32 [rows, any]"),
+    ([x(np.zeros((0, 4)))], "the batch is empty; send 1 to 8 rows"),
+    ([x(np.zeros((9, 4)))], "9 rows are more than a batch may hold; send 1 to 8"),
+]
+
+
+@pytest.mark.parametrize(("tensors", "message"), BAD_TENSORS)
+async def test_bad_tensors(ports, session, tensors, message):
+    """The same code and message at every door; those beside it are unharmed."""
+    request = a_request("quick", *tensors)
+    beside = call(session, ports, a_request("quick", x(ROWS)))
+    answer, unharmed = await asyncio.gather(call(session, ports, request), beside)
+    assert answer.status == 400
+    assert message in answer.error
+    assert np.array_equal(unharmed.y, ROWS + 1)
+    entries = [
+        {"name": t.name, "datatype": t.datatype, "shape": list(t.shape), "data": t.array.ravel().tolist()}
+        for t in tensors
+    ]
+    status, rest = await call_mlserver_rest(session, ports, "quick", {"inputs": entries})
+    assert status == 400
+    assert message in rest["error"]
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call_mlserver_grpc(ports, request)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert message in (refused.value.details() or "")
+
+
+async def test_unknown_names(ports, session):
+    answer = await call(session, ports, a_request("absent", x(ROWS)))
+    assert (answer.status, answer.error) == (404, "no model 'absent' here; loaded: pointed, quick, slow")
+    answer = await call(session, ports, a_request("pointed", x(ROWS), operating_point="more"))
+    assert answer.status == 400
+    assert "has no operating point 'more'; it has: full, less" in answer.error
+    request = dataclasses.replace(a_request("quick", x(ROWS)), requested_outputs=requested("z"))
+    answer = await call(session, ports, request)
+    assert answer.status == 400
+    assert "has no output 'z'; it gives: y" in answer.error
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call_mlserver_grpc(ports, a_request("absent", x(ROWS)))
+    assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "message"),
+    [
+        (b"no json", {}, "the JSON header cannot be read"),
+        (b"[]", {}, "the JSON header must be an object"),
+        (b"{}", {HEADER_LENGTH: "99"}, "Inference-Header-Content-Length is '99'; it must be an integer from 0 to"),
+        (b"{}", {HEADER_LENGTH: "-1"}, "Inference-Header-Content-Length is '-1'; it must be an integer from 0 to"),
+        (b"", {}, "the JSON header cannot be read"),
+        (
+            b'{"inputs": [{"name": "x", "datatype": "FP31", "shape": [1, 1], "data": [1]}]}',
+            {},
+            "unknown datatype 'FP31'",
+        ),
+        (
+            b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1]}]}',
+            {},
+            "needs 2 elements, but 1",
+        ),
+        (b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": ["a"]}]}', {}, "must be numbers"),
+    ],
+)
+async def test_bodies_that_are_no_request(ports, session, body, headers, message):
+    answer = await post(session, ports, "quick", body, headers)
+    assert answer.status == 400
+    assert message in answer.error
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_body_too_large(ports, session, declared):
+    size = 64 * 2**20 + 1
+
+    async def pieces():
+        for _ in range(65):
+            yield bytes(2**20)
+
+    try:
+        answer = await post(session, ports, "quick", io.BytesIO(bytes(size)) if declared else pieces(), {})
+    except aiohttp.ClientOSError:  # refused before all of it was sent
+        return
+    assert answer.status == 413
+    assert "is too large; send at most 67108864 bytes" in answer.error
+
+
+async def test_a_packed_tensor_that_does_not_fit_its_shape(ports):
+    message = packed("quick", ROWS)
+    message.inputs[0].parameters["shape"].string_param = "3,5"
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call_mlserver_grpc_raw(ports, message)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "shape [3, 5] of FP32 needs 60 bytes, but 48 came" in (refused.value.details() or "")
+
+
+async def test_unknown_paths_and_methods(ports, session):
+    base = f"http://127.0.0.1:{ports.data_port}"
+    async with session.get(f"{base}/v3/nothing") as answer:
+        assert (answer.status, (await answer.json())["error"]) == (
+            404,
+            "nothing at /v3/nothing; try /v2/models/NAME/infer",
+        )
+    async with session.get(f"{base}/v2/models/quick/infer") as answer:
+        assert (answer.status, (await answer.json())["error"]) == (405, "GET /v2/models/quick/infer: infer takes POST")
+
+
+async def test_a_caller_that_speaks_no_http_harms_nobody(ports, session):
+    with socket.create_connection(("127.0.0.1", ports.data_port)) as stranger:
+        stranger.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
+        assert stranger.recv(12) == b"HTTP/1.0 400"
+    assert (await call(session, ports, a_request("quick", x(ROWS)))).status == 200
+
+
+async def test_metadata_tells_what_a_model_is(ports, session):
+    for port in (ports.data_port, ports.http_port):
+        async with session.get(f"http://127.0.0.1:{port}/v2/models/pointed") as answer:
+            metadata = await answer.json()
+        assert metadata["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, -1]}]
+        assert metadata["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [-1, -1]}]
+        assert metadata["parameters"] == {
+            "family": "echo",
+            "weights": "none",
+            "accuracy": 0.9,
+            "operating_points": "full,less",
+            "max_batch_size": 8,
+            "threads": 1,
+        }
+
+
+async def test_health_answers_while_a_batch_computes(ports, session):
+    batch = asyncio.create_task(call(session, ports, a_request("slow", x(ROWS))))
+    await asyncio.sleep(0.05)  # the batch is under way
+    worst = 0.0
+    for port in (ports.data_port, ports.http_port):
+        for path in ("live", "ready"):
+            began = time.monotonic()
+            async with session.get(f"http://127.0.0.1:{port}/v2/health/{path}") as answer:
+                assert answer.status == 200
+            worst = max(worst, time.monotonic() - began)
+    assert not batch.done()
+    assert worst < 0.1
+    answer = await batch
+    assert answer.response is not None
+    assert float(answer.response.parameters["compute_seconds"]) >= SLOW_SECONDS
+
+
+async def test_one_batch_computes_at_a_time(ports, session):
+    began = time.monotonic()
+    answers = await asyncio.gather(*(call(session, ports, a_request("slow", x(ROWS))) for _ in range(2)))
+    assert time.monotonic() - began >= 2 * SLOW_SECONDS
+    assert all(np.array_equal(answer.y, ROWS + 1) for answer in answers)
+
+
+async def test_too_many_waiting_batches_are_refused_and_those_left_alone_are_not_computed(ports):
+    """The queue of a replica is short: the router's is the one that waits. Callers that go away free their places."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as crowd:
+        calls = [asyncio.create_task(call(crowd, ports, a_request("slow", x(ROWS)))) for _ in range(70)]
+        done, waiting = await asyncio.wait(calls, timeout=SLOW_SECONDS / 2)
+        refused = [task.result() for task in done]
+        assert {answer.status for answer in refused} == {429}
+        assert refused[0].error == "64 batches wait already; send fewer at once"
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+    async with aiohttp.ClientSession() as session:
+        began = time.monotonic()
+        while (answer := await call(session, ports, a_request("quick", x(ROWS)))).status == 429:
+            assert time.monotonic() - began < 5 * SLOW_SECONDS
+        assert answer.status == 200
+        assert time.monotonic() - began < 10 * SLOW_SECONDS

@@ -1,0 +1,53 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.builders import a_pipeline, a_stage, a_variant
+from trimtab_model_servers.settings import ModelSpec, write_model_folder
+
+
+def test_a_stage_reads_what_the_stage_before_it_gives(tmp_path):
+    first = a_stage("first", outputs=[{"name": "crops", "datatype": "UINT8", "shape": [1, 28, 28]}])
+    second = a_stage("second", inputs=[{"name": "crop", "from": "first.outputs.crops", "optional": True}])
+    write_model_folder(a_pipeline([first, second]), tmp_path, "second", ["small"], tmp_path / "out", cores=0.5)
+    settings = json.loads((tmp_path / "out" / "small" / "model-settings.json").read_text())
+    assert settings["inputs"] == [{"name": "crop", "datatype": "UINT8", "shape": [-1, 1, 28, 28]}]
+    spec = ModelSpec.model_validate(settings["parameters"]["extra"])
+    assert spec.inputs[0].optional
+    assert spec.threads == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "resolved"),
+    [
+        ("weights/a.safetensors", "{folder}/weights/a.safetensors"),
+        ("/abs/a.safetensors", "/abs/a.safetensors"),
+        ("s3://bucket/a.safetensors", "s3://bucket/a.safetensors"),
+    ],
+)
+def test_relative_weights_start_at_the_pipeline(tmp_path, written, resolved):
+    pipeline = a_pipeline([a_stage(variants=[a_variant(storageUri=written)])])
+    write_model_folder(pipeline, tmp_path, "first", ["small"], tmp_path / "out", cores=1)
+    settings = json.loads((tmp_path / "out" / "small" / "model-settings.json").read_text())
+    assert settings["parameters"]["uri"] == resolved.format(folder=tmp_path)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(0.25, 1), (1, 1), (1.9, 1), (2, 2), (4, 4)])
+def test_threads_are_the_whole_cores(tmp_path, cores, threads):
+    write_model_folder(a_pipeline(), tmp_path, "stage-0", ["small"], tmp_path, cores=cores)
+    settings = json.loads((tmp_path / "small" / "model-settings.json").read_text())
+    assert ModelSpec.model_validate(settings["parameters"]["extra"]).threads == threads
+
+
+def test_an_unknown_variant_names_those_there_are(tmp_path):
+    with pytest.raises(KeyError, match="no variant 'huge'; it has: small"):
+        write_model_folder(a_pipeline(), tmp_path, "stage-0", ["huge"], tmp_path, cores=1)
+
+
+def test_writing_settings_needs_no_torch():
+    """The local runtime and the adapter's machine may not have it loaded."""
+    code = "import sys, trimtab_model_servers.settings; print({'torch', 'mlserver'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,112 @@
+import hashlib
+from importlib.util import find_spec
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.weights import load_weights
+
+
+def a_layer() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+
+
+def saved(path, **changes):
+    tensors = {name: tensor + 1 for name, tensor in a_layer().state_dict().items()} | changes
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+    return path
+
+
+def test_a_folder_with_one_file_is_enough(tmp_path):
+    path = saved(tmp_path / "model.safetensors")
+    digest = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    assert find_weights(str(tmp_path), digest) == path
+    assert find_weights(path.as_uri(), None) == path
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("absent.safetensors", "absent.safetensors: no such weights; correct storageUri"),
+        ("pickled.pt", "pickled.pt: only .safetensors files are read"),
+        ("empty", "empty: expected one .safetensors file in this folder, found 0"),
+        ("two", "two: expected one .safetensors file in this folder, found 2"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path, uri, message):
+    (tmp_path / "pickled.pt").write_bytes(b"\x80\x04.")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "two").mkdir()
+    for name in ("a", "b"):
+        saved(tmp_path / "two" / f"{name}.safetensors")
+    with pytest.raises(ModelError, match=message):
+        find_weights(str(tmp_path / uri), None)
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("ftp://host/model.safetensors", "unknown scheme 'ftp'; write a path, file://PATH, s3://"),
+        ("random://?seed=-1", "the seed must be an integer of at least 0"),
+        ("hf://owner/name/model.bin", "write hf://OWNER/NAME/FILE.safetensors"),
+        ("hf://model.safetensors", "write hf://OWNER/NAME/FILE.safetensors"),
+    ],
+)
+def test_addresses_that_are_none(uri, message):
+    with pytest.raises(ModelError, match=message):
+        find_weights(uri, None)
+
+
+@pytest.mark.skipif(find_spec("huggingface_hub") is not None, reason="huggingface_hub is installed")
+def test_a_hub_name_says_what_it_needs():
+    with pytest.raises(ModelError, match="needs huggingface_hub: pip install huggingface_hub"):
+        find_weights("hf://owner/name/model.safetensors", None)
+
+
+def test_another_digest_names_both(tmp_path):
+    path = saved(tmp_path / "model.safetensors")
+    wrong = f"sha256:{'0' * 64}"
+    with pytest.raises(ModelError, match=f"model.safetensors: the weights have digest sha256:.*, but {wrong}"):
+        find_weights(str(path), wrong)
+
+
+def test_a_seed():
+    assert find_weights("random://?seed=7", None) == Seed(7)
+    assert find_weights("random://", None) == Seed(0)
+
+
+def test_tensors_reach_the_module_even_in_half_precision_or_without_the_counter(tmp_path):
+    half = torch.full((2, 3), 0.5, dtype=torch.float16)
+    path = saved(tmp_path / "model.safetensors", **{"0.weight": half, "1.num_batches_tracked": None})
+    with torch.device("meta"):
+        module = a_layer()
+    load_weights(module, path)
+    state = module.state_dict()
+    assert state["0.weight"].dtype == torch.float32
+    assert torch.equal(state["0.weight"], half.float())
+    assert int(state["1.num_batches_tracked"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"0.bias": None}, r"tensor '0.bias' is missing; it must be there with shape \[2\]"),
+        ({"0.weight": torch.zeros(3, 3)}, r"tensor '0.weight' has shape \[3, 3\]; it must be \[2, 3\]"),
+        ({"9.weight": torch.zeros(1)}, r"tensor '9.weight' is not part of this architecture \(1 such"),
+    ],
+)
+def test_tensors_that_do_not_fit(tmp_path, changes, message):
+    path = saved(tmp_path / "model.safetensors", **changes)
+    with pytest.raises(ModelError, match=f"model.safetensors: {message}"):
+        load_weights(a_layer(), path)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 40, -1])
+def test_a_file_cut_short(tmp_path, keep):
+    path = saved(tmp_path / "model.safetensors")
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelError, match=r"model.safetensors: not a whole safetensors file"):
+        load_weights(a_layer(), path)

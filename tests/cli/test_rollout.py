@@ -1,0 +1,240 @@
+"""The rollout keeps the budget at every step, always arrives, and leaves no stage without a ready replica."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trimtab.local.rollout import (
+    Action,
+    MarkDraining,
+    Replica,
+    Resize,
+    Start,
+    Stop,
+    Target,
+    backoff_seconds,
+    decide,
+    fits,
+    servable,
+)
+
+VARIANTS = {"s": 0.25, "m": 0.5, "l": 1.0}
+
+
+class Machine:
+    """Carries out actions as processes would: starts take a while, drains take a while, the router moves when it can."""
+
+    def __init__(self, limit: float, *, hosts_all: bool) -> None:
+        self.limit = limit
+        self.hosts_all = hosts_all
+        self.replicas: list[Replica] = []
+        self.serving: dict[str, str] = {}
+        self.now = 0.0
+        self.started = 0
+
+    def carry_out(self, action: Action) -> None:
+        if isinstance(action, Start):
+            variants = frozenset(VARIANTS) if self.hosts_all else frozenset({action.variant})
+            name = f"{action.stage}-{self.started}"
+            self.replicas.append(Replica(name, action.stage, action.variant, variants, action.cores, "starting"))
+            self.started += 1
+            return
+        place, replica = next((n, r) for n, r in enumerate(self.replicas) if r.name == action.name)
+        changed = {
+            Resize: lambda: replace(replica, variant=action.variant, cores=action.cores),
+            MarkDraining: lambda: replace(replica, state="draining", draining_since=self.now),
+            Stop: lambda: replace(replica, state="stopping"),
+        }[type(action)]()
+        self.replicas[place] = changed
+
+    def route(self, targets: list[Target]) -> None:
+        """The router moves once a ready replica may serve the new variant."""
+        for target in targets:
+            ready = [r for r in self.replicas if r.stage == target.stage and r.state == "ready"]
+            if any(target.variant in servable(r, target, VARIANTS) for r in ready):
+                self.serving[target.stage] = target.variant
+
+    def progress(self, data: st.DataObject) -> None:
+        """Let one process come a step further, chosen at random; the dead are gone from the list."""
+        self.now += 1.0
+        moving = [n for n, r in enumerate(self.replicas) if r.state != "ready" and not (r.state == "draining" and r.idle)]
+        if not moving:
+            return
+        n = data.draw(st.sampled_from(moving))
+        replica = self.replicas[n]
+        if replica.state == "stopping":
+            del self.replicas[n]
+        elif replica.state == "starting":
+            self.replicas[n] = replace(replica, state="ready")
+        else:
+            self.replicas[n] = replace(replica, idle=True)
+
+    @property
+    def cores(self) -> float:
+        return sum(replica.cores for replica in self.replicas)
+
+    def ready(self, stage: str) -> int:
+        return sum(r.stage == stage and r.state == "ready" for r in self.replicas)
+
+    def arrived(self, targets: list[Target]) -> bool:
+        return all(r.state == "ready" for r in self.replicas) and all(
+            sum(fits(r, t) for r in self.replicas if r.stage == t.stage) == t.replicas
+            and sum(r.stage == t.stage for r in self.replicas) == t.replicas
+            for t in targets
+        )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[float, list[list[Target]]]:
+    """A budget and a few plans within it for the same stages."""
+    stages = [f"stage{n}" for n in range(draw(st.integers(1, 3)))]
+    plans = []
+    for _ in range(draw(st.integers(2, 4))):
+        plan = []
+        for stage in stages:
+            variant = draw(st.sampled_from(sorted(VARIANTS)))
+            plan.append(Target(stage, variant, draw(st.integers(1, 4)), VARIANTS[variant]))
+        plans.append(plan)
+    budget = max(sum(t.replicas * t.cores for t in plan) for plan in plans)
+    return budget, plans
+
+
+def roll(machine: Machine, targets: list[Target], data: st.DataObject, keep_ready: bool) -> None:
+    """Walk to a plan; check every step."""
+    for _ in range(400):
+        machine.route(targets)
+        actions = decide(
+            targets, machine.replicas, limit_cores=machine.limit, serving=machine.serving, now=machine.now
+        )
+        for action in actions:
+            machine.carry_out(action)
+            assert machine.cores <= machine.limit + 1e-6
+            if keep_ready:
+                assert all(machine.ready(target.stage) >= 1 for target in targets)
+        if not actions and machine.arrived(targets):
+            return
+        machine.progress(data)
+    raise AssertionError(f"never arrived at {targets}: {machine.replicas}")
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans(), st.booleans(), st.data())
+def test_keeps_the_budget_and_arrives(case, hosts_all, data) -> None:
+    """Whatever the plans, every step stays within the budget and every plan becomes true, without any surge."""
+    budget, sequence = case
+    machine = Machine(budget, hosts_all=hosts_all)
+    for targets in sequence:
+        roll(machine, targets, data, keep_ready=False)
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.data())
+def test_never_without_a_ready_replica_where_all_variants_are_loaded(case, data) -> None:
+    """With every variant loaded no stage is ever without a ready replica, even without surge."""
+    budget, sequence = case
+    machine = Machine(budget, hosts_all=True)
+    for n, targets in enumerate(sequence):
+        roll(machine, targets, data, keep_ready=n > 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.data())
+def test_never_without_a_ready_replica_where_surge_holds_one_more(case, data) -> None:
+    """With one variant loaded each, surge for one replica is enough."""
+    budget, sequence = case
+    machine = Machine(budget + max(VARIANTS.values()), hosts_all=False)
+    for n, targets in enumerate(sequence):
+        roll(machine, targets, data, keep_ready=n > 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans(), st.booleans(), st.data())
+def test_recovers_from_deaths_and_plans_that_overtake_each_other(case, hosts_all, data) -> None:
+    """A plan may come while the last one is half done, and replicas may die at any time."""
+    budget, sequence = case
+    machine = Machine(budget, hosts_all=hosts_all)
+    for targets in sequence[:-1]:
+        for _ in range(data.draw(st.integers(0, 12))):
+            machine.route(targets)
+            for action in decide(
+                targets, machine.replicas, limit_cores=machine.limit, serving=machine.serving, now=machine.now
+            ):
+                machine.carry_out(action)
+                assert machine.cores <= machine.limit + 1e-6
+            machine.progress(data)
+            if machine.replicas and data.draw(st.integers(0, 3)) == 0:
+                machine.replicas.pop(data.draw(st.integers(0, len(machine.replicas) - 1)))
+    roll(machine, sequence[-1], data, keep_ready=False)
+
+
+def ready(name: str, variant: str, cores: float, *, loaded: str = "sml") -> Replica:
+    return Replica(name, name.split("-")[0], variant, frozenset(loaded), cores, "ready")
+
+
+def test_a_change_of_variant_of_equal_size_does_nothing() -> None:
+    """The replica has it loaded: the router moves, no process does."""
+    actions = decide(
+        [Target("read", "m", 1, 1.0)], [ready("read-0", "s", 1.0)], limit_cores=1, serving={"read": "s"}, now=0
+    )
+
+    assert actions == []
+
+
+def test_shrinks_only_after_the_router_moved() -> None:
+    """As long as the router sends batches to the large variant, its cores stay reserved."""
+    target, replica = Target("read", "s", 1, 0.25), ready("read-0", "l", 1.0)
+
+    assert decide([target], [replica], limit_cores=1, serving={"read": "l"}, now=0) == []
+    assert decide([target], [replica], limit_cores=1, serving={"read": "s"}, now=0) == [Resize("read-0", "s", 0.25)]
+
+
+def test_exchanges_before_it_drains() -> None:
+    """One variant loaded each and room for both: start first."""
+    target, old = Target("read", "l", 1, 1.0), ready("read-0", "s", 1.0, loaded="s")
+    new = ready("read-1", "l", 1.0, loaded="l")
+
+    assert decide([target], [old], limit_cores=2, serving={"read": "s"}, now=0) == [Start("read", "l", 1.0)]
+    assert decide([target], [old, new], limit_cores=2, serving={"read": "s"}, now=0) == []
+    assert decide([target], [old, new], limit_cores=2, serving={"read": "l"}, now=0) == [MarkDraining("read-0")]
+
+
+def test_breaks_first_only_where_the_budget_holds_one() -> None:
+    """No room for both: the old one goes first."""
+    target, old = Target("read", "l", 1, 1.0), ready("read-0", "s", 1.0, loaded="s")
+
+    assert decide([target], [old], limit_cores=1, serving={"read": "s"}, now=0) == [MarkDraining("read-0")]
+
+
+def test_a_drained_replica_stops_when_idle_or_out_of_patience() -> None:
+    draining = replace(ready("read-0", "s", 0.25), state="draining", draining_since=10.0)
+    kept, target = ready("read-1", "s", 0.25), Target("read", "s", 1, 0.25)
+
+    def at(now: float, replica: Replica) -> list[Action]:
+        return decide([target], [replica, kept], limit_cores=1, serving={"read": "s"}, now=now)
+
+    assert at(12.0, draining) == []
+    assert at(12.0, replace(draining, idle=True)) == [Stop("read-0")]
+    assert at(41.0, draining) == [Stop("read-0")]
+
+
+def test_waits_out_a_backoff() -> None:
+    target = Target("read", "s", 1, 0.25)
+
+    assert decide([target], [], limit_cores=1, serving={}, now=4.9, not_before={"read": 5.0}) == []
+    assert decide([target], [], limit_cores=1, serving={}, now=5.0, not_before={"read": 5.0}) == [
+        Start("read", "s", 0.25)
+    ]
+
+
+def test_backoff_doubles_up_to_a_limit() -> None:
+    assert [backoff_seconds(n) for n in (0, 1, 2, 3, 4)] == [0.0, 0.0, 0.5, 1.0, 2.0]
+    assert backoff_seconds(1000) == 30.0
+
+
+def test_servable_are_the_loaded_variants_the_cores_suffice_for() -> None:
+    target = Target("read", "m", 1, 0.5)
+
+    assert servable(ready("read-0", "m", 0.5), target, VARIANTS) == {"s", "m"}
+    assert servable(ready("read-0", "l", 0.5), target, VARIANTS) == {"s", "m", "l"}
+    assert servable(ready("read-0", "s", 0.25, loaded="s"), target, VARIANTS) == {"s"}

@@ -5,6 +5,7 @@ on the way becomes a code of its own, so that each request can be accounted for.
 """
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -23,6 +24,7 @@ from trimtab_router.connection import ConnectionBroken, HttpConnection, request_
 
 STAGE_HEADER, REASON_HEADER = "x-trimtab-stage", "x-trimtab-reason"
 _CHANNELS = 4
+_MAX_ERROR_BYTES = 4096
 _MAX_MESSAGE_BYTES = 256 * 2**20
 
 
@@ -95,8 +97,7 @@ class RestWire:
             return Answer("ConnectionLost", detail=str(error))
         self._idle.append(connection)
         if reply.status != 200:
-            message = bytes(reply.body[:400]).decode(errors="replace")
-            return Answer(str(reply.status), detail=message, headers=reply.headers)
+            return Answer(str(reply.status), detail=_message(reply.body), headers=reply.headers)
         try:
             return Answer("200", rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower())))
         except ProtocolError as error:
@@ -162,6 +163,15 @@ class GrpcWire:
     ) -> None:
         for channel in self._channels:
             await channel.close(None)
+
+
+def _message(body: memoryview) -> str:
+    """The protocol's error message, or the start of whatever came instead."""
+    text = bytes(body[:_MAX_ERROR_BYTES]).decode(errors="replace")
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return text
 
 
 def _grpc_error(error: grpc.aio.AioRpcError, connection: grpc.ChannelConnectivity) -> Answer:

@@ -1,0 +1,95 @@
+"""What the adapter takes from the router's answers, and what it refuses to believe. Pure: parsed JSON in, values out.
+
+A number that cannot be true must not become a plan: it raises, and the plan in force is held.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+MOST_RPS = 1e7  # no single router receives more; a larger count is a fault
+MOST_ROWS = 1e4  # rows one request can fan out to
+RATIO_RANGE = (0.5, 4.0)  # a machine farther from its profile than this needs a new profile, not a correction
+WEIGHT = 0.3  # of the newest ratio in the moving average
+DEADBAND = 0.1  # relative change below which the value in use stays
+
+
+class ObservationError(Exception):
+    """Metrics that are missing, stale or absurd; the message says which and what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Arrivals per second, oldest first, of the whole seconds before `now_seconds` (Unix time)."""
+
+    now_seconds: float
+    history_rps: tuple[float, ...]
+
+    @property
+    def peak_rps(self) -> float:
+        """The most arrivals in one of the last ten seconds."""
+        return max(self.history_rps[-10:], default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A damped measurement: the moving average, and the value in use, which follows only clear changes."""
+
+    average: float
+    used: float
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the router measured: rows per request by stage, service ratio by stage and variant."""
+
+    rows_per_request: Mapping[str, float] = field(default_factory=dict)
+    service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+
+def read_load(content: object) -> Load:
+    """Read `/trimtab/v1/load`. Zeros before the first arrival are no history, unless all are zero."""
+    if not isinstance(content, Mapping) or not isinstance(content.get("rps"), Sequence):
+        raise ObservationError(f"load: expected {{'now': seconds, 'rps': [...]}}, got {str(content)[:80]!r}")
+    now = _number(content.get("now"), "load.now", 0.0, math.inf)
+    rps = [_number(value, f"load.rps[{n}]", 0.0, MOST_RPS) for n, value in enumerate(content["rps"])]
+    if not rps:
+        raise ObservationError("load.rps is empty; expected the arrivals of each of the last seconds")
+    first = next((n for n, value in enumerate(rps) if value > 0), 0)
+    return Load(now, tuple(rps[first:]))
+
+
+def read_state(content: object) -> State:
+    """Read `/trimtab/v1/state`; a stage that was not measured yet is left out."""
+    stages = content.get("stages") if isinstance(content, Mapping) else None
+    if not isinstance(stages, Mapping):
+        raise ObservationError(f"state: expected {{'stages': {{...}}}}, got {str(content)[:80]!r}")
+    rows: dict[str, float] = {}
+    ratios: dict[tuple[str, str], float] = {}
+    for name, stage in stages.items():
+        if not isinstance(stage, Mapping):
+            raise ObservationError(f"state.stages.{name}: expected a mapping, got {str(stage)[:80]!r}")
+        if stage.get("rows_per_request") is not None:
+            rows[name] = _number(stage["rows_per_request"], f"state.stages.{name}.rows_per_request", 0.0, MOST_ROWS)
+        if stage.get("service_ratio") is not None and stage.get("variant") is not None:
+            ratio = _number(stage["service_ratio"], f"state.stages.{name}.service_ratio", 0.0, math.inf)
+            ratios[name, str(stage["variant"])] = ratio
+    return State(rows, ratios)
+
+
+def damp(before: Measured | None, measured: float, low: float, high: float) -> Measured:
+    """Follow a measurement: clamped, averaged, and used anew only once it has clearly moved."""
+    clamped = min(max(measured, low), high)
+    if before is None:
+        return Measured(clamped, clamped)
+    average = before.average + WEIGHT * (clamped - before.average)
+    moved = abs(average - before.used) > DEADBAND * before.used
+    return Measured(average, average if moved else before.used)
+
+
+def _number(value: object, where: str, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ObservationError(f"{where} is {str(value)[:40]!r}; expected a finite number")
+    if not low <= value <= high:
+        raise ObservationError(f"{where} is {value:g}; expected {low:g} to {high:g}")
+    return float(value)

@@ -1,0 +1,106 @@
+"""Random small problems, and the slow obvious solver that is the oracle of the fast one."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from trimtab_adapter.program import Option, Program, StageOptions, Weights, models
+
+CHAINS = {n: tuple((k - 1,) if k else () for k in range(n)) for n in range(1, 5)}
+GRAPHS = {
+    1: (CHAINS[1],),
+    2: (CHAINS[2], ((), ())),
+    3: (CHAINS[3], ((), (0,), (0,)), ((), (), (0, 1))),
+    4: (CHAINS[4], ((), (0,), (0,), (1, 2)), ((), (0,), (1,), (0, 2)), ((), (), (0,), (0, 1)), ((), (0,), (0,), (2,))),
+}
+WEIGHTS = (Weights(10.0, 0.5, 1e-6), Weights(10.0, 1e-5, 1e-8), Weights(1e-6, 1.0, 1e-9), Weights(200.0, 1.0, 0.01))
+
+
+def a_program(seed: int) -> Program:
+    """Return a random problem: chain or DAG, any goal, with and without binding budgets, floors and penalties."""
+    rng = np.random.default_rng(seed)
+    graphs = GRAPHS[int(rng.integers(1, 5))]
+    graph = graphs[int(rng.integers(len(graphs)))]
+    stages = tuple(
+        StageOptions(f"s{k}", predecessors, _options(rng, int(rng.integers(1, 8))))
+        for k, predecessors in enumerate(graph)
+    )
+    most_cores = sum(max(option.cores for option in stage.options) for stage in stages)
+    return Program(
+        stages=stages,
+        slo_seconds=float(rng.uniform(0.05, 0.25) * len(stages)),
+        cores=most_cores * float(rng.uniform(0.2, 1.2)),
+        gpus=int(rng.integers(0, 7)),
+        metric=("Product", "NormalizedRanks")[int(rng.integers(2))],
+        weights=WEIGHTS[int(rng.integers(len(WEIGHTS)))],
+        accuracy_floor=float(rng.choice([0.0, 0.0, 0.3, 0.5])),
+    )
+
+
+def _options(rng: np.random.Generator, count: int) -> tuple[Option, ...]:
+    return tuple(
+        Option(
+            variant=f"v{n % 3}",
+            operating_point="default",
+            batch_size=int(2 ** rng.integers(0, 6)),
+            replicas=int(rng.integers(1, 5)),
+            cores=float(rng.integers(1, 17)) / 2,
+            gpus=int(rng.choice([0, 0, 1, 2])),
+            accuracy=(accuracy := float(rng.choice([0.0, 0.5, 0.7, 0.9, 1.0]))),
+            value=accuracy,
+            latency_seconds=float(rng.uniform(0.01, 0.3)),
+            throughput_rps=100.0,
+            penalty=float(rng.choice([0.0, 0.05, 1.0])),
+        )
+        for n in range(count)
+    )
+
+
+def a_large_program(seed: int, stages: int = 10, variants: int = 10, cores: float = 1e9) -> Program:
+    """Return a chain of profiled variants at seven batch sizes, α/β from 20 to 2000, as IPA's scaling figure has."""
+    rng = np.random.default_rng(seed)
+    load_rps, slo_seconds = float(rng.uniform(5, 50)), 0.0
+    chain = []
+    for k in range(stages):
+        accuracies = np.sort(rng.uniform(0.5, 0.99, variants))
+        seconds = np.sort(rng.uniform(0.005, 0.2, variants))
+        cores_each = np.sort(rng.integers(1, 9, variants))
+        slo_seconds += 5 * float(seconds.mean()) * float(rng.uniform(0.3, 1.2))
+        options = []
+        for v, batch in itertools.product(range(variants), (1, 2, 4, 8, 16, 32, 64)):
+            service = float(seconds[v] * (0.3 + 0.7 * batch * rng.uniform(0.8, 1.0)))
+            replicas = math.ceil(load_rps * service / batch)
+            latency = service + (batch - 1) / load_rps
+            accuracy = float(accuracies[v])
+            cost = float(replicas * cores_each[v])
+            options.append(
+                Option(
+                    f"v{v}",
+                    "default",
+                    batch,
+                    replicas,
+                    cost,
+                    0,
+                    accuracy,
+                    accuracy,
+                    latency,
+                    replicas * batch / service,
+                )
+            )
+        chain.append(StageOptions(f"s{k}", (k - 1,) if k else (), tuple(options)))
+    ratio = float(np.exp(rng.uniform(np.log(20), np.log(2000))))
+    return Program(tuple(chain), slo_seconds, cores, 0, "Product", Weights(ratio, 1.0, 1e-6))
+
+
+def brute_force(program: Program) -> tuple[Option, ...] | None:
+    """Return the best of all choices, or None where none is feasible."""
+    choices = itertools.product(*(stage.options for stage in program.stages))
+    feasible = [choice for choice in choices if program.is_feasible(choice)]
+    return max(feasible, key=program.objective, default=None)
+
+
+def second_best(program: Program, best: tuple[Option, ...]) -> Program:
+    """Return the problem of the best plan that runs another model somewhere."""
+    return replace(program, other_than=models(best))

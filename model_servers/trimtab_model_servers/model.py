@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families import Network, build
+from trimtab_model_servers.families.network import Network
+from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.requests import OPERATING_POINT, checked_rows, chosen_outputs, chosen_point
 from trimtab_model_servers.settings import PLATFORM, ModelSpec
 from trimtab_model_servers.tensors import DATATYPES, to_torch, to_wire, torch_dtype

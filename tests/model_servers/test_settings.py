@@ -51,3 +51,12 @@ def test_writing_settings_needs_no_torch():
     code = "import sys, trimtab_model_servers.settings; print({'torch', 'mlserver'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_modules_to_preload_are_known_without_torch():
+    code = (
+        "import sys; from trimtab_model_servers.families.registry import modules_to_preload; "
+        "from tests.builders import a_pipeline; print(modules_to_preload(a_pipeline()), {'torch'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['trimtab_model_servers.server', 'trimtab_model_servers.families.echo'] set()"

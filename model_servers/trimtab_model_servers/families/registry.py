@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.settings import ModelSpec
+from trimtab_pipelines.spec import InferencePipeline
+
+if TYPE_CHECKING:  # or whoever only wants the names would import torch
+    from trimtab_model_servers.families.network import Built
 
 _PACKAGE = "trimtab_model_servers.families"
 FAMILIES = {
@@ -17,7 +21,7 @@ FAMILIES = {
 """Family name to the module here whose `build(spec)` makes it."""
 
 
-def build(spec: ModelSpec) -> Built:
+def build(spec: ModelSpec) -> "Built":
     """Build a model with its weights.
 
     Raises:
@@ -30,6 +34,8 @@ def build(spec: ModelSpec) -> Built:
     return construct(spec)
 
 
-def modules_of(families: set[str]) -> list[str]:
-    """Name the modules that models of these families import, for whoever wants them imported ahead of time."""
-    return sorted({f"{_PACKAGE}.{FAMILIES[family]}" for family in families if family in FAMILIES})
+def modules_to_preload(pipeline: InferencePipeline) -> list[str]:
+    """Name the modules that replicas of a pipeline import, for a forkserver that imports them once for all."""
+    families = {variant.family for stage in pipeline.spec.stages for variant in stage.variants}
+    modules = {f"{_PACKAGE}.{FAMILIES[family]}" for family in families if family in FAMILIES}
+    return ["trimtab_model_servers.server", *sorted(modules)]

@@ -7,6 +7,7 @@ keep up shows as `client_lateness_seconds_p99` in the summary, not as a lighter 
 import asyncio
 import gc
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from trimtab_loadtester.wire import REASON_HEADER, STAGE_HEADER, Answer, GrpcWir
 from trimtab_pipelines.spec import InferencePipeline
 
 GAVE_UP = "GaveUp"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXPECTED_ACCURACY = "trimtab.expected_accuracy"
 
 
@@ -80,6 +82,7 @@ class _Run:
     facts: RunFacts
     options: AttackOptions
     wire: Wire
+    stop: asyncio.Event
     start: float = 0.0
     sent: int = 0
     records: list[Record] = field(default_factory=list)
@@ -99,8 +102,8 @@ def attack(
 ) -> Results:
     """Send a load to a pipeline at `address` (host:port) and wait for every answer; blocks until the end.
 
-    Interrupted (Ctrl-C), it raises KeyboardInterrupt. Call it in a process of its own where the server shares the
-    machine, so that neither delays the other's event loop.
+    Ctrl-C or SIGTERM ends the sending; what was sent is still waited for and reported. Call it in the main thread of a
+    process of its own, so that neither client nor server delays the other's event loop.
 
     Raises:
         LoadError: the load has no end and no duration was given.
@@ -109,17 +112,25 @@ def attack(
     options = options or AttackOptions()
     if options.cores is not None:
         os.sched_setaffinity(0, options.cores)
-    return uvloop.run(attack_async(pipeline, address, load, options, on_progress))
+
+    async def until_signalled() -> Results:
+        stop = asyncio.Event()
+        for number in STOP_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        return await attack_async(pipeline, address, load, options, on_progress, stop)
+
+    return uvloop.run(until_signalled())
 
 
-async def attack_async(
+async def attack_async(  # noqa: PLR0913, PLR0917 - what, where, how much, how, and two ways to stay in touch
     pipeline: InferencePipeline,
     address: str,
     load: LoadSpec,
     options: AttackOptions | None = None,
     on_progress: OnProgress | None = None,
+    stop: asyncio.Event | None = None,
 ) -> Results:
-    """Like `attack`, in a running event loop."""
+    """Like `attack`, in a running event loop; sends nothing more once `stop` is set."""
     options = options or AttackOptions()
     rates = load.rates(options.duration_seconds)
     duration_seconds = options.duration_seconds or float(rates.size)
@@ -138,7 +149,7 @@ async def attack_async(
         distinct_payloads=len(payloads),
     )
     async with wire:
-        run = _Run(arrivals, payloads, encoded, source, facts, options, wire)
+        run = _Run(arrivals, payloads, encoded, source, facts, options, wire, stop or asyncio.Event())
         return await _carry_out(run, on_progress)
 
 
@@ -182,10 +193,14 @@ async def _send_all(run: _Run) -> None:
     slots = asyncio.Semaphore(run.options.max_outstanding)
     async with asyncio.TaskGroup() as group:
         for index, due in enumerate(run.arrivals.tolist()):
-            wait = due - run.elapsed_seconds
-            if wait > 0:
-                await asyncio.sleep(wait)
+            if (wait := due - run.elapsed_seconds) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        await run.stop.wait()
             await slots.acquire()
+            if run.stop.is_set():
+                run.facts = replace(run.facts, interrupted=True, duration_seconds=run.elapsed_seconds)
+                return
             group.create_task(_request(run, index, due)).add_done_callback(lambda _: slots.release())
 
 
@@ -198,6 +213,8 @@ async def _request(run: _Run, index: int, due: float) -> None:
             answer = await run.wire.send(run.encoded[number], f"{run.options.seed}-{index}")
     except TimeoutError:
         answer = Answer(GAVE_UP, detail=f"no answer within {run.options.give_up_seconds:g} s")
+    except Exception as error:  # noqa: BLE001 - whatever happened, this request is accounted for and the others go on
+        answer = Answer(type(error).__name__, detail=str(error))
     record = _record(run, run.payloads[number], answer, due, sent)
     run.records.append(record)
     run.outcomes[record.outcome] += 1

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_loadtester.generator import generate_rates
+from trimtab_predictor.trace import Trace, read_trace
 
 GENERATED_SECONDS = 3600
 MAX_RPS = 1e6
@@ -85,11 +86,15 @@ class LoadSpec:
         return cls(text, rates, repeats=True, natural_seconds=rates.size, gap_seconds=int(gaps.sum()))
 
     @classmethod
-    def from_trace(cls, path: Path, *, speed_up: float = 1.0, scale: float = 1.0) -> Self:
-        """Read a per-second trace from a file; see `trimtab_predictor.trace.read_trace` for its forms and errors."""
-        from trimtab_predictor.trace import read_trace  # noqa: PLC0415 - only traces need it
+    def from_trace(cls, trace: Path | Trace, *, speed_up: float = 1.0, scale: float = 1.0) -> Self:
+        """Play a per-second trace, read from a file or read already (and cut, perhaps).
 
-        return cls.from_counts(read_trace(path), str(path), speed_up=speed_up, scale=scale)
+        Raises:
+            TraceError: the file is no trace; the message says which line, and what would be right.
+            LoadError: as `from_counts`.
+        """
+        recorded = read_trace(trace) if isinstance(trace, Path) else trace
+        return cls.from_counts(recorded.rps, recorded.name, speed_up=speed_up, scale=scale)
 
     def rates(self, duration_seconds: float | None = None) -> NDArray[np.float64]:
         """Return the rate in each second, [ceil(duration)]; without a duration the load's own length.

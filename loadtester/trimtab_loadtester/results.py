@@ -59,6 +59,7 @@ class RunFacts:
         started_at: Unix time of second 0.
         gap_seconds: seconds for which a trace had no count.
         distinct_payloads: how many different payloads the requests took turns with.
+        interrupted: it was stopped before its end; `duration_seconds` is what it came to.
     """
 
     pipeline: str
@@ -69,6 +70,7 @@ class RunFacts:
     started_at: float
     gap_seconds: int = 0
     distinct_payloads: int = 0
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +132,7 @@ class Results:
             "failures": _counts(self.records["detail"][self.records["outcome"] == RequestOutcome.FAILED]),
             "gap_seconds": facts.gap_seconds,
             "distinct_payloads": facts.distinct_payloads,
+            "interrupted": facts.interrupted,
         }
 
     def save(self, folder: Path) -> None:

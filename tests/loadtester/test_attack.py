@@ -1,6 +1,9 @@
 """Every request is accounted for, whatever the server does to it, and no stall hides a latency."""
 
 import asyncio
+import json
+import signal
+import sys
 from collections import Counter
 
 import pytest
@@ -137,6 +140,50 @@ async def test_more_requests_than_payloads_take_turns_with_them() -> None:
         results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:100"), options)
 
     assert len(fake.bodies) == results.summary()["distinct_payloads"] == 7 < len(results.records)
+
+
+async def test_a_stop_ends_the_sending_and_keeps_what_was_sent() -> None:
+    fake, stop = FakePipeline(), asyncio.Event()
+    async with rest_server(fake) as address:
+        options = AttackOptions(duration_seconds=30.0, progress_seconds=0.01)
+
+        def stop_after_20(progress: Progress) -> None:
+            if sum(progress.outcomes.values()) >= 20:
+                stop.set()
+
+        load = LoadSpec.parse("constant:100")
+        results = await attack_async(a_pipeline(), address, load, options, stop_after_20, stop)
+
+    summary = results.summary()
+    assert outcomes(results)["answered"] == summary["received"] == fake.seen.total() >= 20
+    assert summary["interrupted"] is True
+    assert results.facts.duration_seconds < 10
+
+
+RUN_IN_A_PROCESS = """
+import json, sys
+from tests.loadtester.fake_pipeline import a_pipeline
+from trimtab_loadtester.attack import AttackOptions, attack
+from trimtab_loadtester.load import LoadSpec
+results = attack(a_pipeline(), sys.argv[1], LoadSpec.parse("constant:50"), AttackOptions(duration_seconds=60))
+print(json.dumps(results.summary()))
+"""
+
+
+async def test_a_signal_ends_a_process_with_the_summary_of_what_was_sent() -> None:
+    fake = FakePipeline()
+    async with rest_server(fake) as address:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", RUN_IN_A_PROCESS, address, stdout=asyncio.subprocess.PIPE
+        )
+        await fake.arrived.wait()
+        process.send_signal(signal.SIGINT)
+        output, _ = await process.communicate()
+
+    summary = json.loads(output)
+    assert process.returncode == 0
+    assert summary["interrupted"] is True
+    assert summary["received"] == fake.seen.total() == summary["ok"] + summary["late"]
 
 
 async def test_a_load_without_requests_has_an_empty_summary() -> None:

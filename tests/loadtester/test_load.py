@@ -1,5 +1,7 @@
 """Loads are read from what a user writes or from a trace; errors say what would be right."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from trimtab_loadtester.generator import generate_rates
 from trimtab_loadtester.load import LoadError, LoadSpec
+from trimtab_predictor.trace import TraceError, read_trace
 
 
 def test_a_constant_load_holds() -> None:
@@ -104,4 +107,30 @@ def test_a_wrong_trace_is_refused(counts: list[float], arguments: dict[str, floa
     with pytest.raises(LoadError) as caught:
         LoadSpec.from_counts(np.array(counts, dtype=float), "t", **arguments)
 
+    assert message in str(caught.value)
+
+
+def test_a_trace_is_read_from_a_file_with_its_gaps(tmp_path: Path) -> None:
+    path = tmp_path / "rps.csv"
+    path.write_text("rps\n4\n0\n8\n0\n")
+    load = LoadSpec.from_trace(path, scale=2)
+
+    assert load.rates().tolist() == [8, 0, 16, 0]
+    assert (load.text, load.gap_seconds) == ("rps.csv", 2)
+    assert LoadSpec.from_trace(read_trace(path).excerpt(2, 4)).rates().tolist() == [8, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rps\n4\nmany\n", "rps.csv, line 3 holds 'many'; expected a whole number of at least 0"),
+        ("rps\n4\n-1\n", "rps.csv, line 3 holds '-1'; expected a whole number"),
+        ("", "rps.csv is empty; a trace has a header line"),
+    ],
+)
+def test_a_trace_with_text_in_it_names_the_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "rps.csv").write_text(text)
+
+    with pytest.raises(TraceError) as caught:
+        LoadSpec.from_trace(tmp_path / "rps.csv")
     assert message in str(caught.value)

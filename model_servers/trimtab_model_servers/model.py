@@ -1,7 +1,7 @@
 """A loaded model, apart from any server: a request of the protocol in, an answer of the protocol out."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -21,6 +21,7 @@ from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import InferRequest, InferResponse, Tensor
 
 Weights = Literal["stored", "random", "none"]
+WARM_UP_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -64,15 +65,24 @@ class HostedModel:
             outputs = self.network.infer({tensor.name: to_torch(tensor) for tensor in inputs}, point)
         return tuple(to_wire(name, outputs[name]) for name in wanted), perf_counter() - started
 
-    def warm_up(self) -> None:
-        """Run the least and the largest batch at every operating point, and check that the outputs are as declared.
+    def warm_up(self, budget_seconds: float = WARM_UP_SECONDS) -> None:
+        """Run growing batches at every operating point, and check that the outputs are as declared.
+
+        Batches double up to the largest, as far as the budget (shared by the points) is expected to last; at least
+        the least one runs. Buffers and kernels are then there before the first request.
 
         Raises:
             ModelError: naming the output that is not as declared, or why the model cannot run.
         """
+        share = budget_seconds / len(self.spec.operating_points)
         for point in self.spec.operating_points:
-            for rows in sorted({1, self.spec.max_batch_size}):
+            began = perf_counter()
+            for rows in _doubling(self.spec.max_batch_size):
+                before = perf_counter()
                 self._check_outputs(rows, self._trial(rows, point))
+                now = perf_counter()
+                if now - began + 2 * (now - before) > share:
+                    break
 
     def metadata(self) -> dict[str, object]:
         """The protocol's model metadata, with our own facts under `parameters`."""
@@ -141,6 +151,14 @@ class HostedModel:
                 f"{rows} rows, but the stage declares {list(declared.shape)} for each; "
                 f"correct outputs.{declared.name}.shape"
             )
+
+
+def _doubling(largest: int) -> Iterator[int]:
+    rows = 1
+    while rows < largest:
+        yield rows
+        rows *= 2
+    yield largest
 
 
 def load_model(spec: ModelSpec) -> HostedModel:

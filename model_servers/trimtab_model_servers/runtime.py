@@ -16,7 +16,7 @@ from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.hosting import host
 from trimtab_model_servers.mlserver_messages import RAW_OUTPUT, request_of, response_of
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.model import HostedModel, load_model
 from trimtab_model_servers.settings import ModelSpec
 from trimtab_protocol import ProtocolError
 
@@ -35,6 +35,8 @@ mlserver.grpc.utils.STATUS_CODE_MAPPING.update(
 class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
     """One variant in MLServer."""
 
+    _hosted: HostedModel | None = None
+
     async def load(self) -> bool:
         """Load the weights, check the model against its stage, warm it up.
 
@@ -45,7 +47,8 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         process.expected.add(self.name)
         try:
             spec = _spec(self)
-            process.loaded(self.name, await process.worker.run(lambda: load_model(spec)))
+            self._hosted = await process.worker.run(lambda: load_model(spec))
+            process.loaded(self.name, self._hosted)
         except Exception as error:
             reason = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
             process.failed(self.name, reason)
@@ -77,10 +80,11 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         return metadata
 
     async def unload(self) -> bool:
-        """Forget the model."""
+        """Forget the model, unless a newer one of its name has taken its place already."""
         process = host()
-        process.expected.discard(self.name)
-        process.models.pop(self.name, None)
+        if process.models.get(self.name) is self._hosted:
+            process.expected.discard(self.name)
+            process.models.pop(self.name, None)
         return True
 
 

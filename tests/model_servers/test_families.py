@@ -3,6 +3,7 @@ import torch
 from safetensors.torch import save_file
 from torchvision import models
 
+from trimtab_model_servers.digits import networks
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.model import load_model
 from trimtab_model_servers.settings import ModelSpec
@@ -78,6 +79,58 @@ def test_the_weights_of_another_architecture_are_named(tmp_path):
     save_file(models.resnet34(weights=None).state_dict(), tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"model.safetensors: tensor 'layer1.2.bn1.bias' is not part of this archit"):
         load_model(a_resnet(storageUri=str(tmp_path)))
+
+
+LOCATE = {
+    "family": "digits/locator",
+    "inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, 96, 96]}],
+    "outputs": [
+        {"name": "count", "datatype": "INT64"},
+        {"name": "boxes", "datatype": "FP32", "shape": [4], "countedBy": "count"},
+        {"name": "crops", "datatype": "UINT8", "shape": [1, 28, 28], "countedBy": "count"},
+    ],
+}
+READ = {
+    "family": "digits/reader",
+    "inputs": [{"name": "crop", "datatype": "UINT8", "shape": [1, 28, 28]}],
+    "outputs": [
+        {"name": "digit", "datatype": "INT64"},
+        {"name": "confidence", "datatype": "FP32"},
+    ],
+}
+
+
+@pytest.mark.parametrize(("stage", "variant"), [(LOCATE, "locate-xs"), (READ, "read-xs")])
+def test_digits_networks_serve_what_was_saved(tmp_path, stage, variant):
+    network = networks.for_serving(networks.build(variant, seed=4))
+    networks.save(network, networks.VARIANTS[variant], tmp_path / "model.safetensors")
+    tensor = stage["inputs"][0]
+    images = torch.randint(0, 255, (3, *tensor["shape"]), dtype=torch.uint8)
+    with torch.inference_mode():
+        expected = networks.load(tmp_path / "model.safetensors").infer({tensor["name"]: images})
+    answer = run(a_spec(storageUri=str(tmp_path), **stage), **{tensor["name"]: images})
+    assert answer.keys() == {output["name"] for output in stage["outputs"]}
+    assert all(torch.equal(answer[name], expected[name]) for name in answer)
+
+
+def test_digits_weights_of_the_other_stage_are_named(tmp_path):
+    network = networks.for_serving(networks.build("read-xs", seed=4))
+    networks.save(network, networks.VARIANTS["read-xs"], tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="these weights are of a reader, but family 'digits/locator' asks for a locat"):
+        load_model(a_spec(storageUri=str(tmp_path), **LOCATE))
+
+
+def test_digits_weights_cut_short_are_named(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(ModelError, match=r"cannot use the weights in .*model\.safetensors"):
+        load_model(a_spec(storageUri=str(tmp_path), **LOCATE))
+
+
+def test_digits_networks_with_random_weights_are_marked():
+    model = load_model(a_spec(name="locate-s", **LOCATE))
+    assert model.facts()["weights"] == "random"
+    with pytest.raises(ModelError, match="unknown variant 'locate-z'"):
+        load_model(a_spec(parameters={"variant": "locate-z"}, **LOCATE))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterable
 
-SMALLEST_DROP = 0.2  # share of the planned load that must go before a plan for less is worth asking for
-NOISE_WIDTHS = 1.5  # standard deviations of a Poisson count that a drop must exceed
+SMALLEST_DROP = 0.25  # share of the planned load that must go before a plan for less is worth asking for
+NOISE_WIDTHS = 2.5  # standard deviations of a Poisson count: what lies between two peaks of one constant load
+LARGEST_DROP = 0.6  # share of the planned load whose loss is never explained by noise
 LEAST_LOAD_RPS = 0.1  # with no load at all a plan still has to answer the next request
 
 
@@ -30,4 +31,4 @@ def planning_load(
 def drop_below(planned_rps: float) -> float:
     """Return the load under which a plan for `planned_rps` is larger than noise explains."""
     noise = NOISE_WIDTHS * math.sqrt(planned_rps)
-    return planned_rps - min(max(SMALLEST_DROP * planned_rps, noise), 0.7 * planned_rps)
+    return planned_rps - min(max(SMALLEST_DROP * planned_rps, noise), LARGEST_DROP * planned_rps)

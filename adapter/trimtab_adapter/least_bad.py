@@ -153,4 +153,5 @@ def _fastest(question: Question, relaxed: Relaxation, prefix: str) -> Answer | N
     )
     if best.fraction < 1.0:
         reason += f" and carries {best.fraction:.0%} of {question.load_rps:.3g} requests/s"
-    return replace(best, reason=reason)
+    # From here on this latency is the constraint: nothing may make the plan slower again.
+    return replace(best, program=replace(best.program, slo_seconds=seconds), reason=reason)

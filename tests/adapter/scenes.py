@@ -1,0 +1,79 @@
+"""A small pipeline with a real trade-off, its profiles, and a stateful fake of the router's own addresses."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
+from trimtab_adapter.decide import Situation, decide
+from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import InferencePipeline
+
+VARIANTS = ("light", "middle", "heavy")
+ACCURACIES = {"light": 0.8, "middle": 0.9, "heavy": 0.97}
+
+
+def a_ladder(stages: int = 2, variant: dict[str, Any] | None = None, **changes: Any) -> InferencePipeline:
+    """Return a chain whose stages each have a light, a middle and a heavy variant."""
+    chain = a_chain(stages)
+    for stage in chain:
+        stage["variants"] = [a_variant(name, accuracy=ACCURACIES[name], **(variant or {})) for name in VARIANTS]
+    return a_pipeline(chain, **({"budget": {"cores": "4"}, "slo": {"latency": "400ms"}} | changes))
+
+
+def profiles_of(pipeline: InferencePipeline) -> dict[str, ModelProfile]:
+    """Return profiles in which each step up the ladder costs several times as much."""
+    seconds = {"light": (0.001, 0.001), "middle": (0.003, 0.005), "heavy": (0.010, 0.020)}
+    points = [a_point_profile(name, *seconds[name]) for name in VARIANTS]
+    return {stage.name: a_profile(stage.name, points) for stage in pipeline.spec.stages}
+
+
+def plan_for(
+    pipeline: InferencePipeline,
+    peak_rps: float,
+    current: PipelinePlan | None = None,
+    now_seconds: float = 1000.0,
+    recent_rps: Sequence[tuple[float, float]] = (),
+    **measured: Any,
+) -> PipelinePlan:
+    """Decide for a forecast peak."""
+    forecast = ForecastRecord(peak_rps=peak_rps, source="reactive")
+    situation = Situation(forecast, now_seconds, current, tuple(recent_rps), **measured)
+    return decide(pipeline, profiles_of(pipeline), situation)
+
+
+class FakeRouter:
+    """Answers `/trimtab/v1/load` and `/trimtab/v1/state` with whatever it is told to know."""
+
+    def __init__(self) -> None:
+        self.load: Any = {"now": 1000.0, "rps": [5.0] * 600}
+        self.state: Any = {"plan_generation": 1, "stages": {}}
+        self.status = 200
+        self.url = ""
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if self.status != 200:
+            return web.Response(status=self.status, text="the router is not well")
+        content = self.load if request.path.endswith("load") else self.state
+        if isinstance(content, str):
+            return web.Response(text=content, content_type="application/json")
+        return web.json_response(content)
+
+    @asynccontextmanager
+    async def serve(self, port: int = 0) -> AsyncIterator["FakeRouter"]:
+        """Listen on loopback while the block runs."""
+        app = web.Application()
+        app.router.add_get("/trimtab/v1/load", self._answer)
+        app.router.add_get("/trimtab/v1/state", self._answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", port)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()

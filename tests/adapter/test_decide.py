@@ -1,0 +1,243 @@
+"""Decisions: within the budget, explained, infeasible ones least bad, and still while nothing happens."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.adapter.scenes import a_ladder, plan_for, profiles_of
+from tests.builders import a_point_profile, a_profile
+from trimtab_adapter.decide import PlanningError, initial_plan
+from trimtab_adapter.hysteresis import drop_below, planning_load
+
+
+def variants(plan):
+    return [stage.variant for stage in plan.spec.stages]
+
+
+def test_the_first_plan_takes_the_best_variants_for_a_small_load():
+    pipeline = a_ladder()
+    plan = initial_plan(pipeline, profiles_of(pipeline), load_rps=1.0, now_seconds=5.0)
+
+    assert variants(plan) == ["heavy", "heavy"]
+    assert (plan.spec.generation, plan.spec.created_at, plan.spec.forecast.source) == (1, 5.0, "initial")
+    assert plan.spec.expected.accuracy == pytest.approx(0.97**2)
+    assert plan.spec.explanation.change.startswith("first plan")
+
+
+def test_more_load_means_lighter_variants_and_less_load_better_ones_again():
+    pipeline = a_ladder()
+    accuracies, plan = [], None
+    for n, load_rps in enumerate((5, 50, 200, 500, 1000, 5)):
+        plan = plan_for(pipeline, load_rps, plan, now_seconds=1000.0 * n)
+        accuracies.append(plan.spec.expected.accuracy)
+
+    assert accuracies[:5] == sorted(accuracies[:5], reverse=True)
+    assert accuracies[0] == accuracies[5] > accuracies[2] > accuracies[4]
+
+
+def test_a_plan_says_what_changed_what_binds_and_what_comes_second():
+    pipeline = a_ladder(objective={"goal": "MaxAccuracy"}, budget={"cores": "2"})
+    before = plan_for(pipeline, 5.0)
+    after = plan_for(pipeline, 60.0, before)
+    explanation = after.spec.explanation
+
+    assert "→" in explanation.change
+    assert "planned for 60 requests/s by reactive" in explanation.change
+    assert explanation.binding_constraint.startswith("budget.cores: without it the objective would gain")
+    assert explanation.runner_up.objective_loss > 0
+    assert after.spec.generation == before.spec.generation + 1
+
+
+def test_the_plan_tells_the_router_the_profile_s_medians_whatever_was_measured():
+    pipeline = a_ladder()
+    slow = {(stage.name, "heavy"): 2.0 for stage in pipeline.spec.stages}
+    stage = plan_for(pipeline, 2.0, service_ratios=slow).spec.stages[0]
+
+    assert stage.service_seconds[1] == pytest.approx(0.030)
+    assert max(stage.service_seconds) == stage.batch_size
+
+
+def test_a_slower_machine_gets_lighter_variants():
+    pipeline = a_ladder(budget={"cores": "2"})
+    current = plan_for(pipeline, 30.0)
+    slow = {(stage.name, current.spec.stages[0].variant): 3.0 for stage in pipeline.spec.stages}
+    adapted = plan_for(pipeline, 30.0, current, service_ratios=slow)
+
+    assert adapted.spec.feasible
+    assert adapted.spec.expected.accuracy < current.spec.expected.accuracy
+
+
+def test_rows_per_request_multiply_the_load():
+    pipeline = a_ladder()
+    alone = plan_for(pipeline, 40.0)
+    crowded = plan_for(pipeline, 40.0, rows_per_request={"stage-1": 10.0})
+
+    assert crowded.spec.stages[1].throughput_rps >= 400 > alone.spec.stages[1].throughput_rps
+
+
+def test_pins_are_kept():
+    pipeline = a_ladder()
+    pin = {"variant": "middle", "batchSize": 16, "replicas": 2}
+    stages = [stage.model_dump(by_alias=True) for stage in pipeline.spec.stages]
+    stages[1]["pin"] = pin
+    pinned = a_ladder(stages=2).model_copy(
+        update={"spec": pipeline.spec.model_validate(pipeline.spec.model_dump(by_alias=True) | {"stages": stages})}
+    )
+    stage = plan_for(pinned, 5.0).spec.stages[1]
+
+    assert (stage.variant, stage.batch_size, stage.replicas) == ("middle", 16, 2)
+
+
+def test_free_latency_goes_to_larger_batches_but_not_into_stages_that_go_on_as_before():
+    pipeline = a_ladder()
+    plan = plan_for(pipeline, 200.0)
+    kept = plan_for(pipeline, 195.0, plan)
+
+    assert max(stage.batch_size for stage in plan.spec.stages) > 4
+    assert plan.spec.expected.latency_seconds <= 0.8 * 0.4
+    assert kept.spec.stages == plan.spec.stages
+    assert kept.spec.generation == plan.spec.generation
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.floats(0, 5000),
+    st.floats(2, 40),
+    st.floats(0.02, 2),
+    st.sampled_from(["Weighted", "MaxAccuracy", "MinCost"]),
+    st.sampled_from(["Product", "NormalizedRanks"]),
+    st.floats(0, 1),
+)
+def test_no_plan_exceeds_its_budget_whatever_is_asked(load_rps, cores, slo_seconds, goal, metric, floor):  # noqa: PLR0917
+    pipeline = a_ladder(
+        budget={"cores": cores},
+        slo={"latency": slo_seconds},
+        objective={"goal": goal, "accuracyMetric": metric, "accuracyFloor": floor},
+    )
+    plan = plan_for(pipeline, load_rps)
+
+    assert sum(stage.replicas * stage.cores for stage in plan.spec.stages) <= cores + 1e-9
+    assert plan.spec.feasible == (plan.spec.reason == "Optimal")
+    if plan.spec.feasible:
+        assert plan.spec.expected.latency_seconds <= slo_seconds + 1e-9
+        assert all(stage.throughput_rps >= load_rps for stage in plan.spec.stages)
+
+
+def test_overload_is_carried_as_far_as_the_budget_goes():
+    pipeline = a_ladder(budget={"cores": "2"})
+    plan = plan_for(pipeline, 5000.0)
+
+    assert not plan.spec.feasible
+    assert plan.spec.reason.startswith("overload: 2 cores carry")
+    assert "of 5e+03 requests/s within slo.latency 400 ms" in plan.spec.reason
+    assert variants(plan) == ["light", "light"]
+    assert 0.1 < plan.spec.planned_fraction < 0.2
+
+
+def test_an_slo_out_of_reach_gives_the_fastest_plan():
+    plan = plan_for(a_ladder(slo={"latency": "1ms"}), 10.0)
+
+    assert not plan.spec.feasible
+    assert plan.spec.reason.startswith("slo.latency 1 ms is out of reach; the fastest plan needs")
+    assert (variants(plan), [stage.batch_size for stage in plan.spec.stages]) == (["light", "light"], [1, 1])
+    assert plan.spec.planned_fraction == 1.0
+
+
+def test_a_floor_out_of_reach_gives_the_most_accurate_plan():
+    pipeline = a_ladder(objective={"goal": "MinCost", "accuracyFloor": 0.99})
+    plan = plan_for(pipeline, 5.0)
+
+    assert not plan.spec.feasible
+    assert plan.spec.reason.startswith("objective.accuracyFloor 0.99 is out of reach")
+    assert "the best is 0.9409" in plan.spec.reason
+    assert variants(plan) == ["heavy", "heavy"]
+
+
+def test_pins_that_do_not_fit_are_given_up_last():
+    pipeline = a_ladder(budget={"cores": "3"})
+    stages = [stage.model_dump(by_alias=True) for stage in pipeline.spec.stages]
+    stages[0]["pin"] = {"replicas": 50}
+    spec = pipeline.spec.model_validate(pipeline.spec.model_dump(by_alias=True) | {"stages": stages})
+    plan = plan_for(pipeline.model_copy(update={"spec": spec}), 5.0)
+
+    assert not plan.spec.feasible
+    assert plan.spec.reason == "the pinned sizes of stage-0 do not fit; without them: the load fits"
+    assert plan.spec.expected.cores <= 3
+
+
+def test_a_stage_without_profile_is_named():
+    pipeline = a_ladder()
+    with pytest.raises(PlanningError, match=r"^stage stage-0 has no profile; profile the pipeline first$"):
+        initial_plan(pipeline, {})
+    other = {stage.name: a_profile(stage.name, [a_point_profile("light", cores=3.0)]) for stage in pipeline.spec.stages}
+    with pytest.raises(PlanningError, match="stage stage-0: its profile measured none of: light with 1 cores"):
+        initial_plan(pipeline, other)
+
+
+def test_a_gpu_that_the_budget_lacks_is_named():
+    with pytest.raises(PlanningError, match=r"no plan fits budget.cores 4 and budget.gpus 0: .* raise the budget"):
+        plan_for(a_ladder(variant={"resources": {"gpu": 1}}), 5.0)
+
+
+def test_up_at_once_down_only_after_the_hold():
+    loads = [(980.0, 100.0), (990.0, 40.0)]
+
+    assert planning_load(150.0, loads, 100.0, 1000.0, 20.0) == 150.0
+    assert planning_load(10.0, loads, 100.0, 1000.0, 20.0) == 100.0
+    assert planning_load(10.0, loads, 100.0, 1001.0, 20.0) == 40.0
+    assert planning_load(10.0, [], 100.0, 1000.0, 20.0) == 10.0
+    assert planning_load(0.0, [], None, 1000.0, 20.0) > 0
+
+
+def test_a_drop_that_noise_explains_is_none():
+    assert planning_load(80.0, [], 100.0, 0.0, 20.0) == 100.0
+    assert drop_below(100.0) == pytest.approx(75.0)
+    assert drop_below(36.0) == pytest.approx(21.0)
+    assert drop_below(4.0) == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("mean_rps", [2.0, 10.0, 30.0, 100.0, 400.0])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_constant_load_does_not_flap(mean_rps, seed):
+    """100 ticks of Poisson noise: the plan settles and may then only grow, never go back and forth."""
+    rng, pipeline = np.random.default_rng(seed), a_ladder(budget={"cores": "16"})
+    plan, recent, shapes = None, [], []
+    for tick in range(100):
+        now = 10.0 * tick
+        peak = float(rng.poisson(mean_rps, 20).max())
+        hold = pipeline.spec.adaptation.hold_seconds
+        plan = plan_for(pipeline, peak, plan, now, [entry for entry in recent if entry[0] >= now - hold])
+        recent.append((now, peak))
+        shapes.append(tuple((stage.variant, stage.replicas, stage.batch_size) for stage in plan.spec.stages))
+
+    changes = sum(a != b for a, b in itertools.pairwise(shapes))
+    assert changes <= 3
+    assert len(set(shapes)) == changes + 1  # never back to an earlier plan
+
+
+def test_hysteresis_keeps_a_plan_that_is_worth_less_than_a_change():
+    cheap, dear = a_ladder(), a_ladder(adaptation={"switchingCost": 100.0})
+    before = plan_for(cheap, 200.0)
+
+    assert plan_for(cheap, 5.0, before, now_seconds=9000.0).spec.generation == 2
+    kept = plan_for(dear, 5.0, before, now_seconds=9000.0)
+    assert kept.spec.generation == 1
+    assert variants(kept) == variants(before)
+    assert kept.spec.explanation.change.startswith("kept")
+
+
+def test_a_branch_counts_the_slower_side():
+    pipeline = a_ladder(stages=3)
+    chain = plan_for(pipeline, 5.0)
+    stages = [stage.model_dump(by_alias=True) for stage in pipeline.spec.stages]
+    stages[2]["inputs"] = [{"name": "x", "from": "stage-0.outputs.y"}]
+    spec = pipeline.spec.model_validate(pipeline.spec.model_dump(by_alias=True) | {"stages": stages})
+    forked = plan_for(pipeline.model_copy(update={"spec": spec}), 5.0)
+    latencies = [stage.latency_seconds for stage in forked.spec.stages]
+
+    assert forked.spec.expected.latency_seconds == pytest.approx(latencies[0] + max(latencies[1:]))
+    assert chain.spec.expected.latency_seconds == pytest.approx(math.fsum(s.latency_seconds for s in chain.spec.stages))

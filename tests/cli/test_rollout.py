@@ -23,7 +23,7 @@ VARIANTS = {"s": 0.25, "m": 0.5, "l": 1.0}
 
 
 class Machine:
-    """Carries out actions as processes would: starts take a while, drains take a while, the router moves when it can."""
+    """Carries out actions as processes would: starts and drains take a while, the router moves when it can."""
 
     def __init__(self, limit: float, *, hosts_all: bool) -> None:
         self.limit = limit
@@ -58,7 +58,9 @@ class Machine:
     def progress(self, data: st.DataObject) -> None:
         """Let one process come a step further, chosen at random; the dead are gone from the list."""
         self.now += 1.0
-        moving = [n for n, r in enumerate(self.replicas) if r.state != "ready" and not (r.state == "draining" and r.idle)]
+        moving = [
+            n for n, r in enumerate(self.replicas) if r.state != "ready" and not (r.state == "draining" and r.idle)
+        ]
         if not moving:
             return
         n = data.draw(st.sampled_from(moving))
@@ -100,13 +102,11 @@ def plans(draw: st.DrawFn) -> tuple[float, list[list[Target]]]:
     return budget, plans
 
 
-def roll(machine: Machine, targets: list[Target], data: st.DataObject, keep_ready: bool) -> None:
+def roll(machine: Machine, targets: list[Target], data: st.DataObject, *, keep_ready: bool) -> None:
     """Walk to a plan; check every step."""
     for _ in range(400):
         machine.route(targets)
-        actions = decide(
-            targets, machine.replicas, limit_cores=machine.limit, serving=machine.serving, now=machine.now
-        )
+        actions = decide(targets, machine.replicas, limit_cores=machine.limit, serving=machine.serving, now=machine.now)
         for action in actions:
             machine.carry_out(action)
             assert machine.cores <= machine.limit + 1e-6
@@ -169,7 +169,7 @@ def test_recovers_from_deaths_and_plans_that_overtake_each_other(case, hosts_all
 
 
 def ready(name: str, variant: str, cores: float, *, loaded: str = "sml") -> Replica:
-    return Replica(name, name.split("-")[0], variant, frozenset(loaded), cores, "ready")
+    return Replica(name, name.partition("-")[0], variant, frozenset(loaded), cores, "ready")
 
 
 def test_a_change_of_variant_of_equal_size_does_nothing() -> None:

@@ -94,7 +94,7 @@ def servable(replica: Replica, target: Target, cores_of: Mapping[str, float]) ->
     return frozenset(fitting | {replica.variant})
 
 
-def decide(
+def decide(  # noqa: PLR0913  (all that is true now, and the bound)
     targets: Sequence[Target],
     replicas: Sequence[Replica],
     *,
@@ -192,7 +192,7 @@ class _Rollout:
         return self.serving.get(target.stage, target.variant) == target.variant
 
     def retire(self, target: Target) -> None:
-        """Let go of replicas beyond the number asked for, and of those that no longer fit once enough fitting are ready."""
+        """Let go of replicas beyond the number asked for, and of those that do not fit once enough others are ready."""
         fitting = [replica for replica in self.of(target.stage) if fits(replica, target)]
         fitting.sort(key=lambda replica: replica.state == "ready")
         for replica in fitting[: max(len(fitting) - target.replicas, 0)]:
@@ -209,7 +209,7 @@ class _Rollout:
         return self.held_back or any(replica.state != "ready" for replica in self.replicas)
 
     def make_room(self, unmet: Sequence[Target]) -> None:
-        """Give up one replica that does not fit: a spare one if there is one, else the one whose place its heir can take."""
+        """Give up one replica that does not fit: a spare one, else one whose place its heir can take."""
         targets = {target.stage: target for target in unmet}
         stale = [r for r in self.replicas if r.stage in targets and not fits(r, targets[r.stage])]
         spare = [replica for replica in stale if len(self.ready(replica.stage)) > 1]
@@ -247,5 +247,11 @@ def fits(replica: Replica, target: Target) -> bool:
 
 
 def convertible(replica: Replica, target: Target) -> bool:
-    """Whether other cores would make it fit."""
-    return target.variant in replica.variants and not fits(replica, target)
+    """Whether other cores would make it fit; a process keeps the number of threads it was started with."""
+    same_threads = threads(replica.cores) == threads(target.cores)
+    return target.variant in replica.variants and same_threads and not fits(replica, target)
+
+
+def threads(cores: float) -> int:
+    """Threads a replica computes with: its whole cores, at least one."""
+    return max(1, int(cores + _TOLERANCE))

@@ -1,0 +1,34 @@
+"""What a replica's process does first: it is forked from a server that has imported torch and MLServer already."""
+
+import os
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from trimtab.local.leash import die_with_parent
+
+CANNOT_SERVE = 1
+
+
+def serve(folder: str, log: str, ready: Connection) -> None:
+    """Serve a folder of models until SIGTERM; send the ports as a dictionary once ready. Does not return."""
+    os.setsid()  # Ctrl-C in the terminal is the supervisor's to handle
+    die_with_parent()
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    # Imported late: the module is preloaded where replicas are forked, and not needed where they are only started from.
+    from trimtab_model_servers.errors import ModelError  # noqa: PLC0415
+    from trimtab_model_servers.server import run  # noqa: PLC0415
+
+    code = 0
+    try:
+        run(Path(folder), lambda ports: ready.send(ports.as_dict()))
+    except (ModelError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        code = CANNOT_SERVE
+    except BaseException:  # noqa: BLE001  (the process ends here: whatever it was belongs into its log)
+        sys.excepthook(*sys.exc_info())
+        code = CANNOT_SERVE
+    sys.stderr.flush()
+    os._exit(code)  # all is closed and written by now; taking torch apart would take seconds

@@ -1,0 +1,126 @@
+"""Shell: starts replicas by forking a process that has imported everything already, and notices how they end.
+
+A replica started this way is ready in well under a second, where a fresh interpreter needs several to import torch and
+MLServer. The fork server ends with us; its children are tied to it by the kernel.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import psutil
+
+from trimtab.local import child
+
+PRELOADED = ["trimtab_model_servers.server", "trimtab.local.child"]
+STOP_PATIENCE_SECONDS = 10.0
+
+
+class ReplicaProcess:
+    """One replica's process.
+
+    Args:
+        folder: what it serves.
+        log: where what it says goes.
+        on_ready: called once with its ports by name.
+        on_end: called once when it has ended, whatever the reason.
+    """
+
+    def __init__(
+        self, folder: Path, log: Path, on_ready: Callable[[dict[str, int]], None], on_end: Callable[[], None]
+    ) -> None:
+        self.folder, self.log = folder, log
+        self._on_ready, self._on_end = on_ready, on_end
+        self._loop = asyncio.get_running_loop()
+        self._process: ForkServerProcess | None = None
+        self._ports: Connection | None = None
+        self._stopping = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._ended = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None before it has one."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Fork it."""
+        context = multiprocessing.get_context("forkserver")
+        self._ports, ports = context.Pipe(duplex=False)
+        process = context.Process(
+            target=child.serve, args=(str(self.folder), str(self.log), ports), name=self.folder.name, daemon=True
+        )
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(process.start)  # the first one waits for the fork server's imports
+        ports.close()
+        self._process = process
+        self._loop.add_reader(self._ports.fileno(), self._read_ports)
+        self._loop.add_reader(process.sentinel, self._end)
+        if self._stopping:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ask it to end, and kill it where it has not within ten seconds. `on_end` tells when it is gone."""
+        self._stopping = True
+        if self._process is None or self._ended.is_set():
+            return
+        self._signal(signal.SIGTERM)
+        if self._deadline is None:
+            self._deadline = self._loop.call_later(STOP_PATIENCE_SECONDS, self._signal, signal.SIGKILL)
+
+    async def ended(self) -> None:
+        """Wait until it is gone."""
+        await self._ended.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.pid is not None and not self._ended.is_set():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def _read_ports(self) -> None:
+        if self._ports is None:
+            return
+        self._loop.remove_reader(self._ports.fileno())
+        try:
+            ports = self._ports.recv()
+        except (EOFError, OSError):
+            return  # it ended before it was ready; the sentinel tells
+        finally:
+            self._ports.close()
+            self._ports = None
+        self._on_ready(ports)
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        self._loop.remove_reader(self._process.sentinel)
+        if self._ports is not None:
+            self._loop.remove_reader(self._ports.fileno())
+            self._ports.close()
+            self._ports = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._process.join()
+        self._ended.set()
+        self._on_end()
+
+
+def begin_fork_server() -> None:
+    """Let the fork server begin its imports, so that the first replica need not wait for all of them."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
+
+
+def end_fork_server() -> None:
+    """End the fork server now rather than at our own end, when no replica is left."""
+    for process in psutil.Process().children():
+        with suppress(psutil.Error):
+            if "multiprocessing.forkserver" in " ".join(process.cmdline()):
+                process.kill()

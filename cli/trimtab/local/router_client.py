@@ -1,0 +1,86 @@
+"""Shell: asks the router what runs, and reads its counters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+TIMEOUT_SECONDS = 2.0
+OUTCOMES = ("ok", "late", "dropped", "refused", "failed")
+
+
+class RouterUnreachable(Exception):  # noqa: N818 - reads as what happened
+    """The router did not answer, or answered nonsense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The router's counters at one moment; all grow from the router's start.
+
+    `latency_buckets` maps upper edges in seconds to how many answers took at most that.
+    """
+
+    received: int = 0
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    drops: Mapping[str, int] = field(default_factory=dict)
+    latency_buckets: Mapping[float, float] = field(default_factory=dict)
+    accuracy_sum: float = 0.0
+    accuracy_count: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the text Prometheus would scrape."""
+        received, accuracy_sum, accuracy_count = 0, 0.0, 0
+        outcomes, drops, buckets = dict.fromkeys(OUTCOMES, 0), {}, {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels, value = sample.labels, sample.value
+                if sample.name == "trimtab_requests_received_total":
+                    received = int(value)
+                elif sample.name == "trimtab_requests_total":
+                    outcomes[labels["outcome"]] = int(value)
+                elif sample.name == "trimtab_drops_total":
+                    drops[f"{labels['stage']}: {labels['reason']}"] = int(value)
+                elif sample.name == "trimtab_request_latency_seconds_bucket":
+                    buckets[float(labels["le"])] = value
+                elif sample.name == "trimtab_served_accuracy_sum":
+                    accuracy_sum = value
+                elif sample.name == "trimtab_served_accuracy_count":
+                    accuracy_count = int(value)
+        return cls(received, outcomes, drops, buckets, accuracy_sum, accuracy_count)
+
+
+class RouterClient:
+    """One router, by its REST port."""
+
+    def __init__(self, rest_port: int) -> None:
+        self.url = f"http://127.0.0.1:{rest_port}"
+        self._client = httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_SECONDS, trust_env=False)
+
+    async def state(self) -> dict[str, Any]:
+        """What runs now."""
+        try:
+            state = (await self._get("/trimtab/v1/state")).json()
+        except ValueError as error:
+            raise RouterUnreachable(f"{self.url}/trimtab/v1/state is no JSON: {error}") from error
+        if not isinstance(state, dict) or not isinstance(state.get("stages"), dict):
+            raise RouterUnreachable(f"{self.url}/trimtab/v1/state says nothing of stages; is this a Trimtab router?")
+        return state
+
+    async def counters(self) -> Counters:
+        """Its counters now."""
+        return Counters.parse((await self._get("/metrics")).text)
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.aclose()
+
+    async def _get(self, path: str) -> httpx.Response:
+        try:
+            response = await self._client.get(path)
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            raise RouterUnreachable(f"{self.url}{path}: {type(error).__name__} {error}".rstrip()) from error
+        return response

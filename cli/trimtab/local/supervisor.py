@@ -1,0 +1,295 @@
+"""Shell: everything that runs on this machine for one pipeline. The only one that starts, stops and restarts processes.
+
+It follows plan.json, moves the replicas towards it step by step, and keeps router and adapter alive. What is in its run
+folder is described in docs/architecture.md.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+from watchfiles import awatch
+
+from trimtab.local.fleet import Fleet, Site
+from trimtab.local.hosting import memory_bytes_per_replica
+from trimtab.local.ports import RouterPorts
+from trimtab.local.processes import Module, StartError
+from trimtab.local.replicas import begin_fork_server, end_fork_server
+from trimtab.local.rollout import backoff_seconds
+from trimtab.local.router_client import RouterClient, RouterUnreachable
+from trimtab_pipelines.documents import DocumentError, load_pipeline, load_plan, write_json
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_router.plans import check_plan
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+HEALTHY_SECONDS = 10.0
+BUSY_POLL_SECONDS, CALM_POLL_SECONDS = 0.1, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What to run.
+
+    Attributes:
+        pipeline_file: the pipeline's file.
+        folder: the run folder; made when missing, what an earlier run left there is removed.
+        profiles_file: for the adapter; None runs a fixed plan without one.
+        plan: what runs at first; with an adapter only until it decides.
+        rest_port, grpc_port: of the router; 0 takes free ones.
+        prometheus: address the adapter takes the load from instead of the router.
+    """
+
+    pipeline_file: Path
+    folder: Path
+    profiles_file: Path | None = None
+    plan: PipelinePlan | None = None
+    rest_port: int = 0
+    grpc_port: int = 0
+    prometheus: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that ended unasked, at a Unix time."""
+
+    at: float
+    what: str
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """A running pipeline: `async with Supervisor(setup) as local: await local.ready()`."""
+
+    setup: Setup
+    pipeline: InferencePipeline = field(init=False)
+    fleet: Fleet = field(init=False)
+    plan: PipelinePlan | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    rest_port: int = 0
+    grpc_port: int = 0
+    router: Module | None = None
+    adapter: Module | None = None
+    client: RouterClient = field(init=False)
+    _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _first_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self.pipeline = load_pipeline(self.setup.pipeline_file)
+        if self.setup.plan is not None:
+            self.check(self.setup.plan)
+        budget = self.pipeline.spec.budget
+        limit = budget.cores + budget.surge_cores
+        memory = memory_bytes_per_replica(self.pipeline, limit, psutil.virtual_memory().available)
+        home = self.setup.pipeline_file.resolve()
+        site = Site(self.pipeline, home if home.is_dir() else home.parent, self.setup.folder, limit, memory)
+        self.fleet = Fleet(site, time.monotonic, self._changed.set, self._note_death)
+
+    @property
+    def plan_file(self) -> Path:
+        """Where the plan in force stands."""
+        return self.setup.folder / "plan.json"
+
+    @property
+    def decisions_file(self) -> Path:
+        """Where the adapter keeps its decisions."""
+        return self.setup.folder / "decisions.jsonl"
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def ready(self, timeout_seconds: float = 300.0) -> None:
+        """Wait until the first plan is true; raises StartError where it cannot become so."""
+        waiting = asyncio.create_task(self._first_ready.wait())
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await asyncio.wait({waiting, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            logs = self.setup.folder / "logs"
+            raise StartError(f"the pipeline was not ready within {timeout_seconds:g} s; see {logs}") from None
+        finally:
+            waiting.cancel()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise what ended one of the loops that keep everything alive."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
+                raise failure
+
+    def check(self, plan: PipelinePlan) -> PipelinePlan:
+        """Return the plan if it suits this pipeline and its budget; raise DocumentError saying what does not."""
+        check_plan(plan, self.pipeline)
+        unknown = {stage.name for stage in plan.spec.stages} - {stage.name for stage in self.pipeline.spec.stages}
+        if unknown:
+            raise DocumentError(f"spec.stages: the pipeline has no stage {', '.join(sorted(unknown))}")
+        cores, budget = sum(s.cores * s.replicas for s in plan.spec.stages), self.pipeline.spec.budget.cores
+        if cores > budget + 1e-6:
+            raise DocumentError(f"spec.stages: the plan asks for {cores:g} cores of a budget of {budget:g}")
+        return plan
+
+    async def stop(self) -> None:
+        """Stop everything: the router first, so that what it accepted is answered."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.router is not None:
+            await self.router.stop(STOP_SECONDS)
+            await self.client.close()
+        stopping = [self.fleet.stop()]
+        if self.adapter is not None:
+            stopping.append(self.adapter.stop(STOP_SECONDS))
+        await asyncio.gather(*stopping)
+        end_fork_server()
+        shutil.rmtree(self.setup.folder / "models", ignore_errors=True)
+
+    async def _start(self) -> None:
+        folder = self.setup.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in (self.plan_file, self.decisions_file, self.fleet.site.endpoints_file):
+            old.unlink(missing_ok=True)
+        for former in ("models", "logs"):
+            shutil.rmtree(folder / former, ignore_errors=True)
+        if self.setup.plan is not None:
+            write_json(self.plan_file, self.setup.plan)
+            self._take(self.setup.plan)
+        self.fleet.list_endpoints()
+        begin_fork_server()
+        self._tasks.append(asyncio.create_task(self._roll(), name="rollout"))
+        await self._start_router()
+        self._tasks += [
+            asyncio.create_task(self._follow_plan(), name="plan"),
+            asyncio.create_task(self._keep("router", lambda: self.router, self._start_router), name="router"),
+        ]
+        if self.setup.profiles_file is not None:
+            await self._start_adapter()
+            adapter = self._keep("adapter", lambda: self.adapter, self._start_adapter)
+            self._tasks.append(asyncio.create_task(adapter, name="adapter"))
+
+    async def _start_router(self) -> None:
+        rest_port, grpc_port = self.rest_port or self.setup.rest_port, self.grpc_port or self.setup.grpc_port
+        files = ["--pipeline", str(self.setup.pipeline_file), "--plan", str(self.plan_file)]
+        files += ["--endpoints", str(self.fleet.site.endpoints_file)]
+        ports = ["--rest-port", str(rest_port), "--grpc-port", str(grpc_port)]
+        logs = self.setup.folder / "logs" / "router.log"
+        self.router = await Module.start("trimtab_router", [*files, *ports], logs, "the router")
+        announced = RouterPorts.parse(await self.router.announcement(START_SECONDS))
+        if announced.rest_port != self.rest_port:
+            self.rest_port, self.grpc_port = announced.rest_port, announced.grpc_port
+            self.client = RouterClient(self.rest_port)
+
+    async def _start_adapter(self) -> None:
+        arguments = ["--pipeline", str(self.setup.pipeline_file), "--profiles", str(self.setup.profiles_file)]
+        arguments += ["--plan", str(self.plan_file), "--decisions", str(self.decisions_file)]
+        arguments += ["--router", self.client.url]
+        if self.setup.prometheus is not None:
+            arguments += ["--prometheus", self.setup.prometheus]
+        logs = self.setup.folder / "logs" / "adapter.log"
+        self.adapter = await Module.start("trimtab_adapter", arguments, logs, "the adapter")
+
+    async def _keep(self, name: str, module: Callable[[], Module | None], start: Callable[[], Awaitable[None]]) -> None:
+        """Start a process again whenever it ends; raises StartError for one that never came up."""
+        failures, began = 0, time.monotonic()
+        while True:
+            running = module()
+            if running is not None:
+                code = await running.wait()
+                healthy = time.monotonic() - began > HEALTHY_SECONDS
+                failures = 1 if healthy else failures + 1
+                if not self._first_ready.is_set() and failures > 1:
+                    raise StartError(running.obituary(code))
+                self.faults.append(Fault(time.time(), f"the {name} ended", f"exit code {code}"))
+                log.warning("the %s ended with exit code %s", name, code)
+            await asyncio.sleep(backoff_seconds(failures))
+            began = time.monotonic()
+            try:
+                await start()
+            except StartError as error:
+                log.warning("%s", error)
+
+    def _note_death(self, name: str, words: str) -> None:
+        self.faults.append(Fault(time.time(), f"replica {name} ended", words.strip("; ")))
+        log.warning("replica %s ended unasked%s", name, words)
+
+    async def _follow_plan(self) -> None:
+        written = str(self.plan_file.resolve())
+        self._read_plan()
+        async for _ in awatch(
+            self.setup.folder, watch_filter=lambda _, path: path == written, recursive=False, step=20
+        ):
+            self._read_plan()
+
+    def _read_plan(self) -> None:
+        """Take the plan on disk; one that cannot be used is logged, and the last good one stays."""
+        if not self.plan_file.exists():
+            return
+        try:
+            plan = self.check(load_plan(self.plan_file))
+        except DocumentError as error:
+            log.warning("%s; the last good plan stays in force", error)
+            return
+        if plan != self.plan:
+            self._take(plan)
+
+    def _take(self, plan: PipelinePlan) -> None:
+        self.plan = plan
+        self.fleet.follow(plan)
+        self._changed.set()
+
+    async def _roll(self) -> None:
+        """Move towards the plan whenever something has changed, asking the router often while it matters."""
+        while True:
+            self._changed.clear()
+            await self._poll()
+            if self.plan is not None:
+                self.fleet.step({name: stage["variant"] for name, stage in self._serving().items()})
+            for reason in self.fleet.hopeless.values():
+                if not self._first_ready.is_set():
+                    raise StartError(reason)
+            if self.fleet.settled and self.state.get("ready"):
+                self._first_ready.set()
+            calm = self.fleet.settled and self._first_ready.is_set()
+            pause = min(CALM_POLL_SECONDS if calm else BUSY_POLL_SECONDS, self.fleet.wakes_at - time.monotonic())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), max(pause, 0.01))
+
+    def _serving(self) -> Mapping[str, Any]:
+        stages: Mapping[str, Any] = self.state.get("stages", {})
+        return {name: stage for name, stage in stages.items() if stage["ready_replicas"]}
+
+    async def _poll(self) -> None:
+        if not self.rest_port:
+            return
+        try:
+            self.state = await self.client.state()
+        except RouterUnreachable as error:
+            self.state = {}
+            log.debug("%s", error)
+            return
+        self.fleet.observe(self.state["stages"])

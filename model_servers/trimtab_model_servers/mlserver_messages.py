@@ -16,6 +16,18 @@ from trimtab_protocol.tensors import BYTES, decode_raw, encode_raw, from_values,
 RAW_OUTPUT = "raw_output"
 
 
+def wants_raw(payload: types.InferenceRequest) -> bool:
+    """Whether the answer's tensors go as packed bytes; ProtocolError where they came over REST, whose JSON has none."""
+    parameters = payload.parameters
+    if not _parameters(parameters).get(RAW_OUTPUT):
+        return False
+    if "host" in (parameters.headers or {}):  # only HTTP/1.1 has this header
+        raise ProtocolError(
+            f"parameter {RAW_OUTPUT!r} needs gRPC, since JSON holds no bytes; use the data port's binary tensors"
+        )
+    return True
+
+
 def request_of(name: str, payload: types.InferenceRequest) -> InferRequest:
     """Read MLServer's request. Raises ProtocolError naming the input whose numbers do not fit."""
     return InferRequest(

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.hosting import host
-from trimtab_model_servers.mlserver_messages import RAW_OUTPUT, request_of, response_of
+from trimtab_model_servers.mlserver_messages import request_of, response_of, wants_raw
 from trimtab_model_servers.model import HostedModel, load_model
 from trimtab_model_servers.settings import ModelSpec
 from trimtab_protocol import ProtocolError
@@ -63,9 +63,9 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         """Answer one request of MLServer's; its batch computes off the event loop."""
         process = host()
         try:
-            request = request_of(self.name, payload)
-            answer = await process.model(self.name).infer(request, process.worker)
-            return response_of(answer, raw=bool(request.parameters.get(RAW_OUTPUT)))
+            raw = wants_raw(payload)
+            answer = await process.model(self.name).infer(request_of(self.name, payload), process.worker)
+            return response_of(answer, raw=raw)
         except ProtocolError as error:
             raise MLServerError(str(error), 400) from error
         except RefusalError as error:

@@ -218,6 +218,14 @@ async def test_a_packed_tensor_that_does_not_fit_its_shape(ports):
     assert "shape [3, 5] of FP32 needs 60 bytes, but 48 came" in (refused.value.details() or "")
 
 
+async def test_packed_answers_need_grpc(ports, session):
+    entry = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+    payload = {"inputs": [entry], "parameters": {"raw_output": True}}
+    status, rest = await call_mlserver_rest(session, ports, "quick", payload)
+    assert status == 400
+    assert rest["error"].startswith("parameter 'raw_output' needs gRPC")
+
+
 async def test_unknown_paths_and_methods(ports, session):
     base = f"http://127.0.0.1:{ports.data_port}"
     async with session.get(f"{base}/v3/nothing") as answer:

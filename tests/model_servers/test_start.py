@@ -2,16 +2,22 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
 
 import aiohttp
+import grpc
 import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
-from tests.model_servers.clients import a_request, call, x
+from tests.model_servers.clients import a_request, call, call_mlserver_grpc, x
 from tests.model_servers.conftest import Replica, write_echoes
 from trimtab_model_servers.ports import ReservedPort
 from trimtab_model_servers.settings import write_model_folder
@@ -37,6 +43,9 @@ async def test_a_replica_told_to_stop_finishes_the_batch_in_hand(start, tmp_path
         assert (late.status, late.error) == (503, "this replica is shutting down; send the batch to another one")
         async with session.get(f"http://127.0.0.1:{replica.ports.data_port}/v2/health/ready") as answer:
             assert answer.status == 503
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call_mlserver_grpc(replica.ports, a_request("quick", x([[1.0]])))
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
         assert (await in_hand).y.tolist() == [[2.0]]
     replica.process.join(timeout=10)
     assert replica.process.exitcode == 0
@@ -85,23 +94,64 @@ def test_settings_that_cannot_be_read_are_the_reason(start, tmp_path, content, m
     assert re.search(message, reason), reason
 
 
-def test_the_command_prints_its_ports_or_one_line_of_reason(tmp_path):
-    good = write_echoes(tmp_path / "good")
-    bad = tmp_path / "bad"
-    bad.mkdir()
-    command = [sys.executable, "-m", "trimtab_model_servers"]
+def test_the_command_prints_its_ports(tmp_path):
+    """Beside it, what plain MLServer makes of the same folder; both at once, since importing torch takes long."""
+    write_echoes(tmp_path)
+    command = [sys.executable, "-m", "trimtab_model_servers", tmp_path]
     with (
-        subprocess.Popen([*command, good], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as served,
-        subprocess.Popen([*command, bad], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as failed,
+        ReservedPort("127.0.0.1") as data_port,
+        plain_mlserver(tmp_path, data_port.number) as plain,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as served,
     ):
         assert served.stdout is not None
         assert set(json.loads(served.stdout.readline())) == {"data_port", "http_port", "grpc_port"}
         served.send_signal(signal.SIGTERM)
         out, error = served.communicate(timeout=20)
         assert (served.returncode, out, error) == (0, "", "")
-        out, error = failed.communicate(timeout=60)
-        assert (failed.returncode, out) == (1, "")
-        assert error == f"trimtab_model_servers: {bad} holds no model; expected NAME/model-settings.json\n"
+        assert eventually_ready(data_port.number)["parameters"]["family"] == "echo"
+        plain.terminate()
+        plain.communicate(timeout=20)
+
+
+def test_the_command_says_in_one_line_why_it_cannot_serve(context, tmp_path):
+    process = context.Process(target=command_line, args=(str(tmp_path), str(tmp_path / "stderr")))
+    process.start()
+    process.join(timeout=30)
+    assert process.exitcode == 1
+    reason = (tmp_path / "stderr").read_text()
+    assert reason == f"trimtab_model_servers: {tmp_path} holds no model; expected NAME/model-settings.json\n"
+
+
+def command_line(folder: str, stderr: str) -> None:
+    """What `python -m trimtab_model_servers` does, in a process that has imported torch already."""
+    from trimtab_model_servers.__main__ import main  # noqa: PLC0415  (imports MLServer, which excludes tritonclient)
+
+    sys.argv[1:] = [folder]
+    with Path(stderr).open("w") as sys.stderr:
+        sys.exit(main())
+
+
+def plain_mlserver(folder: Path, data_port: int) -> "subprocess.Popen[str]":
+    ports = {"MLSERVER_HTTP_PORT": "0", "MLSERVER_GRPC_PORT": "0", "TRIMTAB_DATA_PORT": str(data_port)}
+    return subprocess.Popen(
+        [Path(sys.executable).parent / "mlserver", "start", folder],
+        env=os.environ | ports,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def eventually_ready(data_port: int) -> Any:
+    """The metadata of a model, once the data port answers."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{data_port}/v2/models/quick") as answer:
+                return json.load(answer)
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def test_reserved_ports_are_unlike():

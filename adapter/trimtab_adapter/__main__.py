@@ -5,13 +5,14 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 
 from trimtab_adapter.documents import Documents
-from trimtab_adapter.forecasting import forecaster_for
+from trimtab_adapter.forecasting import PlayedTrace, forecaster_for
 from trimtab_adapter.journal import Journal
 from trimtab_adapter.loop import Loop, Outlets
 from trimtab_adapter.prometheus import PrometheusSource
@@ -48,7 +49,8 @@ async def _adapt(options: argparse.Namespace, documents: Documents) -> None:
         if loads is None:
             raise RuntimeError("neither --router nor --prometheus was given; the command line should have refused this")
         outlets = Outlets(options.plan, Journal(options.decisions))
-        forecaster = forecaster_for(pipeline.spec.adaptation, options.trace)
+        trace = None if options.trace is None else PlayedTrace(options.trace, options.trace_start or time.time())
+        forecaster = forecaster_for(pipeline.spec.adaptation, trace)
         await Loop(documents, outlets, loads, router, forecaster).run(stop)
 
 
@@ -61,6 +63,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--router", help="address of the router, such as http://127.0.0.1:8080")
     parser.add_argument("--prometheus", help="take the load from this Prometheus instead of the router")
     parser.add_argument("--trace", type=Path, help="what the load will be, for the Oracle forecaster")
+    parser.add_argument("--trace-start", type=float, help="Unix time of the trace's first second; else now")
     options = parser.parse_args(arguments)
     if options.router is None and options.prometheus is None:
         parser.error("give --router, --prometheus or both: the load must come from somewhere")

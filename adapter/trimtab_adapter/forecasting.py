@@ -1,72 +1,60 @@
-"""Which forecaster a pipeline asks for, and what happens when its answer cannot be used.
+"""Which forecaster a pipeline asks for, and what happens when its answer cannot be used. Around trimtab_predictor.
 
-A forecast is advice: when it fails or is absurd, the last maximum takes its place and the record says so.
+A forecast is advice: where it fails or is absurd, the last maximum takes its place and the record says so.
 """
 
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from trimtab_adapter.observation import MOST_RPS, Load
+import numpy as np
+
+from trimtab_adapter.observation import MOST_RPS, Load, ObservationError
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.spec import Adaptation
+from trimtab_predictor.forecaster import Forecast, Forecaster, OracleForecaster, ReactiveForecaster, reactive
+from trimtab_predictor.guarded import shipped_forecaster
+from trimtab_predictor.trace import TraceError, read_trace
 
 log = logging.getLogger(__name__)
-REACTIVE_SECONDS = 20
-
-
-class Forecast(Protocol):
-    """A peak of the coming seconds and where it comes from, as trimtab_predictor gives it."""
-
-    @property
-    def peak_rps(self) -> float:
-        """Requests per second."""
-
-    @property
-    def source(self) -> str:
-        """`lstm`, `reactive` or `oracle`."""
-
-    @property
-    def reason(self) -> str:
-        """Why this source."""
-
-    @property
-    def recent_error(self) -> float | None:
-        """SMAPE of recent forecasts, 0…2, where known."""
-
-
-class Forecaster(Protocol):
-    """Whatever looks ahead."""
-
-    def forecast(self, history_rps: Sequence[float], now_seconds: float) -> Forecast:
-        """Return the peak of the coming seconds from the arrivals of the past ones, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
-class LastMaximum:
-    """The most arrivals in one of the last seconds: what is left where no forecaster can be had."""
+class PlayedTrace:
+    """The load that will come, one line a second, and the Unix time its first second stands for."""
 
-    reason: str
-
-    def forecast(self, history_rps: Sequence[float], now_seconds: float) -> ForecastRecord:  # noqa: ARG002
-        """Return the last maximum."""
-        peak_rps = max(history_rps[-REACTIVE_SECONDS:], default=0.0)
-        return ForecastRecord(peak_rps=peak_rps, source="reactive", reason=self.reason)
+    path: Path
+    start_seconds: float
 
 
-def forecaster_for(adaptation: Adaptation, trace: Path | None) -> Forecaster:  # noqa: ARG001
-    """Return the forecaster a pipeline asks for."""
-    return LastMaximum(f"{adaptation.forecaster} is not available")
+def forecaster_for(adaptation: Adaptation, trace: PlayedTrace | None) -> Forecaster:
+    """Return the forecaster a pipeline asks for; the reactive one, saying why, where an oracle knows no trace."""
+    match adaptation.forecaster:
+        case "LSTM":
+            return shipped_forecaster()
+        case "Reactive":
+            return ReactiveForecaster()
+        case "Oracle":
+            return _oracle(trace)
+
+
+def _oracle(trace: PlayedTrace | None) -> Forecaster:
+    if trace is None:
+        return ReactiveForecaster("no trace given for the oracle")
+    try:
+        return OracleForecaster(read_trace(trace.path, zeros_are_gaps=False), offset_seconds=-trace.start_seconds)
+    except TraceError as error:
+        return ReactiveForecaster(f"the oracle's trace cannot be used: {error}")
 
 
 def forecast_record(forecaster: Forecaster, load: Load) -> ForecastRecord:
-    """Ask the forecaster; fall back to the last maximum where it fails."""
+    """Ask the forecaster; raise ObservationError where nothing of the load was measured."""
     found = _ask(forecaster, load)
+    if not found.is_measured:
+        raise ObservationError(f"the load is not known: {found.reason}")
     return ForecastRecord(
-        peak_rps=float(found.peak_rps),
+        peak_rps=found.peak_rps,
         observed_rps=load.peak_rps,
         source=found.source,
         reason=found.reason,
@@ -79,10 +67,12 @@ def _ask(forecaster: Forecaster, load: Load) -> Forecast:
         found = forecaster.forecast(load.history_rps, load.now_seconds)
     except Exception as error:
         log.exception("forecast failed; the last maximum takes its place")
-        why = f"the forecaster failed: {type(error).__name__}: {error}"
-        return LastMaximum(why).forecast(load.history_rps, load.now_seconds)
+        return _last_maximum(load, f"the forecaster failed: {type(error).__name__}: {error}")
     if math.isfinite(found.peak_rps) and 0 <= found.peak_rps <= MOST_RPS:
         return found
     log.warning("forecast of %s requests/s from %s refused", found.peak_rps, found.source)
-    why = f"{found.source} forecast {found.peak_rps} requests/s, which cannot be"
-    return LastMaximum(why).forecast(load.history_rps, load.now_seconds)
+    return _last_maximum(load, f"{found.source} forecast {found.peak_rps} requests/s, which cannot be")
+
+
+def _last_maximum(load: Load, reason: str) -> Forecast:
+    return reactive(np.asarray(load.history_rps, dtype=np.float64), reason)

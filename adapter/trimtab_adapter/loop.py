@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trimtab_adapter.decide import PlanningError, Situation, decide, initial_plan
 from trimtab_adapter.documents import Documents
-from trimtab_adapter.forecasting import Forecaster, forecast_record
+from trimtab_adapter.forecasting import forecast_record
 from trimtab_adapter.journal import Journal
 from trimtab_adapter.observation import (
     MOST_ROWS,
@@ -28,6 +28,7 @@ from trimtab_adapter.observation import (
 from trimtab_adapter.sources import LoadSource, RouterSource
 from trimtab_pipelines.documents import DocumentError, load_plan, write_json
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_predictor.forecaster import Forecaster
 
 log = logging.getLogger(__name__)
 

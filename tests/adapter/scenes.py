@@ -1,5 +1,6 @@
 """A small pipeline with a real trade-off, its profiles, and a stateful fake of the router's own addresses."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,7 +9,7 @@ from aiohttp import web
 
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
 from trimtab_adapter.decide import Situation, decide
-from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
+from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -45,6 +46,12 @@ def plan_for(
     return decide(pipeline, profiles_of(pipeline), situation)
 
 
+def expected(plan: PipelinePlan) -> Expectation:
+    """Return what a plan is expected to give."""
+    assert plan.spec.expected is not None
+    return plan.spec.expected
+
+
 class FakeRouter:
     """Answers `/trimtab/v1/load` and `/trimtab/v1/state` with whatever it is told to know."""
 
@@ -52,9 +59,12 @@ class FakeRouter:
         self.load: Any = {"now": 1000.0, "rps": [5.0] * 600}
         self.state: Any = {"plan_generation": 1, "stages": {}}
         self.status = 200
+        self.asked = asyncio.Semaphore(0)  # one permit for each time the load was asked for
         self.url = ""
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("load"):
+            self.asked.release()
         if self.status != 200:
             return web.Response(status=self.status, text="the router is not well")
         content = self.load if request.path.endswith("load") else self.state

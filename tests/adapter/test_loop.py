@@ -1,0 +1,316 @@
+"""The loop against a router that works, goes away, comes back and lies; and against kill -9."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
+from trimtab_adapter.__main__ import main
+from trimtab_adapter.decide import initial_plan
+from trimtab_adapter.documents import Documents
+from trimtab_adapter.journal import Journal
+from trimtab_adapter.loop import Loop, Outlets
+from trimtab_adapter.sources import RouterSource
+from trimtab_pipelines.documents import dump_yaml, load_plan
+from trimtab_predictor.forecaster import Forecast, ReactiveForecaster
+
+
+@dataclass
+class Site:
+    """A run folder, a fake router and the loop between them."""
+
+    folder: Path
+    router: FakeRouter
+    client: httpx.AsyncClient
+
+    def loop(self, forecaster=None) -> Loop:
+        source = RouterSource(self.client, self.router.url)
+        outlets = Outlets(self.folder / "plan.json", Journal(self.folder / "decisions.jsonl"))
+        documents = Documents(self.folder / "pipeline.yaml", self.folder / "profile.yaml")
+        return Loop(documents, outlets, source, source, forecaster or ReactiveForecaster())
+
+    def plan(self):
+        return load_plan(self.folder / "plan.json").spec
+
+    def decisions(self) -> list[dict[str, Any]]:
+        return [json.loads(line)["spec"] for line in (self.folder / "decisions.jsonl").read_text().splitlines()]
+
+    def write(self, **changes) -> None:
+        write_documents(self.folder, **changes)
+
+
+def write_documents(folder: Path, **changes) -> None:
+    pipeline = a_ladder(**changes)
+    (folder / "pipeline.yaml").write_text(dump_yaml(pipeline))
+    (folder / "profile.yaml").write_text(dump_yaml(*profiles_of(pipeline).values()))
+
+
+@pytest.fixture
+async def site(tmp_path):
+    write_documents(tmp_path)
+    async with FakeRouter().serve() as router, httpx.AsyncClient(timeout=2.0) as client:
+        yield Site(tmp_path, router, client)
+
+
+def offer(router: FakeRouter, rps: float, now: float = 1000.0) -> None:
+    router.load = {"now": now, "rps": [rps] * 600}
+
+
+async def test_load_changes_the_plan_and_every_decision_is_journalled(site):
+    loop = site.loop()
+    for n, rps in enumerate((5.0, 5.0, 400.0, 5.0)):
+        offer(site.router, rps)
+        await loop.tick(1000.0 + 100 * n)
+
+    assert [spec["generation"] for spec in site.decisions()] == [1, 1, 2, 3]
+    assert site.plan().generation == 3
+    assert site.plan().forecast.observed_rps == 5.0
+    assert site.plan().forecast.source == "reactive"
+    assert site.plan().explanation.solve_seconds > 0
+
+
+async def test_a_restarted_adapter_goes_on_from_the_plan_in_force(site):
+    first = site.loop()
+    offer(site.router, 400.0)
+    await first.tick(1000.0)
+    second = site.loop()
+    offer(site.router, 5.0)
+    await second.tick(1005.0)  # within the hold: the peak before the restart still counts
+    assert site.plan().generation == 1
+    await second.tick(1100.0)
+
+    assert site.plan().generation == 2
+    assert [spec["generation"] for spec in site.decisions()] == [1, 1, 2]
+
+
+async def test_a_router_that_goes_away_and_comes_back_costs_only_those_ticks(site, caplog):
+    loop = site.loop()
+    await loop.tick(1000.0)
+    before = site.plan()
+    site.router.status = 503
+    await loop.tick(1010.0)
+    held = site.decisions()[-1]
+
+    assert site.plan() == before
+    assert held["generation"] == 1
+    assert held["explanation"]["change"] == (
+        f"held: {site.router.url}/trimtab/v1/load answered 503: the router is not well"
+    )
+    assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == [
+        f"plan 1 held: {site.router.url}/trimtab/v1/load answered 503: the router is not well"
+    ]
+    site.router.status = 200
+    offer(site.router, 400.0)
+    await loop.tick(1020.0)
+    assert site.plan().generation == 2
+
+
+async def test_nobody_listening_is_a_held_plan(site):
+    loop = site.loop()
+    await loop.tick(1000.0)
+    site.router.url = "http://127.0.0.1:9"  # discard: nothing listens there
+    gone = site.loop()
+    await gone.tick(1010.0)
+
+    assert "http://127.0.0.1:9/trimtab/v1/load cannot be reached" in site.decisions()[-1]["explanation"]["change"]
+    assert site.plan().generation == 1
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ({"now": 1.0, "rps": [-5.0]}, "load.rps[0] is -5; expected 0 to 1e+07"),
+        ({"now": 1.0, "rps": [1e300]}, "load.rps[0] is 1e+300; expected 0 to 1e+07"),
+        ('{"now": 1, "rps": [NaN]}', "load.rps[0] is 'nan'; expected a finite number"),
+        ("<html>", "answered no JSON"),
+        ([1, 2], "load: expected {'now': seconds, 'rps': [...]}"),
+    ],
+)
+async def test_absurd_load_holds_the_plan_and_says_so(site, load, message):
+    loop = site.loop()
+    await loop.tick(1000.0)
+    site.router.load = load
+    await loop.tick(1010.0)
+
+    assert message in site.decisions()[-1]["explanation"]["change"]
+    assert site.plan().generation == 1
+
+
+async def test_no_traffic_is_a_load_of_its_own(site):
+    loop = site.loop()
+    offer(site.router, 400.0)
+    await loop.tick(1000.0)
+    offer(site.router, 0.0)
+    await loop.tick(1100.0)
+
+    assert site.plan().generation == 2
+    assert site.plan().expected.accuracy > 0.94
+
+
+async def test_absurd_state_leaves_the_measurements_as_they_were(site, caplog):
+    loop = site.loop()
+    site.router.state = {"stages": {"stage-0": {"rows_per_request": "many"}}}
+    await loop.tick(1000.0)
+
+    assert site.plan().generation == 1
+    assert "state.stages.stage-0.rows_per_request is 'many'; expected a finite number" in caplog.text
+
+
+async def test_a_forecaster_that_fails_or_raves_is_replaced_by_the_last_maximum(site):
+    class Broken:
+        name = "broken"
+        peak = 0.0
+
+        def forecast(self, history_rps, now_seconds):  # noqa: ARG002 - the shared signature
+            if self.peak == 0.0:
+                raise RuntimeError("weights are gone")
+            return Forecast(self.peak, "lstm", "sure")
+
+    broken = Broken()
+    loop = site.loop(broken)
+    offer(site.router, 30.0)
+    await loop.tick(1000.0)
+    broken.peak = float("inf")
+    await loop.tick(1010.0)
+    forecasts = [spec["forecast"] for spec in site.decisions()]
+
+    assert [f["peakRps"] for f in forecasts] == [30.0, 30.0]
+    assert [f["source"] for f in forecasts] == ["reactive", "reactive"]
+    assert forecasts[0]["reason"] == "the forecaster failed: RuntimeError: weights are gone"
+    assert forecasts[1]["reason"] == "lstm forecast inf requests/s, which cannot be"
+
+
+async def test_modes_advisory_only_journals_and_paused_does_nothing(site):
+    site.write(mode="Advisory")
+    await site.loop().tick(1000.0)
+    assert not (site.folder / "plan.json").exists()
+    assert len(site.decisions()) == 1
+    site.write(mode="Paused")
+    await site.loop().tick(1010.0)
+    assert len(site.decisions()) == 1
+
+
+async def test_an_edited_pipeline_counts_from_the_next_tick_and_a_broken_edit_does_not(site, caplog):
+    loop = site.loop()
+    await loop.tick(1000.0)
+    (site.folder / "pipeline.yaml").write_text("spec: [")
+    await loop.tick(1010.0)
+    assert "not YAML" in caplog.text
+    assert "the last good pipeline and profiles stay in use" in caplog.text
+    site.write(slo={"latency": "30ms"})
+    await loop.tick(1020.0)
+
+    assert [stage.variant for stage in site.plan().stages] == ["middle", "light"]
+
+
+async def test_profiles_that_do_not_fit_hold_the_plan(site):
+    loop = site.loop()
+    await loop.tick(1000.0)
+    profiles = profiles_of(a_ladder())
+    (site.folder / "profile.yaml").write_text(dump_yaml(profiles["stage-0"]))
+    await loop.tick(1010.0)
+
+    held = site.decisions()[-1]["explanation"]["change"]
+    assert held == "held: stage stage-1 has no profile; profile the pipeline first"
+
+
+async def test_a_broken_plan_file_is_reported_and_replaced(site, caplog):
+    (site.folder / "plan.json").write_text('{"kind": "PipelinePlan"')
+    loop = site.loop()
+    await loop.tick(1000.0)
+
+    assert "starting from a first plan" in caplog.text
+    assert site.plan().generation == 1
+
+
+async def test_run_writes_a_first_plan_ticks_and_stops_when_told(site):
+    site.write(adaptation={"interval": "20ms"})
+    site.router.status = 503
+    loop, stop = site.loop(), asyncio.Event()
+    running = asyncio.create_task(loop.run(stop))
+    async with asyncio.timeout(10):
+        for _ in range(3):
+            await site.router.asked.acquire()
+        stop.set()
+        await running
+
+    assert site.decisions()[0]["forecast"]["source"] == "initial"
+    assert site.plan().generation == 1
+
+
+def test_the_journal_forgets_its_older_half_and_mends_a_broken_end(tmp_path):
+    pipeline = a_ladder()
+    plan = initial_plan(pipeline, profiles_of(pipeline))
+    path = tmp_path / "decisions.jsonl"
+    size = len(plan.model_dump_json(by_alias=True, exclude_none=True)) + 1
+    journal = Journal(path, most_bytes=10 * size)
+    for _ in range(11):
+        journal.append(plan)
+    assert len(path.read_text().splitlines()) == 6
+    with path.open("a") as file:
+        file.write('{"half')
+    Journal(path).append(plan)
+
+    lines = path.read_text().splitlines()
+    assert len(lines) == 7
+    assert all(json.loads(line)["kind"] == "PipelinePlan" for line in lines)
+
+
+async def test_killed_at_any_moment_it_leaves_a_whole_plan_and_goes_on_from_it(site):
+    """Kill -9, three times, while the plan is rewritten every few milliseconds."""
+    site.write(adaptation={"interval": "5ms", "hold": "0s", "switchingCost": 0})
+    command = [sys.executable, "-m", "trimtab_adapter", "--pipeline", site.folder, "--profiles", site.folder]
+    command += ["--plan", site.folder / "plan.json", "--decisions", site.folder / "decisions.jsonl"]
+    generations = [0]
+    for _ in range(3):
+        process = await asyncio.create_subprocess_exec(
+            *command, "--router", site.router.url, stderr=asyncio.subprocess.DEVNULL
+        )
+        try:
+            async with asyncio.timeout(30):
+                written = 0
+                while written < 3 + generations[-1]:
+                    offer(site.router, 500.0 if written % 2 else 5.0)
+                    await site.router.asked.acquire()
+                    with contextlib.suppress(Exception):
+                        written = site.plan().generation
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            await process.wait()
+        generations.append(site.plan().generation)
+
+    assert generations == sorted(set(generations))
+
+
+def test_the_command_line_names_what_it_cannot_use(tmp_path, capsys):
+    paths = ["--plan", str(tmp_path / "p"), "--decisions", str(tmp_path / "d")]
+    missing = ["--pipeline", str(tmp_path / "none.yaml"), "--profiles", str(tmp_path)]
+
+    assert main([*missing, *paths, "--router", "http://127.0.0.1:9"]) == 2
+    assert "none.yaml: No such file or directory" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*missing, *paths])
+    assert "give --router, --prometheus or both" in capsys.readouterr().err
+
+
+def test_a_signal_ends_it_cleanly(tmp_path):
+    write_documents(tmp_path)
+    command = [sys.executable, "-m", "trimtab_adapter", "--pipeline", tmp_path, "--profiles", tmp_path]
+    command += ["--plan", tmp_path / "plan.json", "--decisions", tmp_path / "d.jsonl", "--router", "http://127.0.0.1:9"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "plan 1: first plan" in process.stderr.readline()
+        process.terminate()
+        assert process.wait(timeout=20) == 0

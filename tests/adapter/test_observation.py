@@ -1,0 +1,70 @@
+"""What the adapter believes of the router's answers, and what it refuses, by name."""
+
+import math
+
+import pytest
+
+from trimtab_adapter.observation import Measured, ObservationError, damp, read_load, read_state
+
+
+def test_seconds_before_the_first_arrival_are_no_history_but_silence_is():
+    assert read_load({"now": 5.0, "rps": [0, 0, 3, 0, 1]}).history_rps == (3.0, 0.0, 1.0)
+    assert read_load({"now": 5.0, "rps": [0, 0, 0]}).history_rps == (0.0, 0.0, 0.0)
+    assert read_load({"now": 5.0, "rps": [9] + [1] * 10}).peak_rps == 1.0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "load: expected {'now': seconds, 'rps': [...]}, got 'None'"),
+        ({"now": 1.0}, "load: expected {'now': seconds, 'rps': [...]}, got \"{'now': 1.0}\""),
+        ({"now": 1.0, "rps": []}, "load.rps is empty; expected the arrivals of each of the last seconds"),
+        ({"now": 1.0, "rps": [1, -2]}, "load.rps[1] is -2; expected 0 to 1e+07"),
+        ({"now": 1.0, "rps": [1e12]}, "load.rps[0] is 1e+12; expected 0 to 1e+07"),
+        ({"now": 1.0, "rps": [math.nan]}, "load.rps[0] is 'nan'; expected a finite number"),
+        ({"now": 1.0, "rps": [True]}, "load.rps[0] is 'True'; expected a finite number"),
+        ({"now": "soon", "rps": [1]}, "load.now is 'soon'; expected a finite number"),
+    ],
+)
+def test_an_absurd_load_is_refused_by_name(content, message):
+    with pytest.raises(ObservationError) as refused:
+        read_load(content)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "state: expected {'stages': {...}}, got '[]'"),
+        ({"stages": {"read": 3}}, "state.stages.read: expected a mapping, got '3'"),
+        (
+            {"stages": {"read": {"rows_per_request": -1}}},
+            "state.stages.read.rows_per_request is -1; expected 0 to 10000",
+        ),
+        (
+            {"stages": {"read": {"variant": "s", "service_ratio": "fast"}}},
+            "state.stages.read.service_ratio is 'fast'; expected a finite number",
+        ),
+    ],
+)
+def test_an_absurd_state_is_refused_by_name(content, message):
+    with pytest.raises(ObservationError) as refused:
+        read_state(content)
+    assert str(refused.value) == message
+
+
+def test_what_was_not_measured_yet_is_left_out():
+    stages = {"locate": {"variant": "s", "service_ratio": 1.5, "rows_per_request": None}, "read": {"variant": "m"}}
+    state = read_state({"stages": stages})
+
+    assert state.service_ratios == {("locate", "s"): 1.5}
+    assert state.rows_per_request == {}
+
+
+def test_a_measurement_is_used_anew_only_once_it_clearly_moved():
+    assert damp(None, 9.0, 0.5, 4.0) == Measured(4.0, 4.0)
+    nudged = damp(Measured(1.0, 1.0), 1.2, 0.5, 4.0)
+    assert nudged.average == pytest.approx(1.06)
+    assert nudged.used == 1.0
+    moved = damp(Measured(1.0, 1.0), 2.0, 0.5, 4.0)
+    assert moved.used == moved.average == pytest.approx(1.3)

@@ -37,9 +37,8 @@ def main() -> int:
             f"{name}_max_seconds": max(spent),
             f"{name}_infeasible": infeasible,
         }
-        print(
-            f"{name}: {count} instances, p50 {np.median(spent) * 1e3:.2f} ms, p99 {np.quantile(spent, 0.99) * 1e3:.2f} ms"
-        )
+        median, worst = np.median(spent) * 1e3, np.quantile(spent, 0.99) * 1e3
+        print(f"{name}: {count} instances, p50 {median:.2f} ms, p99 {worst:.2f} ms")
     difference = _largest_difference()
     figures |= {"brute_force_instances": SMALL_INSTANCES, "largest_difference": difference}
     p99 = figures["10x10x7_p99_seconds"]

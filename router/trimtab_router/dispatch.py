@@ -36,6 +36,7 @@ MIN_HANG_SECONDS = 10.0
 FIRST_BATCH_HANG_SECONDS = 60.0
 MAX_REQUEST_IDS = 16
 TYPICAL_WEIGHT = 0.1
+QUIET_TURNS = 8
 
 
 class Dispatcher:
@@ -81,6 +82,7 @@ class Dispatcher:
         self._uses = itertools.count(1)
         self._unready_since: float | None = time.monotonic()
         self._pump_scheduled = False
+        self._arrivals = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = float("inf")
         self._batches: set[asyncio.Task[None]] = set()
@@ -119,6 +121,7 @@ class Dispatcher:
     def enqueue(self, work: Work) -> None:
         """Queue all rows of a work. Ask `queue.has_room` first."""
         self.queue.push(Slice(work, 0, work.rows))
+        self._arrivals += 1
         self.wake()
 
     def withdraw(self, work: Work) -> None:
@@ -129,7 +132,18 @@ class Dispatcher:
         """Look for batches to send, once all that happens in this moment has happened."""
         if not self._pump_scheduled:
             self._pump_scheduled = True
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(self._pump_once_settled, self._arrivals, 0)
+
+    def _pump_once_settled(self, arrivals: int, quiet_turns: int) -> None:
+        """Let requests that are being read right now join: wait until a few turns of the loop bring no more.
+
+        It costs an idle router some ten microseconds, and a busy one nothing: what it would read next is read now.
+        """
+        if self.queue.rows >= self.plan.batch_size or quiet_turns >= QUIET_TURNS:
+            self._pump()
+        else:
+            quiet_turns = quiet_turns + 1 if arrivals == self._arrivals else 0
+            self._loop.call_soon(self._pump_once_settled, self._arrivals, quiet_turns)
 
     def expected_wait_seconds(self) -> float:
         """How long rows that join the end of the queue now will wait for their departure."""

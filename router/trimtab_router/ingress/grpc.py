@@ -131,9 +131,9 @@ def _encode(method: str, **fields: Any) -> bytes:
 
 
 async def _abort(context: Any, refusal: Refusal) -> None:
-    trailing: tuple[tuple[str, str], ...] = (("trimtab-reason", refusal.reason),)
+    trailing: tuple[tuple[str, str], ...] = (("x-trimtab-reason", refusal.reason),)
     if refusal.stage:
-        trailing += (("trimtab-stage", refusal.stage),)
+        trailing += (("x-trimtab-stage", refusal.stage),)
     if refusal.retry_after_seconds is not None:
         trailing += (("grpc-retry-pushback-ms", str(int(refusal.retry_after_seconds * 1000))),)
     await context.abort(_STATUS[refusal.code], refusal.message, trailing)

@@ -154,9 +154,9 @@ def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
     response = web.Response(
         body=rest.error_body(refusal.message), status=refusal.code.value, content_type=rest.JSON_CONTENT_TYPE
     )
-    response.headers["trimtab-reason"] = refusal.reason
+    response.headers["x-trimtab-reason"] = refusal.reason
     if refusal.stage:
-        response.headers["trimtab-stage"] = refusal.stage
+        response.headers["x-trimtab-stage"] = refusal.stage
     if refusal.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(max(1, round(refusal.retry_after_seconds)))
     if not request.content.is_eof():

@@ -1,0 +1,1 @@
+"""Benchmarks: each a command that prints its figures and whether its bars hold."""

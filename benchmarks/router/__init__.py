@@ -1,0 +1,1 @@
+"""The router against the same models in plain MLServers chained by the client."""

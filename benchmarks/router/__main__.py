@@ -1,0 +1,45 @@
+"""`python -m benchmarks.router`: five parts, one line of JSON at the end. Servers on one core, client on the other."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable
+
+import uvloop
+
+from benchmarks.router import parts
+from benchmarks.router.processes import CLIENT_CORE, pin
+from trimtab_pipelines.outcome import Bar, Outcome
+
+PARTS: dict[str, Callable[[], parts.Part]] = {
+    "a": parts.overhead,
+    "b": parts.throughput,
+    "c": parts.large_tensors,
+    "d": parts.batching,
+    "e": parts.overload,
+}
+
+
+def main() -> int:
+    """Run the parts asked for; the exit code is 0 where every bar holds."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.router", description=__doc__)
+    parser.add_argument("--part", action="append", choices=sorted(PARTS), help="run only this part; may be repeated")
+    chosen = parser.parse_args().part or list(PARTS)
+    pin(CLIENT_CORE)
+    figures: dict[str, float | int | str | None] = {}
+    bars: list[Bar] = []
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for name in chosen:
+            part_figures, part_bars = runner.run(PARTS[name]())
+            figures |= {f"{name}_{key}": value for key, value in part_figures.items()}
+            bars += part_bars
+            for bar in part_bars:
+                verdict = "holds" if bar.holds else "MISSED"
+                sys.stderr.write(f"{name}  {bar.bar}: {bar.value:g} (bound {bar.bound}) {verdict}\n")
+    outcome = Outcome(name="bench-router", figures=figures, bars=tuple(bars))
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

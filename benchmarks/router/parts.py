@@ -1,0 +1,139 @@
+"""The five parts: overhead, throughput, large tensors, batching behind a slow model, overload."""
+
+from collections.abc import Coroutine
+from typing import Any
+
+from benchmarks.router.clients import direct_client, grpc_client, mlserver_client, rest_client
+from benchmarks.router.drive import Tally, closed_loop, open_loop
+from benchmarks.router.processes import Served, chained_mlservers, echo_pipeline, served
+from trimtab_pipelines.outcome import Bar, bar
+
+Figures = dict[str, float]
+Part = Coroutine[Any, Any, tuple[Figures, list[Bar]]]
+
+SMALL_NUMBERS = 1024
+"""4 KiB of FP32."""
+LARGE_NUMBERS = 3 * 224 * 224
+"""588 KiB of FP32: one 3×224×224 image."""
+BATCH_SIZE = 8
+DELAY_SECONDS = 0.010
+LONG_SLO_SECONDS = 10.0
+FRONT_DOORS = {"rest": rest_client, "grpc": grpc_client}
+CODED = {"ok", "late", "429", "503", "504", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
+
+
+async def overhead() -> tuple[Figures, list[Bar]]:
+    """A: what the router adds at concurrency 1, without batching, 4 KiB."""
+    figures: Figures = {}
+    with served(echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS), 1, 0.0) as target:
+        async with direct_client(target, SMALL_NUMBERS) as send:
+            direct = await closed_loop(send, 1, 4.0, target.servers)
+        figures |= direct.figures("direct")
+        for name, client in FRONT_DOORS.items():
+            async with client(target, SMALL_NUMBERS) as send:
+                tally = await closed_loop(send, 1, 4.0, _all(target))
+            figures |= tally.figures(name)
+            figures[f"{name}_added_p50_ms"] = round(tally.quantile_ms(0.5) - direct.quantile_ms(0.5), 3)
+    with chained_mlservers() as plain:
+        async with mlserver_client(plain, SMALL_NUMBERS) as send:
+            figures |= (await closed_loop(send, 1, 4.0, plain.servers)).figures("mlserver")
+    added = max(figures[f"{name}_added_p50_ms"] for name in FRONT_DOORS)
+    return figures, [bar("a: p50 the router adds at concurrency 1, 4 KiB, ms (slower front door)", added, "<=", 2.0)]
+
+
+async def throughput() -> tuple[Figures, list[Bar]]:
+    """B: 4 KiB at concurrency 64, against chained MLServers."""
+    figures = await _closed(SMALL_NUMBERS, 64, 6.0)
+    return figures, [
+        bar(f"b: {name} throughput over chained MLServers, 4 KiB", _ratio(figures, name), ">=", 3.0)
+        for name in FRONT_DOORS
+    ]
+
+
+async def large_tensors() -> tuple[Figures, list[Bar]]:
+    """C: 588 KiB at concurrency 1 and 16, against chained MLServers."""
+    figures: Figures = {}
+    with served(echo_pipeline(LARGE_NUMBERS, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0) as target:
+        for name, client in FRONT_DOORS.items():
+            async with client(target, LARGE_NUMBERS) as send:
+                figures |= (await closed_loop(send, 1, 4.0, _all(target))).figures(f"{name}_alone")
+    figures |= await _closed(LARGE_NUMBERS, 16, 6.0)
+    slower = max(figures[f"{name}_alone_p50_ms"] for name in FRONT_DOORS)
+    bars = [bar("c: p50 at concurrency 1, 588 KiB, ms (slower front door)", slower, "<=", 10.0)]
+    bars += [
+        bar(f"c: {name} throughput over chained MLServers, 588 KiB", _ratio(figures, name), ">=", 8.0)
+        for name in FRONT_DOORS
+    ]
+    return figures, bars
+
+
+async def batching() -> tuple[Figures, list[Bar]]:
+    """D: a model that takes 10 ms a batch whatever its size: 800 a second at best with batches of 8."""
+    figures: Figures = {}
+    bars: list[Bar] = []
+    with served(echo_pipeline(SMALL_NUMBERS, DELAY_SECONDS, 0.5), BATCH_SIZE, DELAY_SECONDS) as target:
+        for name, client in FRONT_DOORS.items():
+            async with client(target, SMALL_NUMBERS) as send:
+                full = await closed_loop(send, 64, 6.0, _all(target))
+                calm = await open_loop(send, 200, 10.0, _all(target), 0.5)
+            figures |= full.figures(f"{name}_closed") | calm.figures(f"{name}_open")
+            unanswered = calm.codes.total() - calm.codes["ok"]
+            bars += [
+                bar(f"d: {name} at concurrency 64, per second", full.goodput_rps, ">=", 720.0),
+                bar(f"d: {name} not ok at 200 a second", unanswered, "==", 0),
+                bar(f"d: {name} p99 at 200 a second, ms", calm.quantile_ms(0.99), "<=", 45.0),
+            ]
+    return figures, bars
+
+
+async def overload() -> tuple[Figures, list[Bar]]:
+    """E: 30 s of three times what D can do, and of 200 large tensors a second."""
+    figures: Figures = {}
+    bars: list[Bar] = []
+    for case, numbers, delay_seconds, slo_seconds, rate_rps in (
+        ("slow", SMALL_NUMBERS, DELAY_SECONDS, 0.5, 2400.0),
+        ("large", LARGE_NUMBERS, 0.0, 1.0, 200.0),
+    ):
+        for name, client in FRONT_DOORS.items():
+            with served(echo_pipeline(numbers, delay_seconds, slo_seconds), BATCH_SIZE, delay_seconds) as target:
+                async with client(target, numbers) as send:
+                    best = await closed_loop(send, 64, 5.0, _all(target))
+                    tally = await open_loop(send, rate_rps, 30.0, _all(target), slo_seconds)
+            most = min(best.goodput_rps, rate_rps)
+            key = f"{name}_{case}"
+            figures |= best.figures(f"{key}_best") | tally.figures(key) | _codes(key, tally)
+            bars += [
+                bar(f"e: {name} {case} goodput over its own maximum", tally.goodput_rps / most, ">=", 0.9),
+                bar(f"e: {name} {case} answers without a code", _uncoded(tally), "==", 0),
+                bar(f"e: {name} {case} peak memory of all processes, MiB", tally.peak_bytes / 2**20, "<=", 2048),
+            ]
+    return figures, bars
+
+
+async def _closed(numbers: int, concurrency: int, seconds: float) -> Figures:
+    """The router by both front doors, and chained MLServers, in the same run."""
+    figures: Figures = {}
+    with served(echo_pipeline(numbers, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0) as target:
+        for name, client in FRONT_DOORS.items():
+            async with client(target, numbers) as send:
+                figures |= (await closed_loop(send, concurrency, seconds, _all(target))).figures(name)
+    with chained_mlservers() as plain:
+        async with mlserver_client(plain, numbers) as send:
+            figures |= (await closed_loop(send, concurrency, seconds, plain.servers)).figures("mlserver")
+    return figures
+
+
+def _all(target: Served) -> tuple[int, ...]:
+    return (target.router, *target.servers)
+
+
+def _ratio(figures: Figures, name: str) -> float:
+    return round(figures[f"{name}_rps"] / figures["mlserver_rps"], 2)
+
+
+def _codes(key: str, tally: Tally) -> Figures:
+    return {f"{key}_code_{code}": count for code, count in sorted(tally.codes.items())}
+
+
+def _uncoded(tally: Tally) -> int:
+    return sum(count for code, count in tally.codes.items() if code not in CODED)

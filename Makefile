@@ -34,3 +34,7 @@ lock: venv ## resolve requirements.txt anew
 
 models: venv ## train the digits models anew (fixed seeds)
 	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
+
+.PHONY: bench-solver
+bench-solver: venv ## time the exact solver and compare it with brute force
+	$(PY) -m benchmarks.solver

@@ -1,0 +1,171 @@
+"""The load as Prometheus has it: a fake that speaks its protocol for the faults, a real server for the truth."""
+
+import asyncio
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from trimtab_adapter.observation import ObservationError
+from trimtab_adapter.prometheus import PEAK, PrometheusSource
+
+NOW = 1_700_000_000.0
+LABELS = '{namespace="default",pipeline="sample"}'
+
+
+class FakePrometheus:
+    """Answers the two query addresses with an age, peaks and means of its choice."""
+
+    def __init__(self, age: float | None, peaks: list[Any], means: list[Any]) -> None:
+        self.age, self.peaks, self.means = age, peaks, means
+        self.queries: list[str] = []
+
+    async def instant(self, request: web.Request) -> web.Response:
+        self.queries.append(request.query["query"])
+        result = [] if self.age is None else [{"metric": {}, "value": [NOW, str(self.age)]}]
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": result}})
+
+    async def range(self, request: web.Request) -> web.Response:
+        self.queries.append(request.query["query"])
+        values = self.means if "rate(" in request.query["query"] else self.peaks
+        samples = [[NOW - 10 * (len(values) - 1 - n), str(value)] for n, value in enumerate(values)]
+        result = [{"metric": {}, "values": samples}] if samples else []
+        return web.json_response({"status": "success", "data": {"resultType": "matrix", "result": result}})
+
+
+@asynccontextmanager
+async def serve(routes: dict[str, Any], port: int = 0) -> AsyncIterator[str]:
+    app = web.Application()
+    for path, handler in routes.items():
+        app.router.add_get(path, handler)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def a_source(fake: FakePrometheus) -> AsyncIterator[PrometheusSource]:
+    routes = {"/api/v1/query": fake.instant, "/api/v1/query_range": fake.range}
+    async with serve(routes) as url, httpx.AsyncClient() as client:
+        yield PrometheusSource(client, url, "default", "sample")
+
+
+async def test_seconds_keep_each_bin_s_peak_and_mean():
+    fake = FakePrometheus(2.0, [0, 30, 12], [0, 12, 12])
+    async with a_source(fake) as source:
+        load = await source.load(NOW)
+
+    assert load.history_rps[0] > 0  # the empty bin before the first arrival is no history
+    bins = [load.history_rps[:-10], load.history_rps[-10:]]
+    assert [max(seconds) for seconds in bins] == [30.0, 12.0]
+    assert sum(load.history_rps) == pytest.approx(240.0)
+    assert all(LABELS in query for query in fake.queries)
+
+
+async def test_no_traffic_is_zero_load_not_a_fault():
+    async with a_source(FakePrometheus(2.0, [0, 0], [0, 0])) as source:
+        assert set((await source.load(NOW)).history_rps) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("fake", "message"),
+    [
+        (FakePrometheus(None, [1], [1]), f"knows no {PEAK}{LABELS}; is the router scraped?"),
+        (FakePrometheus(95.0, [1], [1]), f"the newest {PEAK}{LABELS} is 95 s old, above 30 s"),
+        (FakePrometheus(1.0, [], []), f"has no history of {PEAK}{LABELS}"),
+        (FakePrometheus(1.0, [-3], [1]), f"sum({PEAK}{LABELS}) is -3 at {NOW:.0f}; expected 0 to 1e+07"),
+        (FakePrometheus(1.0, ["NaN"], [1]), f"sum({PEAK}{LABELS}) is NaN; expected a finite number"),
+        (FakePrometheus(1.0, ["lots"], [1]), "is no sample"),
+    ],
+)
+async def test_missing_stale_or_absurd_metrics_are_refused_by_name(fake, message):
+    async with a_source(fake) as source:
+        with pytest.raises(ObservationError) as refused:
+            await source.load(NOW)
+    assert message in str(refused.value)
+
+
+async def test_something_that_is_no_prometheus_is_refused():
+    async def other(_: web.Request) -> web.Response:
+        return web.json_response({"hello": "world"})
+
+    async with serve({"/api/v1/query": other}) as url, httpx.AsyncClient() as client:
+        with pytest.raises(ObservationError, match=r"expected a Prometheus answer, got \"\{'hello'"):
+            await PrometheusSource(client, url, "default", "sample").load(NOW)
+
+
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="needs the prometheus binary (Debian: apt install prometheus)"
+)
+async def test_a_real_prometheus_tells_the_load_and_when_the_router_is_gone(tmp_path):
+    registry = CollectorRegistry()
+    peak = Gauge(PEAK, "peak", ("namespace", "pipeline"), registry=registry)
+    received = Counter("trimtab_requests_received", "received", ("namespace", "pipeline"), registry=registry)
+    for pipeline, rps in (("sample", 42.0), ("other", 7.0)):
+        peak.labels("default", pipeline).set(rps)
+        received.labels("default", pipeline).inc(1)
+    scraped = asyncio.Semaphore(0)
+
+    async def metrics(_: web.Request) -> web.Response:
+        received.labels("default", "sample").inc(10)
+        scraped.release()
+        return web.Response(body=generate_latest(registry), content_type="text/plain")
+
+    async with AsyncExitStack() as router, AsyncExitStack() as rest:
+        target = await router.enter_async_context(serve({"/metrics": metrics}))
+        url = await rest.enter_async_context(a_prometheus(tmp_path, target))
+        client = await rest.enter_async_context(httpx.AsyncClient())
+        source = PrometheusSource(client, url, "default", "sample")
+        for _ in range(4):
+            await scraped.acquire()
+        load = await source.load(time.time())
+        with pytest.raises(ObservationError, match=r"knows no trimtab_arrivals_peak_rps.*is the router scraped\?"):
+            await PrometheusSource(client, url, "elsewhere", "sample").load(time.time())
+        await router.aclose()
+        with pytest.raises(ObservationError, match=r"knows no trimtab_arrivals_peak_rps.*is the router scraped\?"):
+            await asyncio.wait_for(keep_asking(source), 20)
+
+    assert load.peak_rps == 42.0
+    assert 0 < sum(load.history_rps[-10:]) <= 420.0
+
+
+async def keep_asking(source: PrometheusSource) -> None:
+    while True:
+        await source.load(time.time())
+
+
+@asynccontextmanager
+async def a_prometheus(folder: Path, target: str) -> AsyncIterator[str]:
+    """Run Debian's Prometheus on a free port, scraping the target every 200 ms."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = target.removeprefix("http://")
+    (folder / "prometheus.yml").write_text(
+        "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
+        f"scrape_configs: [{{job_name: router, static_configs: [{{targets: ['{address}']}}]}}]\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.wait()

@@ -1,0 +1,129 @@
+"""Measures forecasters on a trace: the LSTM beside reactive, the last 10 seconds and AR(12), on the same windows.
+
+    python -m trimtab_predictor.evaluate --trace FILE [--fit FILE] [--factors 1,8,30]
+
+AR(12) is least squares from the peaks of the twelve 10-second bins (with intercept) to the peak of the next 20 s,
+fitted on the earlier part of the trace, or on the one given with --fit: the yardstick an LSTM must beat to be worth
+its keep.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_predictor.accuracy import smape
+from trimtab_predictor.forecaster import HORIZON_SECONDS
+from trimtab_predictor.lstm import BIN_SECONDS, BINS, SHIPPED_WEIGHTS, LstmWeights, forecast_peaks
+from trimtab_predictor.trace import TraceError, read_trace
+from trimtab_predictor.windows import Windows, cut_windows, thickened, thinned
+
+STRIDE_SECONDS = 10
+HELD_BACK_SECONDS = 3 * 86_400
+FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+LSTM_OVER_AR = 0.83
+FEWEST_WINDOWS = 20
+
+
+def split(rps: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cut a trace by time: what may be learned from, and the end held back (three days, at most a quarter)."""
+    held_back = min(HELD_BACK_SECONDS, rps.size // 4)
+    return rps[:-held_back], rps[-held_back:]
+
+
+def scaled_load(rps: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+    """Thin by a factor of at least 1, thicken by one below; the same draw for the same factor."""
+    rng = np.random.default_rng(round(factor * 1000))
+    return thinned(rps, factor, rng) if factor >= 1 else thickened(rps, 1 / factor, rng)
+
+
+def errors(fit: Windows, score: Windows, weights: LstmWeights) -> dict[str, float]:
+    """Return the SMAPE of each forecaster over `score`; only AR(12) learns from `fit`."""
+    actual = score.peaks_rps
+    peaks = _bin_peaks(score)
+    return {
+        "lstm": smape(forecast_peaks(weights, score.histories_rps), actual),
+        "reactive": smape(score.histories_rps[:, -HORIZON_SECONDS:].max(axis=1), actual),
+        "last10": smape(peaks[:, -1], actual),
+        "ar12": smape(_with_intercept(peaks) @ _fit_ar(fit), actual),
+    }
+
+
+def errors_by_factor(
+    fit_rps: NDArray[np.float64], score_rps: NDArray[np.float64], weights: LstmWeights, factors: Sequence[float]
+) -> dict[float, tuple[int, dict[str, float]]]:
+    """Return, for each factor the load is divided by, the number of windows and each forecaster's SMAPE.
+
+    Raises:
+        TraceError: too few whole windows to say anything.
+    """
+    table = {}
+    for factor in factors:
+        fit, score = (cut_windows(scaled_load(part, factor), STRIDE_SECONDS) for part in (fit_rps, score_rps))
+        if min(len(fit), len(score)) < FEWEST_WINDOWS:
+            raise TraceError(
+                f"only {len(fit)} windows to fit AR(12) and {len(score)} to score; at least {FEWEST_WINDOWS} of "
+                "140 seconds without a gap are needed in each part"
+            )
+        table[factor] = (len(score), errors(fit, score, weights))
+    return table
+
+
+def outcome(name: str, table: Mapping[float, tuple[int, Mapping[str, float]]]) -> Outcome:
+    """Sum the table up against the two bars: 0.83 × AR(12) on the trace itself, never worse than reactive anywhere."""
+    figures: dict[str, float | int | str | None] = {}
+    bars = []
+    for factor, (windows, row) in table.items():
+        figures[f"windows_at_1_{factor:g}"] = windows
+        figures |= {f"{source}_smape_at_1_{factor:g}": round(error, 5) for source, error in row.items()}
+        if factor == 1:
+            bars.append(bar("LSTM SMAPE over AR(12)'s", round(row["lstm"] / row["ar12"], 4), "<=", LSTM_OVER_AR))
+    worst = max(row["lstm"] / row["reactive"] if row["reactive"] else 2.0 for _, row in table.values())
+    bars.append(bar("LSTM SMAPE over reactive's, worst factor", round(worst, 4), "<=", 1.0))
+    return Outcome(name=name, figures=figures, bars=tuple(bars))
+
+
+def _bin_peaks(windows: Windows) -> NDArray[np.float64]:
+    peaks: NDArray[np.float64] = windows.histories_rps.reshape(-1, BINS, BIN_SECONDS).max(axis=2)
+    return peaks
+
+
+def _with_intercept(peaks: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([peaks, np.ones((len(peaks), 1))], axis=1)
+
+
+def _fit_ar(windows: Windows) -> NDArray[np.float64]:
+    coefficients, *_ = np.linalg.lstsq(_with_intercept(_bin_peaks(windows)), windows.peaks_rps, rcond=None)
+    return np.asarray(coefficients, dtype=np.float64)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the outcome; 0 when every bar holds, 1 when one does not, 2 for a trace that cannot be used."""
+    parser = argparse.ArgumentParser(prog="python -m trimtab_predictor.evaluate", description=__doc__)
+    parser.add_argument("--trace", type=Path, required=True, help="scored: its held-back end, or all of it with --fit")
+    parser.add_argument("--fit", type=Path, help="another trace to fit AR(12) on")
+    parser.add_argument("--weights", type=Path, default=SHIPPED_WEIGHTS)
+    parser.add_argument("--factors", default=",".join(f"{factor:g}" for factor in FACTORS))
+    given = parser.parse_args(arguments)
+    try:
+        factors = [float(factor) for factor in given.factors.split(",")]
+    except ValueError:
+        parser.error(f"--factors {given.factors}: expected numbers above 0, such as 1,8,30")
+    if not all(0 < factor < np.inf for factor in factors):
+        parser.error(f"--factors {given.factors}: expected numbers above 0, such as 1,8,30")
+    try:
+        score = read_trace(given.trace).rps
+        fit, score = (read_trace(given.fit).rps, score) if given.fit else split(score)
+        table = errors_by_factor(fit, score, LstmWeights.load(given.weights), factors)
+    except TraceError as error:
+        parser.error(str(error))
+    result = outcome("forecast-accuracy", table)
+    result.print()
+    return 0 if result.holds else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

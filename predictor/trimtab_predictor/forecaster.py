@@ -1,0 +1,135 @@
+"""One signature for every forecaster, and the two that need no training.
+
+All answer the same question: how many requests will the busiest of the next 20 seconds bring? Experiments and the
+adapter change forecasters by changing one line.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trimtab_predictor.trace import MAX_RPS, Trace
+
+HORIZON_SECONDS = 20
+Source = Literal["lstm", "reactive", "oracle"]
+
+
+class HistoryError(ValueError):
+    """A load history that cannot be true; the message names the second and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The peak load expected over the horizon.
+
+    Attributes:
+        peak_rps: requests in the busiest second to come, at least 0.
+        source: which forecaster it came from.
+        reason: why that one.
+        recent_error: SMAPE of the source's recent forecasts whose time has come, 0 to 2; None before there are any.
+        horizon_seconds: how far ahead it looks.
+        is_measured: False when no second of the history was observed. No metrics are not the same as no load:
+            `peak_rps` then repeats the last forecast (0 where there was none), and is no ground to change a plan.
+    """
+
+    peak_rps: float
+    source: Source
+    reason: str
+    recent_error: float | None = None
+    horizon_seconds: int = HORIZON_SECONDS
+    is_measured: bool = True
+
+
+class Forecaster(Protocol):
+    """Says what peak load to expect."""
+
+    @property
+    def name(self) -> str:
+        """Short name for reports."""
+        ...
+
+    def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
+        """Forecast the peak of the next 20 seconds.
+
+        Args:
+            history_rps: [S], requests in each of the last S whole seconds, newest last; NaN where not measured.
+            now_seconds: the moment the newest second ended, on any steady clock.
+
+        Raises:
+            HistoryError: the history is not one row of numbers from 0 to 10^9.
+        """
+        ...
+
+
+def checked_history(history_rps: ArrayLike) -> NDArray[np.float64]:
+    """Return the history as an array, or raise HistoryError."""
+    try:
+        history = np.asarray(history_rps, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise HistoryError(
+            "the load history is not a row of numbers; give requests per second, NaN if missing"
+        ) from None
+    if history.ndim != 1:
+        raise HistoryError(f"the load history has shape {history.shape}; give one row, [seconds]")
+    wrong = np.flatnonzero((history < 0) | (history > MAX_RPS))
+    if wrong.size:
+        ago = history.size - int(wrong[0])
+        raise HistoryError(
+            f"the load history holds {history[wrong[0]]:g} requests in the second {ago} s ago; "
+            f"0 to {MAX_RPS:g}, or NaN where not measured, can be true"
+        )
+    return history
+
+
+class ReactiveForecaster:
+    """Expects the peak of the last 20 seconds again.
+
+    As many seconds back as ahead: on a level load both peaks then have the same distribution, whereas the peak of a
+    shorter past lies below that of a longer future.
+    """
+
+    name = "reactive"
+
+    def __init__(self, reason: str = "asked for") -> None:
+        self._reason = reason
+
+    def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:  # noqa: ARG002 - the shared signature
+        """Return the peak of the newest 20 seconds; where all of these are missing, of the newest 20 observed."""
+        return reactive(checked_history(history_rps), self._reason)
+
+
+def reactive(history: NDArray[np.float64], reason: str) -> Forecast:
+    """Forecast from a checked history, for a reason."""
+    newest = history[-HORIZON_SECONDS:]
+    if np.isfinite(newest).any():
+        return Forecast(float(np.nanmax(newest)), "reactive", reason)
+    observed = np.flatnonzero(np.isfinite(history))
+    if not observed.size:
+        where = f"in the last {history.size} s" if history.size else "yet"
+        return Forecast(0.0, "reactive", f"no load measured {where}", is_measured=False)
+    age = history.size - 1 - int(observed[-1])
+    peak = float(history[observed[-HORIZON_SECONDS:]].max())
+    return Forecast(peak, "reactive", f"the newest measured second is {age} s old")
+
+
+class OracleForecaster:
+    """Knows the trace that is being played: the bound on what any forecaster can be worth."""
+
+    name = "oracle"
+
+    def __init__(self, trace: Trace, offset_seconds: float = 0.0) -> None:
+        """Take the trace as played (sped up and scaled alike); trace second = now_seconds + offset_seconds."""
+        self._trace = trace
+        self._offset_seconds = offset_seconds
+
+    def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
+        """Return the true peak of the next 20 seconds; reactive where the trace does not know them."""
+        history = checked_history(history_rps)
+        second = round(now_seconds + self._offset_seconds)
+        ahead = self._trace.rps[max(second, 0) : max(second + HORIZON_SECONDS, 0)]
+        if not np.isfinite(ahead).any():
+            end = len(self._trace)
+            return reactive(history, f"{self._trace.name} has no load at second {second} of its {end}")
+        return Forecast(float(np.nanmax(ahead)), "oracle", f"read from {self._trace.name}")

@@ -1,0 +1,115 @@
+"""Chooses between the LSTM and the reactive forecast by how each has done of late.
+
+A trained network is better on loads like those it saw, and can be wrong without limit on others. So both forecast
+side by side, both are scored once their 20 seconds have passed, and the network is believed only while its recent error
+is not above the reactive one's: the worst it can do to a plan is a few minutes of a slightly worse forecast.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trimtab_predictor.accuracy import smape
+from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, checked_history, reactive
+from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmForecaster, LstmWeights, WeightsError
+
+RECENT_FORECASTS = 30  # five minutes of decisions every 10 s: long enough to average noise, short enough to notice
+FEWEST_FORECASTS = 6
+MIN_OBSERVED_SECONDS = 15  # of the 20: a peak over fewer would flatter whoever forecast low
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Two forecasts whose time has not come."""
+
+    made_at_seconds: float
+    reactive_rps: float
+    lstm_rps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """The errors of two forecasts of the same moment, each 0 to 2; their mean over many is the SMAPE."""
+
+    reactive_error: float
+    lstm_error: float | None
+
+
+class GuardedForecaster:
+    """The LSTM while it is at least as good as the reactive forecast, which stands in otherwise."""
+
+    name = "guarded"
+
+    def __init__(self, lstm: LstmForecaster | None, *, without_lstm: str = "no LSTM given") -> None:
+        """Take the trained forecaster, or None and the reason why there is none."""
+        self._lstm = lstm
+        self._without_lstm = without_lstm
+        self._pending: deque[_Pending] = deque()
+        self._scored: deque[_Scored] = deque(maxlen=RECENT_FORECASTS)
+        self._last: Forecast | None = None
+
+    def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
+        """Score the forecasts whose time has come, then return the better source's new one.
+
+        A second call for the same moment answers anew and is not scored twice.
+        """
+        history = checked_history(history_rps)
+        self._score(history, now_seconds)
+        fallback = reactive(history, "")
+        if not fallback.is_measured:
+            held = self._last.peak_rps if self._last else 0.0
+            return replace(fallback, peak_rps=held, recent_error=self._reactive_error())
+        lstm, shortfall = self._ask_lstm(history, now_seconds)
+        if not self._pending or self._pending[-1].made_at_seconds < now_seconds:
+            self._pending.append(_Pending(now_seconds, fallback.peak_rps, lstm.peak_rps if lstm else None))
+        self._last = self._choose(fallback, lstm, shortfall)
+        return self._last
+
+    def _ask_lstm(self, history: NDArray[np.float64], now_seconds: float) -> tuple[Forecast | None, str]:
+        if self._lstm is None:
+            return None, self._without_lstm
+        shortfall = self._lstm.shortfall(history)
+        return (None, shortfall) if shortfall else (self._lstm.forecast(history, now_seconds), "")
+
+    def _choose(self, fallback: Forecast, lstm: Forecast | None, shortfall: str) -> Forecast:
+        fallback = replace(fallback, recent_error=self._reactive_error())
+        if lstm is None:
+            return replace(fallback, reason="; ".join(filter(None, (shortfall, fallback.reason))))
+        pairs = [(one.lstm_error, one.reactive_error) for one in self._scored if one.lstm_error is not None]
+        if not pairs:
+            return replace(lstm, reason="two minutes of history; no forecast scored yet")
+        own, rival = (float(error) for error in np.mean(pairs, axis=0))
+        compared = f"over the last {len(pairs)} forecasts: {own:.1%} against {rival:.1%}"
+        if len(pairs) >= FEWEST_FORECASTS and own > rival:
+            return replace(fallback, reason=f"LSTM worse than reactive {compared}")
+        verdict = "no worse than reactive" if own <= rival else "too few forecasts to judge LSTM"
+        return replace(lstm, reason=f"{verdict} {compared}", recent_error=own)
+
+    def _reactive_error(self) -> float | None:
+        return float(np.mean([one.reactive_error for one in self._scored])) if self._scored else None
+
+    def _score(self, history: NDArray[np.float64], now_seconds: float) -> None:
+        if self._pending and now_seconds < self._pending[-1].made_at_seconds:
+            self._pending.clear()  # the clock went back: nobody can say any more which seconds were meant
+        while self._pending:
+            elapsed = round(now_seconds - self._pending[0].made_at_seconds)
+            if elapsed < HORIZON_SECONDS:
+                return
+            due = self._pending.popleft()
+            start = history.size - elapsed
+            came = history[max(start, 0) : max(start + HORIZON_SECONDS, 0)]
+            if np.isfinite(came).sum() >= MIN_OBSERVED_SECONDS:
+                actual = [float(np.nanmax(came))]
+                lstm_error = None if due.lstm_rps is None else smape([due.lstm_rps], actual)
+                self._scored.append(_Scored(smape([due.reactive_rps], actual), lstm_error))
+
+
+def shipped_forecaster(weights: Path = SHIPPED_WEIGHTS) -> GuardedForecaster:
+    """Return the guarded forecaster with the weights of this package; reactive, saying why, where they are unusable."""
+    try:
+        return GuardedForecaster(LstmForecaster(LstmWeights.load(weights)))
+    except WeightsError as error:
+        return GuardedForecaster(None, without_lstm=str(error))

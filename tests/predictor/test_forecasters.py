@@ -1,0 +1,268 @@
+"""Every forecaster has one signature, says why it answers as it does, and never takes silence for missing metrics."""
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from trimtab_predictor.accuracy import smape
+from trimtab_predictor.forecaster import Forecaster, HistoryError, OracleForecaster, ReactiveForecaster
+from trimtab_predictor.guarded import FEWEST_FORECASTS, GuardedForecaster, shipped_forecaster
+from trimtab_predictor.lstm import FEATURES, UNITS, LstmForecaster, LstmWeights
+from trimtab_predictor.trace import Trace
+
+TRACE = Trace(np.arange(1.0, 601.0), "ramp")
+ALL: list[Forecaster] = [
+    ReactiveForecaster(),
+    OracleForecaster(TRACE),
+    LstmForecaster(LstmWeights.load()),
+    shipped_forecaster(),
+]
+
+
+def weights_that_always_say(ratio: float) -> LstmWeights:
+    """Return a network whose forecast is the window's mean times `ratio`."""
+    return LstmWeights(
+        np.zeros((FEATURES, 4 * UNITS)),
+        np.zeros((UNITS, 4 * UNITS)),
+        np.zeros(4 * UNITS),
+        np.zeros((UNITS, 1)),
+        np.array([np.log(ratio)]),
+    )
+
+
+def level_load(seconds: int, rps: float = 10.0) -> NDArray[np.float64]:
+    return np.full(seconds, rps)
+
+
+def test_smape_is_computed_pair_by_pair() -> None:
+    # (10, 8): 2·2/18; (0, 0): 0; (3, 0): 2; (5, 5): 0.
+    assert smape([10, 0, 3, 5], [8, 0, 0, 5]) == pytest.approx((4 / 18 + 0 + 2 + 0) / 4)
+
+
+@pytest.mark.parametrize(("forecast", "actual"), [([1.0, 2.0], [[1.0], [2.0]]), ([1.0], [1.0, 2.0]), ([], [])])
+def test_smape_never_compares_all_pairs(forecast: list[float], actual: list[float]) -> None:
+    with pytest.raises(ValueError, match="SMAPE needs two equally long rows"):
+        smape(forecast, actual)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), min_size=1))
+def test_smape_is_symmetric_and_bounded(pairs: list[tuple[float, float]]) -> None:
+    one, other = zip(*pairs, strict=True)
+
+    assert 0 <= smape(one, other) <= 2 + 1e-12
+    assert smape(one, other) == smape(other, one)
+
+
+@pytest.mark.parametrize("forecaster", ALL, ids=lambda one: one.name)
+def test_one_signature(forecaster: Forecaster) -> None:
+    assert list(inspect.signature(forecaster.forecast).parameters) == ["history_rps", "now_seconds"]
+
+    forecast = forecaster.forecast(level_load(200), 100.0)
+
+    assert forecast.peak_rps > 0
+    assert forecast.horizon_seconds == 20
+    assert forecast.source == (forecaster.name if forecaster.name != "guarded" else "lstm")
+    assert forecast.is_measured
+
+
+@pytest.mark.parametrize("forecaster", ALL, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("history", "message"),
+    [
+        ([5.0, -1.0, 5.0], "holds -1 requests in the second 2 s ago; 0 to 1e"),
+        ([5.0, float("inf")], "holds inf requests in the second 1 s ago"),
+        ([2e9], r"holds 2e\+09 requests"),
+        ([[1.0, 2.0]], r"has shape \(1, 2\); give one row"),
+        (["many"], "is not a row of numbers"),
+    ],
+)
+def test_an_impossible_history_is_refused(forecaster: Forecaster, history: list[float], message: str) -> None:
+    with pytest.raises(HistoryError, match=message):
+        forecaster.forecast(history, 0.0)
+
+
+def test_reactive_repeats_the_peak_of_the_last_20_seconds() -> None:
+    history = np.concatenate([[99.0], level_load(19), [12.0]])
+
+    assert ReactiveForecaster().forecast(history, 0.0).peak_rps == 12.0
+    assert ReactiveForecaster().forecast(history[:-1], 0.0).peak_rps == 99.0
+
+
+def test_reactive_looks_past_missing_seconds_and_says_so() -> None:
+    forecast = ReactiveForecaster().forecast([7.0, 9.0, *[np.nan] * 25], 0.0)
+
+    assert (forecast.peak_rps, forecast.source) == (9.0, "reactive")
+    assert forecast.reason == "the newest measured second is 25 s old"
+
+
+@pytest.mark.parametrize("forecaster", [ALL[0], ALL[2], shipped_forecaster()], ids=lambda one: one.name)
+def test_no_metrics_are_not_the_same_as_no_load(forecaster: Forecaster) -> None:
+    nothing_known = forecaster.forecast([], 1000.0)
+    lost = forecaster.forecast([np.nan] * 130, 1001.0)
+    silence = forecaster.forecast([0.0] * 130, 1002.0)
+
+    assert (nothing_known.peak_rps, nothing_known.is_measured) == (0.0, False)
+    assert nothing_known.reason.endswith("no load measured yet")
+    assert (lost.peak_rps, lost.is_measured) == (0.0, False)
+    assert lost.reason == "no load measured in the last 130 s"
+    assert (silence.peak_rps, silence.is_measured) == (0.0, True)
+
+
+def test_lost_metrics_repeat_the_last_forecast() -> None:
+    forecaster = shipped_forecaster()
+    before = forecaster.forecast(level_load(30, 25.0), 0.0)
+
+    after = forecaster.forecast([np.nan] * 150, 60.0)
+
+    assert (before.peak_rps, before.is_measured) == (25.0, True)
+    assert (after.peak_rps, after.is_measured, after.source) == (25.0, False, "reactive")
+    assert after.reason == "no load measured in the last 150 s"
+
+
+def test_the_oracle_reads_the_trace_being_played() -> None:
+    forecast = OracleForecaster(TRACE, offset_seconds=-1000.0).forecast([], 1010.0)
+
+    assert (forecast.peak_rps, forecast.source, forecast.reason) == (30.0, "oracle", "read from ramp")
+
+
+@pytest.mark.parametrize("now_seconds", [600.0, 5000.0, -50.0])
+def test_the_oracle_outside_its_trace_is_reactive(now_seconds: float) -> None:
+    forecast = OracleForecaster(TRACE).forecast(level_load(20), now_seconds)
+
+    assert (forecast.peak_rps, forecast.source) == (10.0, "reactive")
+    assert forecast.reason == f"ramp has no load at second {now_seconds:.0f} of its 600"
+
+
+def test_reactive_until_two_minutes_of_history() -> None:
+    forecaster = shipped_forecaster()
+
+    early = forecaster.forecast(level_load(42), 42.0)
+    later = forecaster.forecast(level_load(120), 120.0)
+
+    assert (early.source, early.reason) == ("reactive", "42 s of history, LSTM needs 120 s")
+    assert (later.source, later.reason) == ("lstm", "two minutes of history; no forecast scored yet")
+
+
+def test_too_many_missing_seconds_fall_back_and_few_do_not() -> None:
+    forecaster = LstmForecaster(LstmWeights.load())
+    history = level_load(150, 30.0)
+    history[40:64] = np.nan
+    few = forecaster.forecast(history, 0.0)
+    history[70] = np.nan
+    many = forecaster.forecast(history, 0.0)
+
+    assert (few.source, many.source) == ("lstm", "reactive")
+    assert few.peak_rps == pytest.approx(30.0, rel=0.1)
+    assert many.reason == "25 of the last 120 s not measured, LSTM can do without 24"
+
+
+def run(forecaster: Forecaster, load: NDArray[np.float64], every: int = 10, start: int = 10) -> list[tuple[str, str]]:
+    """Play a load; return source and reason of every forecast."""
+    answers = [forecaster.forecast(load[:now], float(now)) for now in range(start, load.size + 1, every)]
+    return [(answer.source, answer.reason) for answer in answers]
+
+
+def test_a_worse_lstm_is_put_aside_and_says_by_how_much() -> None:
+    forecaster = GuardedForecaster(LstmForecaster(weights_that_always_say(1.5)))
+
+    *_, (source, reason) = run(forecaster, level_load(300))
+
+    # 10 against a true 10, and 15 against it: 2·5/25 = 40 %.
+    assert source == "reactive"
+    assert reason.startswith("LSTM worse than reactive over the last ")
+    assert reason.endswith("forecasts: 40.0% against 0.0%")
+
+
+def test_it_is_given_its_chance_before_it_is_judged() -> None:
+    answers = run(GuardedForecaster(LstmForecaster(weights_that_always_say(1.5))), level_load(300))
+
+    judged = [reason for source, reason in answers if source == "lstm" and reason.startswith("too few")]
+    assert len(judged) == FEWEST_FORECASTS - 1
+
+
+def test_an_lstm_that_recovers_is_believed_again() -> None:
+    level = level_load(400, 10.0)
+    growth = 10.0 * 1.01 ** np.arange(1, 601)
+    # The peak of the next 20 s over the mean of the last 120 s, while the load grows by 1 % a second.
+    right_ratio = 120 * 1.01**20 / (1.01 ** -np.arange(120)).sum()
+    forecaster = GuardedForecaster(LstmForecaster(weights_that_always_say(right_ratio)))
+
+    answers = run(forecaster, np.concatenate([level, growth]))
+
+    assert answers[39][0] == "reactive"
+    assert answers[-1][0] == "lstm"
+    assert answers[-1][1] == "no worse than reactive over the last 30 forecasts: 0.0% against 19.8%"
+
+
+def test_an_error_is_scored_against_the_seconds_it_was_about() -> None:
+    forecaster = GuardedForecaster(None)
+    load = np.concatenate([level_load(20, 10.0), level_load(20, 30.0), level_load(20, 90.0)])
+
+    first = forecaster.forecast(load[:20], 20.0)
+    too_early = forecaster.forecast(load[:39], 39.0)
+    due = forecaster.forecast(load[:47], 47.0)
+
+    assert first.recent_error is None
+    assert too_early.recent_error is None
+    # Made at 20 s (10 rps) about 20 to 40 s (30 rps): 2·20/40, although 90 rps were seen since.
+    assert due.recent_error == pytest.approx(1.0)
+    assert due.reason == "no LSTM given"
+
+
+def test_forecasts_about_missing_seconds_are_not_scored() -> None:
+    forecaster = GuardedForecaster(None)
+    forecaster.forecast(level_load(20), 20.0)
+    history = np.concatenate([level_load(20), np.full(6, np.nan), level_load(14, 50.0)])
+
+    assert forecaster.forecast(history, 40.0).recent_error is None
+
+
+def test_a_clock_that_goes_back_scores_nothing() -> None:
+    forecaster = GuardedForecaster(None)
+    forecaster.forecast(level_load(20), 1e9)
+
+    assert forecaster.forecast(level_load(60, 99.0), 0.0).recent_error is None
+    assert forecaster.forecast(level_load(60, 99.0), 20.0).recent_error == 0.0
+
+
+def test_asking_twice_in_a_moment_scores_once() -> None:
+    load = level_load(400)
+    once, twice = shipped_forecaster(), shipped_forecaster()
+
+    for now in range(120, 400, 10):
+        twice.forecast(load[:now], float(now))
+        assert once.forecast(load[:now], float(now)) == twice.forecast(load[:now], float(now))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not an archive", b"PK\x03\x04 cut off"])
+def test_unusable_weights_leave_reactive_and_say_so(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "lstm.npz"
+    if content is not None:
+        path.write_bytes(content)
+
+    forecast = shipped_forecaster(path).forecast(level_load(200), 0.0)
+
+    assert (forecast.source, forecast.peak_rps) == ("reactive", 10.0)
+    assert forecast.reason.startswith(f"forecaster weights {path} cannot be read")
+    assert "train them anew with: python -m trimtab_predictor.train" in forecast.reason
+
+
+@given(
+    history=st.lists(st.one_of(st.floats(0, 1e9), st.just(float("nan"))), max_size=300),
+    now=st.floats(-1e9, 1e9, allow_nan=False),
+)
+def test_any_true_history_gets_a_bounded_answer(history: list[float], now: float) -> None:
+    forecaster = shipped_forecaster()
+
+    for later in (0, 10, 20, 30):
+        forecast = forecaster.forecast(history, now + later)
+
+        highest = max((rps for rps in history if rps == rps), default=0.0)  # noqa: PLR0124 - NaN is not itself
+        assert 0 <= forecast.peak_rps <= 4 * highest
+        assert forecast.is_measured == any(rps == rps for rps in history)  # noqa: PLR0124 - NaN is not itself
+        assert forecast.reason

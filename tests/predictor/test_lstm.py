@@ -1,0 +1,229 @@
+"""The network as served is the network as trained, knows no scale, and its weights are worth shipping."""
+
+import math
+import os
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from trimtab_predictor.accuracy import smape
+from trimtab_predictor.evaluate import FACTORS, LSTM_OVER_AR, errors_by_factor, main, split
+from trimtab_predictor.lstm import (
+    FEATURES,
+    UNITS,
+    LstmForecaster,
+    LstmWeights,
+    WeightsError,
+    evaluate_network,
+    features,
+    forecast_peaks,
+)
+from trimtab_predictor.trace import read_trace
+from trimtab_predictor.windows import cut_windows, drawn_shapes, thickened, thinned
+
+DATA = os.environ.get("TRIMTAB_DATA", "")
+
+
+def noisy(rates: NDArray[np.float64], seed: int = 1) -> NDArray[np.float64]:
+    return np.random.default_rng(seed).poisson(rates).astype(np.float64)
+
+
+def plateaus(seconds: int, low: float, high: float, seed: int = 1) -> NDArray[np.float64]:
+    """Draw levels held for 2 to 5 minutes, with Poisson arrivals."""
+    rng = np.random.default_rng(seed)
+    pieces = [np.full(rng.integers(120, 300), rng.uniform(low, high)) for _ in range(seconds // 120 + 1)]
+    return noisy(np.concatenate(pieces)[:seconds], seed)
+
+
+def test_numpy_evaluates_the_network_as_keras_does() -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorFlow's own, on import
+        from trimtab_predictor.train import build_network, weights_of  # noqa: PLC0415
+
+        network = build_network(steps=1)
+        inputs, _ = features(noisy(np.full((64, 120), 20.0)))
+        fresh = weights_of(network)
+        expected_fresh = network(inputs.astype(np.float32)).numpy()[:, 0]
+        shipped = LstmWeights.load()
+        network.set_weights(
+            [shipped.kernel, shipped.recurrent_kernel, shipped.bias, shipped.dense_kernel, shipped.dense_bias]
+        )
+        expected_shipped = network(inputs.astype(np.float32)).numpy()[:, 0]
+
+    np.testing.assert_allclose(evaluate_network(fresh, inputs), expected_fresh, atol=1e-5)
+    np.testing.assert_allclose(evaluate_network(shipped, inputs), expected_shipped, atol=1e-5)
+
+
+def test_features_are_relative_to_the_mean() -> None:
+    window = np.tile([1.0, 3.0], 60)
+
+    described, means = features(window[None])
+
+    assert described.shape == (1, 12, FEATURES)
+    assert means == pytest.approx([2.0])
+    # Maximum 3, mean 2, mean + deviation 3; newer half 3 1 3 1 3: maximum 3, mean 2.2; over 2, minus 1.
+    np.testing.assert_allclose(described[0, 0], [0.5, 0.0, 0.5, 0.5, 0.1])
+
+
+@pytest.mark.parametrize("times", [0.01, 3.0, 1e5])
+def test_the_forecast_scales_with_the_load(times: float) -> None:
+    weights = LstmWeights.load()
+    windows = noisy(np.full((50, 120), 12.0))
+
+    np.testing.assert_allclose(
+        forecast_peaks(weights, windows * times), forecast_peaks(weights, windows) * times, rtol=1e-9
+    )
+
+
+def test_no_load_forecasts_none() -> None:
+    assert forecast_peaks(LstmWeights.load(), np.zeros((1, 120))).tolist() == [0.0]
+
+
+def test_a_forecast_takes_at_most_five_milliseconds() -> None:
+    forecaster = LstmForecaster(LstmWeights.load())
+    history = noisy(np.full(600, 30.0))
+    took = []
+    for _ in range(50):
+        started = time.perf_counter()
+        forecaster.forecast(history, 0.0)
+        took.append(time.perf_counter() - started)
+
+    assert float(np.median(took)) <= 0.005
+
+
+@pytest.mark.parametrize(
+    ("rps", "at_most"), [(5, 1.0), (20, 1.0), (60, 1.0), (1000, 1.0)], ids=["5rps", "20rps", "60rps", "1000rps"]
+)
+def test_shipped_weights_beat_reactive_on_level_loads(rps: float, at_most: float) -> None:
+    cut = cut_windows(noisy(np.full(20_000, float(rps))), 20)
+
+    ours = smape(forecast_peaks(LstmWeights.load(), cut.histories_rps), cut.peaks_rps)
+    reactive = smape(cut.histories_rps[:, -20:].max(axis=1), cut.peaks_rps)
+
+    assert ours < at_most * reactive
+
+
+@pytest.mark.parametrize(("low", "high"), [(4, 40), (20, 200)])
+def test_shipped_weights_beat_reactive_on_plateaus_and_steps(low: float, high: float) -> None:
+    cut = cut_windows(plateaus(40_000, low, high), 10)
+
+    ours = smape(forecast_peaks(LstmWeights.load(), cut.histories_rps), cut.peaks_rps)
+
+    assert ours < smape(cut.histories_rps[:, -20:].max(axis=1), cut.peaks_rps)
+
+
+def test_a_step_is_followed_within_20_seconds() -> None:
+    load = np.concatenate([noisy(np.full(300, 10.0)), noisy(np.full(40, 60.0), 2)])
+
+    forecast = LstmForecaster(LstmWeights.load()).forecast(load[:320], 320.0)
+
+    assert forecast.peak_rps == pytest.approx(load[320:].max(), rel=0.25)
+
+
+@pytest.mark.skipif(not DATA, reason="TRIMTAB_DATA names no folder with twitter_rps_train.csv.gz")
+def test_shipped_weights_hold_their_bars_on_the_held_back_days() -> None:
+    learned, held_back = split(read_trace(Path(DATA) / "twitter_rps_train.csv.gz").rps)
+
+    table = errors_by_factor(learned, held_back, LstmWeights.load(), FACTORS)
+
+    assert table[1.0][1]["lstm"] <= LSTM_OVER_AR * table[1.0][1]["ar12"]
+    for _, row in table.values():
+        assert row["lstm"] < row["reactive"]
+
+
+def test_weights_survive_a_round_trip(tmp_path: Path) -> None:
+    shipped = LstmWeights.load()
+    path = tmp_path / "lstm.npz"
+    path.write_bytes(shipped.to_bytes())
+
+    assert LstmWeights.load(path).to_bytes() == shipped.to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bias": np.zeros(7)}, r"bias must be \(100,\) finite numbers, is \(7,\)"),
+        ({"dense_bias": np.array([math.nan])}, r"dense_bias must be \(1,\) finite numbers"),
+        ({"kernel": None}, "cannot be read .*kernel is not a file in the archive"),
+        ({"kernel": np.array([{"a": 1}], dtype=object)}, "cannot be read .*Object arrays cannot be loaded"),
+    ],
+)
+def test_foreign_weights_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    arrays = {
+        "kernel": np.zeros((FEATURES, 4 * UNITS)),
+        "recurrent_kernel": np.zeros((UNITS, 4 * UNITS)),
+        "bias": np.zeros(4 * UNITS),
+        "dense_kernel": np.zeros((UNITS, 1)),
+        "dense_bias": np.zeros(1),
+    }
+    path = tmp_path / "lstm.npz"
+    np.savez(path, **{name: array for name, array in (arrays | changes).items() if array is not None})  # type: ignore[arg-type]
+
+    with pytest.raises(WeightsError, match=message):
+        LstmWeights.load(path)
+
+
+def test_windows_touching_gaps_are_left_out() -> None:
+    load = np.arange(300.0)
+    load[150] = np.nan
+
+    cut = cut_windows(load, 5)
+
+    assert not np.isnan(cut.histories_rps).any()
+    assert cut.peaks_rps.tolist() == [139.0, 144.0, 149.0, 294.0, 299.0]
+    assert cut.histories_rps[3, 0] == 155.0
+    assert len(cut_windows(load[:139], 5)) == 0
+
+
+def test_thinning_and_thickening_keep_gaps_and_scale_the_mean() -> None:
+    rng = np.random.default_rng(3)
+    load = noisy(np.full(50_000, 60.0))
+    load[1000:1100] = np.nan
+
+    thin, thick = thinned(load, 12, rng), thickened(load, 4, rng)
+
+    assert np.isnan(thin[1000:1100]).all()
+    assert np.isnan(thick[1000:1100]).all()
+    assert np.nanmean(thin) == pytest.approx(5.0, rel=0.02)
+    assert np.nanvar(thin) == pytest.approx(5.0, rel=0.05)
+    assert np.nanmean(thick) == pytest.approx(240.0, rel=0.02)
+    assert drawn_shapes(1234, rng).shape == (1234,)
+
+
+def test_evaluate_ends_with_one_line_of_json_and_its_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "load.csv"
+    path.write_text("rps\n" + "\n".join(f"{count:.0f}" for count in plateaus(8000, 20, 90) + 1) + "\n")
+
+    code = main(["--trace", str(path), "--factors", "1,8"])
+
+    line = capsys.readouterr().out.strip()
+    assert line.startswith('{"name":"forecast-accuracy","figures":{"windows_at_1_1":')
+    assert code == int('"holds":false' in line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--factors", "0"], "--factors 0: expected numbers above 0, such as 1,8,30"),
+        (["--factors", "x"], "--factors x: expected numbers above 0"),
+        ([], "only 1 windows to fit AR(12) and 0 to score; at least 20"),
+    ],
+)
+def test_evaluate_refuses_what_it_cannot_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    path = tmp_path / "load.csv"
+    path.write_text("rps\n" + "5\n" * 190)
+
+    with pytest.raises(SystemExit) as ended:
+        main(["--trace", str(path), *arguments])
+
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

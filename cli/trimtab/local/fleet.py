@@ -188,7 +188,7 @@ class Fleet:
         words = site.folder / "logs" / f"{name}.log"
         process = ReplicaProcess(
             folder,
-            site.folder / "logs" / f"{name}.log",
+            words,
             lambda ports: self._ready(name, ports),
             lambda: self._end(name),
         )

@@ -1,4 +1,4 @@
-"""Which variants one replica loads: all of its stage where memory allows, so that changing them starts nothing. Pure."""
+"""Which variants one replica loads: all of its stage where memory allows; changing them then starts nothing. Pure."""
 
 from trimtab_pipelines.spec import InferencePipeline, Stage
 

@@ -1,0 +1,52 @@
+"""All verbs of the command line, and what becomes of their errors."""
+
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+
+from trimtab.local.processes import StartError
+from trimtab.local.router_client import RouterUnreachable
+from trimtab.verbs import compare, demo, load, plan, profile, report, status, up
+from trimtab_adapter.decide import PlanningError
+from trimtab_loadtester.load import LoadError
+from trimtab_pipelines.documents import DocumentError
+from trimtab_predictor.trace import TraceError
+from trimtab_profiler.replica import ProfileError
+
+USERS_FAULT = (DocumentError, LoadError, TraceError)
+FAILURES = (StartError, RouterUnreachable, ProfileError, PlanningError, OSError, ValueError)
+
+app = typer.Typer(
+    name="trimtab",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Serves multi-stage machine-learning pipelines, adapting variants, batch sizes and replicas to the load.",
+)
+for verb in (up, load, profile, plan, compare, report, status, demo):
+    app.command(verb.__name__.rpartition(".")[2])(verb.command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        code = app(args=list(arguments), prog_name="trimtab", standalone_mode=False)
+    except click.exceptions.Abort:
+        return _fail("interrupted", 130)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except USERS_FAULT as error:
+        return _fail(str(error), 2)
+    except FAILURES as error:
+        return _fail(str(error) or type(error).__name__, 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"trimtab: {message}\n")
+    return code

@@ -1,0 +1,107 @@
+"""What a run looks like in the terminal while it goes on: a table that stays in place, or plain lines in a log."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from trimtab.session import Session
+from trimtab.timeline import StageSample, Window, stage_lines
+from trimtab_pipelines.plan import PipelinePlan, StagePlan
+
+PLAIN_EVERY_SAMPLES = 10
+
+
+@contextmanager
+def watching(session: Session, console: Console) -> Iterator[None]:
+    """Show the session while the block runs."""
+    window = Window()
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False, transient=True) as screen:
+            session.on_ready = lambda s: console.print(ready_line(s))
+            session.on_sample = lambda s: screen.update(_page(s, window), refresh=True)
+            yield
+    else:
+        session.on_ready = lambda s: console.print(ready_line(s))
+        session.on_sample = lambda s: _tell(s, window, console)
+        yield
+
+
+def ready_line(session: Session) -> str:
+    """Say where the pipeline is served."""
+    local = session.local
+    name, seconds = local.pipeline.name, session.ready_seconds
+    rest = f"http://127.0.0.1:{local.rest_port}/v2/models/{name}/infer"
+    return f"{name} is ready after {seconds:.1f} s: {rest}, gRPC 127.0.0.1:{local.grpc_port}"
+
+
+def _page(session: Session, window: Window) -> Group:
+    window.add(session.samples[-1])
+    plan = session.local.plan
+    lines = [Text(_load_line(session, window), style="bold"), Text(_outcome_line(session))]
+    if plan is not None:
+        lines.append(Text(_plan_line(plan), style="dim"))
+    lines += [
+        Text(f"! {fault.what} {fault.detail.splitlines()[0] if fault.detail else ''}", style="red")
+        for fault in session.local.faults[-3:]
+    ]
+    return Group(*lines, _stages(session, plan))
+
+
+def _stages(session: Session, plan: PipelinePlan | None) -> Table:
+    table = Table("stage", "variant", "batch", "replicas", "queue", "accuracy", box=None, pad_edge=False)
+    planned = {stage.name: stage for stage in plan.spec.stages} if plan else {}
+    for name, stage in session.samples[-1].stages.items():
+        table.add_row(*_row(name, stage, planned.get(name)))
+    return table
+
+
+def _row(name: str, stage: StageSample, plan: StagePlan | None) -> tuple[str, ...]:
+    if plan is None:
+        return name, stage.variant, str(stage.batch_size), str(stage.ready_replicas), str(stage.queue_rows), ""
+    variant = stage.variant if stage.variant == plan.variant else f"{stage.variant} → {plan.variant}"
+    replicas = f"{stage.ready_replicas}/{plan.replicas}"
+    return name, variant, str(stage.batch_size), replicas, str(stage.queue_rows), f"{plan.accuracy:.3f}"
+
+
+def _load_line(session: Session, window: Window) -> str:
+    plan, progress = session.local.plan, session.progress
+    forecast = plan.spec.forecast if plan else None
+    parts = [f"load {window.rps:.1f} requests/s"]
+    if forecast is not None:
+        parts.append(f"planned for {forecast.peak_rps:.1f} ({forecast.source})")
+    p50, p99 = window.latency_seconds(0.5), window.latency_seconds(0.99)
+    if p50 is not None and p99 is not None:
+        slo = session.local.pipeline.spec.slo.latency_seconds
+        parts.append(f"p50 ≤ {1000 * p50:.0f} ms, p99 ≤ {1000 * p99:.0f} ms of {1000 * slo:.0f}")
+    parts.append(f"cores {session.samples[-1].cores:g}/{session.local.pipeline.spec.budget.cores:g}")
+    if progress is not None:
+        parts.append(
+            f"{min(progress.elapsed_seconds, progress.duration_seconds):.0f}/{progress.duration_seconds:.0f} s"
+        )
+    return " · ".join(parts)
+
+
+def _outcome_line(session: Session) -> str:
+    counters = session.samples[-1].counters
+    parts = [f"received {counters.received}", *(f"{name} {count}" for name, count in counters.outcomes.items())]
+    if counters.accuracy_count:
+        parts.append(f"expected accuracy of the answers {counters.accuracy_sum / counters.accuracy_count:.4f}")
+    return " · ".join(parts)
+
+
+def _plan_line(plan: PipelinePlan) -> str:
+    reason = "" if plan.spec.feasible else f" [{plan.spec.reason}]"
+    return f"plan {plan.spec.generation}{reason}: {plan.spec.explanation.change or 'as given'}"
+
+
+def _tell(session: Session, window: Window, console: Console) -> None:
+    window.add(session.samples[-1])
+    if len(session.samples) % PLAIN_EVERY_SAMPLES != 1:
+        return
+    plan = session.local.plan
+    running = ", ".join(f"{stage}: {line}" for stage, line in stage_lines(plan).items()) if plan else "no plan yet"
+    console.print(f"{_load_line(session, window)} · {running}", soft_wrap=True, highlight=False)

@@ -1,0 +1,83 @@
+"""Which profile to plan with: the one beside the pipeline if it is of this machine, else one measured here."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trimtab_pipelines.documents import DocumentError, load_profiles
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_profiler.hardware import this_machine
+from trimtab_profiler.profile import PROFILE_FILE, OnProgress, ProfileOptions, profile, write_profiles
+
+CACHE_VARIABLE = "TRIMTAB_CACHE"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileChoice:
+    """The file to plan with, and in a few words why this one."""
+
+    path: Path
+    why: str
+
+
+def cache_folder() -> Path:
+    """Where profiles measured here are kept."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "trimtab")
+
+
+def usable(profiles: Mapping[str, ModelProfile], pipeline: InferencePipeline) -> str:
+    """Say why these profiles cannot be used here; empty where they can."""
+    machine = this_machine()
+    for stage in pipeline.spec.stages:
+        found = profiles.get(stage.name)
+        if found is None:
+            return f"it has no profile of stage {stage.name}"
+        hardware = found.spec.hardware
+        if (hardware.processor, hardware.node_cores) != (machine.processor, machine.node_cores):
+            return f"it was measured on {hardware.node_cores} × {hardware.processor}"
+        for variant in stage.variants:
+            if not any(point.variant == variant.name for point in found.spec.points):
+                return f"it has no variant {variant.name} of stage {stage.name}"
+    return ""
+
+
+def existing(pipeline_file: Path, pipeline: InferencePipeline, chosen: Path | None) -> ProfileChoice | None:
+    """Find a profile that needs no measuring; None where there is none for this machine.
+
+    Raises:
+        DocumentError: the chosen file cannot be used. One for other hardware can: the user said so.
+    """
+    if chosen is not None:
+        missing = {stage.name for stage in pipeline.spec.stages} - load_profiles(chosen).keys()
+        if missing:
+            raise DocumentError(f"{chosen}: no profile of stage {', '.join(sorted(missing))}")
+        return ProfileChoice(chosen, "as asked")
+    for path, why in (
+        (_folder(pipeline_file) / PROFILE_FILE, "measured on this kind of machine"),
+        (_cached(pipeline_file) / PROFILE_FILE, "measured here before"),
+    ):
+        if path.exists() and not usable(load_profiles(path), pipeline):
+            return ProfileChoice(path, why)
+    return None
+
+
+async def measured(pipeline_file: Path, pipeline: InferencePipeline, on_progress: OnProgress) -> ProfileChoice:
+    """Measure quickly, and keep what was found for the next time; raises ProfileError."""
+    found = await profile(pipeline, _folder(pipeline_file), ProfileOptions.quick(pipeline), on_progress)
+    return ProfileChoice(write_profiles(found, _cached(pipeline_file)), "measured here just now")
+
+
+def _folder(pipeline_file: Path) -> Path:
+    path = pipeline_file.resolve()
+    return path if path.is_dir() else path.parent
+
+
+def _cached(pipeline_file: Path) -> Path:
+    """Name a folder by the pipeline as written and the machine."""
+    path = pipeline_file.resolve()
+    written = (path / "pipeline.yaml" if path.is_dir() else path).read_bytes()
+    machine = this_machine().model_dump_json().encode()
+    return cache_folder() / "profiles" / hashlib.sha256(written + machine).hexdigest()[:16]

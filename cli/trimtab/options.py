@@ -1,0 +1,46 @@
+"""Options several verbs share, in the same words everywhere."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from trimtab.local.loading import LoadOrder
+from trimtab_loadtester.load import LoadError
+
+PipelineArgument = Annotated[Path, typer.Argument(metavar="PIPELINE", help="pipeline.yaml, or the folder it is in")]
+TraceOption = Annotated[Path | None, typer.Option("--trace", help="Load: requests of each second, a .csv or .csv.gz")]
+LoadOption = Annotated[
+    str | None,
+    typer.Option("--load", help="Load: constant:20, step:5,40@60, steps:5x30,20x30 or generated:low=4,high=40,seed=1"),
+]
+SpeedUpOption = Annotated[float, typer.Option("--speed-up", help="Play the trace this many times faster, same rates")]
+ScaleOption = Annotated[float, typer.Option("--scale", help="Multiply the trace's rates")]
+DurationOption = Annotated[float | None, typer.Option("--duration", help="Seconds; default: the load's own length")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Of arrivals and payloads")]
+ReportOption = Annotated[Path | None, typer.Option("--report", help="Write an HTML report of the run")]
+ProfilesOption = Annotated[
+    Path | None,
+    typer.Option("--profiles", help="Profile to plan with; default: beside the pipeline, else measured here"),
+]
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def load_order(  # noqa: PLR0913, PLR0917  (one for each option)
+    load: str | None,
+    trace: Path | None,
+    speed_up: float,
+    scale: float,
+    duration_seconds: float | None,
+    seed: int,
+) -> LoadOrder | None:
+    """Read the load options; None where none is asked for. Raises LoadError or TraceError before anything starts."""
+    if load is not None and trace is not None:
+        raise LoadError("give --load or --trace, not both")
+    if load is None and trace is None:
+        return None
+    order = LoadOrder(load, trace, speed_up, scale, duration_seconds, seed)
+    order.spec().rates(duration_seconds)
+    return order

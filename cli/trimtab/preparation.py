@@ -1,0 +1,65 @@
+"""What every run needs before it starts: the pipeline with its weights in place, and profiles to plan with."""
+
+import asyncio
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from trimtab.local import profiles
+from trimtab_model_servers.settings import resolve_uri
+from trimtab_pipelines.documents import DocumentError, load_pipeline
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_profiler.profile import Progress as Measured
+
+
+def prepare(pipeline_file: Path) -> InferencePipeline:
+    """Read the pipeline; raise DocumentError where weights kept in files are missing."""
+    pipeline = load_pipeline(pipeline_file)
+    folder = pipeline_file.resolve()
+    folder = folder if folder.is_dir() else folder.parent
+    for stage in pipeline.spec.stages:
+        for variant in stage.variants:
+            parts = urlsplit(resolve_uri(variant.storage_uri, folder))
+            path = Path(url2pathname(parts.path)) if parts.scheme in ("", "file") else None
+            if path is not None and not path.exists():
+                where = f"{pipeline_file}: stage {stage.name}, variant {variant.name}: storageUri {variant.storage_uri}"
+                raise DocumentError(f"{where}: there is no {path}")
+    return pipeline
+
+
+def choose_profiles(pipeline_file: Path, pipeline: InferencePipeline, chosen: Path | None, console: Console) -> Path:
+    """Find the profile to plan with, measuring where there is none for this machine."""
+    choice = profiles.existing(pipeline_file, pipeline, chosen)
+    if choice is None:
+        console.print(f"no profile of {pipeline.name} for this machine yet: measuring, once")
+        with measuring(console) as show:
+            choice = asyncio.run(profiles.measured(pipeline_file, pipeline, show))
+    console.print(f"profile {choice.path} ({choice.why})")
+    return choice.path
+
+
+class measuring:  # noqa: N801  (reads as the statement it is)
+    """A progress bar for measurements while the block runs."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console)
+        self._task = self._bar.add_task("loading the first models", total=None)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, measured: Measured) -> None:
+        """Show one more measurement."""
+        m = measured.measurement
+        took = f"batch {m.batch_size}: {1000 * m.latency_seconds_p50:.2f} ms, {m.throughput_rps:.0f} rows/s"
+        words = f"{measured.stage} {measured.variant} {took}"
+        self._bar.update(self._task, total=measured.total, completed=measured.done, description=words)

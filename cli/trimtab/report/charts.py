@@ -1,0 +1,188 @@
+"""The report's charts. Lines differ in dash and width as well as in colour, so that they read in grey scale too."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from trimtab.report import series
+from trimtab.report.series import Curve
+from trimtab.timeline import Run
+
+BLUE, ORANGE, GREY, RED = "#3f7fd9", "#e08a2e", "#868d98", "#cf4b4b"
+RUN_COLOURS = (BLUE, GREY, ORANGE)
+RUN_DASHES = ("solid", "dot", "dash")
+REASON_COLOURS = ("#cf4b4b", "#e08a2e", "#8a6fc9", "#5a9a6a", "#868d98", "#b08a5a")
+REASON_PATTERNS = ("", "/", "x", ".", "-", "+")
+HEIGHT = 260
+_GRID = "rgba(134,141,152,0.25)"
+
+
+def load_chart(run: Run) -> go.Figure:
+    """Requests per second, and what was planned for."""
+    figure = _figure(run, "requests per second")
+    _line(
+        figure, series.observed_load(run), "received", BLUE, width=1.6, fill="tozeroy", fillcolor="rgba(63,127,217,.15)"
+    )
+    planned, sources = series.planned_load(run)
+    name = "planned for" + (f" ({', '.join(sorted(set(sources)))})" if sources else "")
+    _line(figure, planned, name, ORANGE, width=2.2, dash="dash", shape="hv")
+    return figure
+
+
+def stage_chart(run: Run, stage: str) -> go.Figure:
+    """What a stage ran: the variant, lightest at the bottom, its batch size, and its replicas."""
+    variants = sorted(run.pipeline.spec.stage(stage).variants, key=lambda v: (v.accuracy, v.name))
+    names = [variant.name for variant in variants]
+    figure = make_subplots(rows=3, shared_xaxes=True, vertical_spacing=0.07, row_heights=[0.5, 0.25, 0.25])
+    found = series.stretches(run, stage)
+    at = np.array([moment for stretch in found for moment in (stretch.start, stretch.end)])
+    rows: list[tuple[str, list[Any], str, float]] = [
+        ("variant", [s.stage.variant for s in found for _ in range(2)], BLUE, 4.0),
+        ("batch size", [s.stage.batch_size for s in found for _ in range(2)], ORANGE, 2.0),
+        ("replicas ready", [s.stage.ready_replicas for s in found for _ in range(2)], GREY, 2.0),
+    ]
+    for row, (name, values, colour, width) in enumerate(rows, 1):
+        trace = go.Scatter(x=at, y=values, name=name, mode="lines", line={"color": colour, "width": width})
+        figure.add_trace(trace, row=row, col=1)
+        figure.update_yaxes(title_text=name, row=row, col=1)
+    figure.update_yaxes(categoryorder="array", categoryarray=names, range=[-0.5, len(names) - 0.5], row=1, col=1)
+    figure.update_yaxes(rangemode="tozero", nticks=4, row=2, col=1)
+    figure.update_yaxes(rangemode="tozero", nticks=4, dtick=_whole_steps(found), row=3, col=1)
+    _dress(figure, run, height=HEIGHT + 60 + 14 * len(names), legend=False)
+    figure.update_xaxes(title_text="", row=1, col=1)
+    figure.update_xaxes(title_text="", row=2, col=1)
+    return figure
+
+
+def latency_chart(run: Run) -> go.Figure:
+    """Latency percentiles against the promise."""
+    figure = _figure(run, "milliseconds")
+    middle, high = series.latencies(run, (0.5, 0.99))
+    _line(figure, _scaled(high, 1000), "p99", BLUE, width=2.2)
+    _line(figure, _scaled(middle, 1000), "median", GREY, width=1.8, dash="dot")
+    slo_ms = 1000 * run.pipeline.spec.slo.latency_seconds
+    figure.add_hline(y=slo_ms, line={"color": RED, "width": 1.6, "dash": "dash"})
+    words = f"SLO {slo_ms:g} ms"
+    figure.add_annotation(x=1, xref="paper", y=slo_ms, text=words, showarrow=False, xanchor="right", yanchor="bottom")
+    known = high.value[~np.isnan(high.value)]
+    top = max(slo_ms, 1000 * float(known.max()) if known.size else 0.0)
+    figure.update_yaxes(range=[0, 1.15 * top])
+    return figure
+
+
+def lost_chart(run: Run) -> go.Figure | None:
+    """What was not answered in time, by reason; None where nothing was lost."""
+    curves = series.lost(run)
+    if not curves:
+        return None
+    figure = _figure(run, "requests")
+    for n, (reason, curve) in enumerate(curves.items()):
+        colour = REASON_COLOURS[n % len(REASON_COLOURS)]
+        marker = {
+            "color": colour,
+            "pattern": {"shape": REASON_PATTERNS[n % len(REASON_PATTERNS)]},
+            "line": {"width": 0},
+        }
+        figure.add_trace(go.Bar(x=curve.at, y=curve.value, name=reason, marker=marker))
+    figure.update_layout(barmode="stack", bargap=0.05, showlegend=True)
+    return figure
+
+
+def accuracy_chart(run: Run) -> go.Figure:
+    """Accuracy the plans promised for the answers, and what was right of them."""
+    figure = _figure(run, "accuracy")
+    expected, measured = series.accuracies(run)
+    _line(figure, expected, "expected", ORANGE, width=2.2, dash="dash")
+    _line(figure, measured, "measured on the answers", BLUE, width=1.6, mode="lines+markers")
+    return figure
+
+
+def cores_chart(run: Run) -> go.Figure:
+    """Cores reserved and used, against the budget."""
+    figure = _figure(run, "cores")
+    reserved, busy = series.cores(run)
+    _line(figure, reserved, "reserved by replicas", BLUE, width=2.2, shape="hv")
+    _line(figure, busy, "used by their processes", GREY, width=1.6, dash="dot")
+    budget = run.pipeline.spec.budget
+    figure.add_hline(y=budget.cores, line={"color": RED, "width": 1.6, "dash": "dash"})
+    words = f"budget {budget.cores:g}" + (f" (+{budget.surge_cores:g} while changing)" if budget.surge_cores else "")
+    figure.add_annotation(
+        x=1, xref="paper", y=budget.cores, text=words, showarrow=False, xanchor="right", yanchor="bottom"
+    )
+    top = max([budget.cores + budget.surge_cores, *reserved.value, *busy.value])
+    figure.update_yaxes(range=[0, 1.2 * top])
+    return figure
+
+
+def comparison_charts(runs: Sequence[Run]) -> list[tuple[str, go.Figure]]:
+    """Accuracy and p99 of several runs of the same load, in one chart each."""
+    accuracy, latency = _figure(runs[0], "measured accuracy"), _figure(runs[0], "milliseconds")
+    for run, colour, dash in zip(runs, RUN_COLOURS, RUN_DASHES, strict=False):
+        _line(accuracy, series.accuracies(run)[1], run.title, colour, width=2.2, dash=dash)
+        (high,) = series.latencies(run, (0.99,))
+        _line(latency, _scaled(high, 1000), run.title, colour, width=2.2, dash=dash)
+    slo_ms = 1000 * runs[0].pipeline.spec.slo.latency_seconds
+    latency.add_hline(y=slo_ms, line={"color": RED, "width": 1.6, "dash": "dash"})
+    return [("Accuracy of the answers", accuracy), (f"p99 latency; dashed red is the SLO, {slo_ms:g} ms", latency)]
+
+
+def _figure(run: Run, unit: str) -> go.Figure:
+    figure = go.Figure()
+    _dress(figure, run, height=HEIGHT, legend=True)
+    figure.update_yaxes(
+        title_text=unit, rangemode="tozero" if unit not in ("accuracy", "measured accuracy") else "normal"
+    )
+    return figure
+
+
+def _dress(figure: go.Figure, run: Run, *, height: int, legend: bool) -> None:
+    length = max(series.seconds(run), 1.0)
+    figure.update_layout(
+        height=height,
+        margin={"l": 96, "r": 24, "t": 34 if legend else 10, "b": 40},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, sans-serif", "size": 13, "color": GREY},
+        showlegend=legend,
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        hovermode="x unified",
+    )
+    figure.update_xaxes(range=[0, length], gridcolor=_GRID, zeroline=False, automargin=False)
+    figure.update_xaxes(title_text="seconds", title_standoff=6)
+    figure.update_yaxes(gridcolor=_GRID, zeroline=False, automargin=False, title_standoff=8)
+    _mark_faults(figure, run)
+
+
+def _mark_faults(figure: go.Figure, run: Run) -> None:
+    for fault in run.faults:
+        at = fault.at - run.started_at
+        if 0 <= at <= series.seconds(run):
+            figure.add_vline(x=at, line={"color": RED, "width": 1, "dash": "dot"}, opacity=0.6)
+
+
+def _line(  # noqa: PLR0913  (what plotly calls a line)
+    figure: go.Figure,
+    curve: Curve,
+    name: str,
+    colour: str,
+    *,
+    width: float,
+    dash: str = "solid",
+    shape: str = "linear",
+    mode: str = "lines",
+    **more: Any,
+) -> None:
+    line = {"color": colour, "width": width, "dash": dash, "shape": shape}
+    trace = go.Scatter(x=curve.at, y=curve.value, name=name, mode=mode, line=line, marker={"size": 4}, **more)
+    figure.add_trace(trace)
+
+
+def _scaled(curve: Curve, factor: float) -> Curve:
+    return Curve(curve.at, curve.value * factor)
+
+
+def _whole_steps(found: Sequence[series.Stretch]) -> int:
+    return max(1, -(-max((s.stage.ready_replicas for s in found), default=1) // 4))

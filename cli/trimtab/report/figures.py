@@ -1,0 +1,117 @@
+"""The run in figures: what the cards, the terminal summary and the last line of a command show. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimtab.report import series
+from trimtab.timeline import Run
+from trimtab_loadtester.outcome import RequestOutcome
+
+LOAD_WINDOW_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of one run; NaN where nothing was measured."""
+
+    received: int
+    outcomes: Mapping[str, int]
+    slo_fraction: float
+    expected_accuracy: float
+    measured_accuracy: float
+    p50_seconds: float
+    p99_seconds: float
+    mean_cores: float
+    most_cores: float
+    plan_changes: int
+    variant_changes: Mapping[str, int]
+    load_low_rps: float
+    load_high_rps: float
+
+    @property
+    def accounted(self) -> bool:
+        """Whether every request received has exactly one outcome."""
+        return self.received == sum(self.outcomes.values())
+
+    @property
+    def load_ratio(self) -> float:
+        """Greatest over least load, each over five seconds."""
+        return self.load_high_rps / max(self.load_low_rps, 0.2)
+
+    @property
+    def accuracy_gap(self) -> float:
+        """Distance between expected and measured accuracy."""
+        return abs(self.measured_accuracy - self.expected_accuracy)
+
+
+def figures_of(run: Run) -> Figures:
+    """Compute the figures of a run."""
+    reserved, _ = series.cores(run)
+    low, high = _load_range(run)
+    quantiles = _quantiles(run)
+    received, outcomes = _outcomes(run)
+    expected, measured = _accuracies(run)
+    return Figures(
+        received=received,
+        outcomes=outcomes,
+        slo_fraction=outcomes.get("ok", 0) / received if received else math.nan,
+        expected_accuracy=expected,
+        measured_accuracy=measured,
+        p50_seconds=quantiles[0],
+        p99_seconds=quantiles[1],
+        mean_cores=float(reserved.value.mean()) if reserved.value.size else math.nan,
+        most_cores=float(reserved.value.max()) if reserved.value.size else math.nan,
+        plan_changes=len(run.changes),
+        variant_changes=run.variant_changes(),
+        load_low_rps=low,
+        load_high_rps=high,
+    )
+
+
+def _outcomes(run: Run) -> tuple[int, Mapping[str, int]]:
+    if run.results is not None:
+        counts = {outcome.name.lower(): run.results.count(outcome) for outcome in RequestOutcome}
+        return len(run.results.records), counts
+    if not run.samples:
+        return 0, {}
+    last = run.samples[-1].counters
+    return last.received, dict(last.outcomes)
+
+
+def _accuracies(run: Run) -> tuple[float, float]:
+    if run.results is not None:
+        summary = run.results.summary()
+        return _number(summary["expected_accuracy"]), _number(summary["measured_accuracy"])
+    counters = run.samples[-1].counters if run.samples else None
+    if counters is None or not counters.accuracy_count:
+        return math.nan, math.nan
+    return counters.accuracy_sum / counters.accuracy_count, math.nan
+
+
+def _quantiles(run: Run) -> tuple[float, float]:
+    if run.results is not None:
+        found = run.results.latency_percentiles()
+        return found.get("p50", math.nan), found.get("p99", math.nan)
+    buckets = run.samples[-1].counters.latency_buckets if run.samples else {}
+    edges = sorted(buckets)
+    counts = np.array([buckets[edge] for edge in edges])
+    if not edges or not counts[-1]:
+        return math.nan, math.nan
+    p50, p99 = (edges[int(np.searchsorted(counts, q * counts[-1]))] for q in (0.5, 0.99))
+    return p50, p99
+
+
+def _load_range(run: Run) -> tuple[float, float]:
+    load = series.observed_load(run).value
+    if not load.size:
+        return math.nan, math.nan
+    width = min(LOAD_WINDOW_SECONDS, load.size)
+    smooth = np.convolve(load, np.ones(width) / width, mode="valid")
+    return float(smooth.min()), float(smooth.max())
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,148 @@
+"""The report as one HTML file that needs nothing else: no network, no other file."""
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+import plotly.graph_objects as go
+import plotly.io
+from plotly.offline import get_plotlyjs
+
+from trimtab.report import charts, series
+from trimtab.report.summary import COMPARED, Card, cards, comparison_rows
+from trimtab.timeline import Run, stage_lines
+from trimtab_pipelines.documents import write_atomically
+
+Charts = dict[str, go.Figure]
+
+
+def write_report(path: Path, runs: Sequence[Run]) -> None:
+    """Write the page of a run; where there are several, the first is compared with the others."""
+    write_atomically(path, render(runs))
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Return the page as HTML."""
+    drawn: Charts = {}
+    run = runs[0]
+    body = [_head(run), _cards(cards(run))]
+    if len(runs) > 1:
+        body.append(_comparison(runs, drawn))
+    body += [
+        *_sections(run, drawn),
+        _changes(run),
+        _faults(run),
+        "<footer>Drag over a chart to look closer, double-click to see all of it.</footer>",
+    ]
+    return _page(f"{run.title} · Trimtab", "\n".join(filter(None, body)), drawn)
+
+
+def _head(run: Run) -> str:
+    began = datetime.fromtimestamp(run.started_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    load = f"load {run.results.facts.load}, " if run.results else ""
+    stages = " → ".join(stage.name for stage in run.pipeline.spec.order)
+    lead = f"{stages} · {load}{series.seconds(run):.0f} s from {began} · ready after {run.ready_seconds:.1f} s"
+    return f"<h1>{escape(run.title)}</h1><p class='lead'>{escape(lead)}</p>"
+
+
+def _cards(shown: Iterable[Card]) -> str:
+    return f"<div class='cards'>{''.join(map(_card, shown))}</div>"
+
+
+def _card(card: Card) -> str:
+    mark = {None: "", True: "<span class='yes'>✓</span> ", False: "<span class='no'>✗</span> "}[card.holds]
+    inner = f"<div class='label'>{escape(card.label)}</div><div class='value'>{mark}{escape(card.value)}</div>"
+    return f"<div class='card'>{inner}<div class='detail'>{escape(card.detail)}</div></div>"
+
+
+def _sections(run: Run, drawn: Charts) -> list[str]:
+    sections = [
+        _section(
+            "Load", "What came in each second, and the peak each plan was made for.", charts.load_chart(run), drawn
+        )
+    ]
+    for stage in run.pipeline.spec.order:
+        note = "Variants stand in order of their accuracy; as the router saw them, second by second."
+        sections.append(_section(f"Stage {stage.name}", note, charts.stage_chart(run, stage.name), drawn))
+    sections.append(
+        _section(
+            "Latency",
+            "From the scheduled arrival to the answer, of the answers given.",
+            charts.latency_chart(run),
+            drawn,
+        )
+    )
+    lost = charts.lost_chart(run)
+    note = "Requests by the time they were due." if lost else "Every request was answered in time."
+    sections.append(_section("Not answered in time", note, lost, drawn))
+    note = "Expected: product of the accuracies of the variants that served each answer. Measured: answers compared with the truth."
+    sections.append(_section("Accuracy", note, charts.accuracy_chart(run), drawn))
+    sections.append(
+        _section("Cores", "What replicas had reserved, and what their processes used.", charts.cores_chart(run), drawn)
+    )
+    return sections
+
+
+def _section(title: str, note: str, chart: go.Figure | None, drawn: Charts) -> str:
+    box = ""
+    if chart is not None:
+        name = f"chart-{len(drawn)}"
+        drawn[name] = chart
+        box = f"<div id='{name}' style='height:{int(chart.layout.height)}px'></div>"
+    return f"<section><h2>{escape(title)}</h2><p class='note'>{escape(note)}</p>{box}</section>"
+
+
+def _comparison(runs: Sequence[Run], drawn: Charts) -> str:
+    table = _table(COMPARED, comparison_rows(runs), numbers=range(1, len(COMPARED)))
+    drawings = "".join(_section(title, "", chart, drawn) for title, chart in charts.comparison_charts(runs))
+    note = "The same arrivals and payloads, one run after the other, on the same cores."
+    return f"<section><h2>Compared</h2><p class='note'>{note}</p>{table}</section>{drawings}"
+
+
+def _changes(run: Run) -> str:
+    rows = []
+    for at, plan in series.change_rows(run):
+        running = "; ".join(f"{stage}: {line}" for stage, line in stage_lines(plan).items())
+        peak = f"{plan.spec.forecast.peak_rps:.1f}" if plan.spec.forecast else ""
+        reason = plan.spec.explanation.change or plan.spec.reason
+        if not plan.spec.feasible:
+            reason = f"{reason} ({plan.spec.reason})"
+        rows.append((f"{at:.0f} s", str(plan.spec.generation), peak, running, reason))
+    if not rows:
+        return "<section><h2>Plan changes</h2><p class='note'>None.</p></section>"
+    table = _table(("at", "plan", "planned for", "what runs", "why"), rows, numbers=range(3))
+    return f"<section><h2>Plan changes</h2>{table}</section>"
+
+
+def _faults(run: Run) -> str:
+    if not run.faults:
+        return ""
+    rows = [(f"{fault.at - run.started_at:.1f} s", fault.what, fault.detail) for fault in run.faults]
+    note = "Processes that ended unasked; each was started again. Dotted red lines mark them in the charts."
+    return f"<section><h2>Faults</h2><p class='note'>{note}</p>{_table(('at', 'what', 'detail'), rows, range(1))}</section>"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: range) -> str:
+    kind = ["number" if n in numbers else "text" for n in range(len(heads))]
+    head = "".join(f"<th class='{k}'>{escape(h)}</th>" for k, h in zip(kind, heads, strict=True))
+    lines = ("".join(f"<td class='{k}'>{escape(c)}</td>" for k, c in zip(kind, row, strict=True)) for row in rows)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _page(title: str, body: str, drawn: Charts) -> str:
+    data = {name: json.loads(plotly.io.to_json(chart)) for name, chart in drawn.items()}
+    for chart in data.values():
+        chart["layout"].pop("template", None)
+    here = files("trimtab.report")
+    written = json.dumps(data).replace("</", "<\\/")
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{escape(title)}</title><style>{(here / 'page.css').read_text()}</style></head>"
+        f"<body><main>{body}</main>"
+        f"<script type='application/json' id='charts'>{written}</script>"
+        f"<script>{get_plotlyjs()}</script><script>{(here / 'page.js').read_text()}</script></body></html>\n"
+    )

@@ -1,0 +1,172 @@
+"""Shell: one run from start to end: supervisor, load, a sample every second, and the record of it all."""
+
+import asyncio
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trimtab.local.loading import LoadOrder, LoadProcess
+from trimtab.local.router_client import RouterUnreachable
+from trimtab.local.supervisor import Setup, Supervisor
+from trimtab.timeline import Run, Sample, StageSample, read_decisions
+from trimtab_loadtester.attack import Progress
+from trimtab_loadtester.results import Results
+
+SAMPLE_SECONDS = 1.0
+Disturb = Callable[[Supervisor], Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True)
+class Session:
+    """A run under way, for whoever watches.
+
+    Attributes:
+        title: what the run is called.
+        setup: what runs.
+        load: what is sent; None leaves that to others.
+        duration_seconds: when to stop without a load; None means when told to.
+        on_ready: called once the first plan is true.
+        on_sample: called after each sample.
+        disturb: run beside the load, to break things.
+    """
+
+    title: str
+    setup: Setup
+    load: LoadOrder | None = None
+    duration_seconds: float | None = None
+    on_ready: Callable[["Session"], None] = lambda _: None
+    on_sample: Callable[["Session"], None] = lambda _: None
+    disturb: Disturb | None = None
+    local: Supervisor = field(init=False)
+    samples: list[Sample] = field(default_factory=list)
+    progress: Progress | None = None
+    interrupted: bool = False
+    ready_seconds: float = 0.0
+    _cpu_seconds: dict[int, float] = field(default_factory=dict)
+
+    async def run(self) -> Run:
+        """Start, serve, stop, and return the record; SIGINT and SIGTERM end it early, and cleanly.
+
+        Raises:
+            StartError: something did not come up.
+            DocumentError: the pipeline or the plan cannot be used.
+        """
+        self.local = Supervisor(self.setup)
+        started = time.monotonic()
+        interruption = asyncio.Event()
+        with _signals(interruption):
+            serving = asyncio.create_task(self._serve(started))
+            interrupted = asyncio.create_task(interruption.wait())
+            await asyncio.wait({serving, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+            self.interrupted = not serving.done()
+            interrupted.cancel()
+            if self.interrupted:
+                serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving
+        results = None if self.interrupted else serving.result()
+        plan = self.setup.plan
+        plans = read_decisions(self.local.decisions_file) or ([plan] if plan else [])
+        return Run(
+            self.title, self.local.pipeline, self.samples, plans, results, tuple(self.local.faults), self.ready_seconds
+        )
+
+    async def _serve(self, started: float) -> Results | None:
+        async with self.local as local:
+            await local.ready()
+            self.ready_seconds = time.monotonic() - started
+            self.on_ready(self)
+            sampling = asyncio.create_task(self._sample_always())
+            disturbing = asyncio.create_task(self.disturb(local)) if self.disturb else None
+            try:
+                return await self._send()
+            finally:
+                for task in filter(None, (disturbing, sampling)):
+                    task.cancel()
+                await asyncio.gather(*filter(None, (disturbing, sampling)), return_exceptions=True)
+                local.raise_failure()
+
+    async def _send(self) -> Results | None:
+        if self.load is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.Event().wait(), self.duration_seconds)
+            return None
+        port = self.local.grpc_port if self.load.wire == "gRPC" else self.local.rest_port
+        folder = self.setup.folder / "load"
+        sending = await LoadProcess.start(self.setup.pipeline_file, f"127.0.0.1:{port}", self.load, folder)
+        try:
+            async for progress in sending.progress():
+                self.progress = progress
+            return await sending.results()
+        finally:
+            await sending.stop()
+
+    async def _sample_always(self) -> None:
+        due = time.monotonic()
+        while True:
+            with suppress(RouterUnreachable):
+                self.samples.append(await self._sample())
+                self.on_sample(self)
+            due = max(due + SAMPLE_SECONDS, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
+
+    async def _sample(self) -> Sample:
+        local = self.local
+        state, counters = await local.client.state(), await local.client.counters()
+        stages = {
+            name: StageSample(stage["variant"], stage["batch_size"], stage["ready_replicas"], stage["queue_rows"])
+            for name, stage in state["stages"].items()
+        }
+        now = time.time()
+        seconds = now - self.samples[-1].at if self.samples else SAMPLE_SECONDS
+        return Sample(now, stages, local.fleet.cores, self._cores_busy(local.fleet.pids, seconds), counters)
+
+    def _cores_busy(self, pids: Mapping[str, int], seconds: float) -> float:
+        """Cores the replicas used since the last time; a new process counts from its second sample on."""
+        used = {}
+        for pid in pids.values():
+            with suppress(psutil.Error):
+                times = psutil.Process(pid).cpu_times()
+                used[pid] = times.user + times.system
+        busy = sum(after - self._cpu_seconds.get(pid, after) for pid, after in used.items())
+        self._cpu_seconds = used
+        return busy / seconds
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """A folder for one run: the one asked for, kept, or a temporary one, removed in the end."""
+
+    asked: Path | None = None
+    path: Path = field(init=False)
+
+    def __enter__(self) -> Path:
+        self.path = self.asked or Path(tempfile.mkdtemp(prefix="trimtab-"))
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        if self.asked is None:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+class _signals:  # noqa: N801  (reads as the statement it is)
+    """SIGINT and SIGTERM set the event while the block runs."""
+
+    def __init__(self, event: asyncio.Event) -> None:
+        self._event = event
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._event.set)
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)

@@ -1,0 +1,105 @@
+"""`trimtab compare`: the same load against adaptation, the lightest and the heaviest variants, on the same cores."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimtab.live import watching
+from trimtab.local.supervisor import Setup
+from trimtab.options import (
+    DurationOption,
+    LoadOption,
+    PipelineArgument,
+    ProfilesOption,
+    ScaleOption,
+    SeedOption,
+    SpeedUpOption,
+    TraceOption,
+    console,
+    load_order,
+)
+from trimtab.preparation import choose_profiles, prepare
+from trimtab.record import save
+from trimtab.report.figures import Figures, figures_of
+from trimtab.report.page import write_report
+from trimtab.report.summary import print_comparison
+from trimtab.session import RunFolder, Session
+from trimtab.timeline import Run
+from trimtab.verbs.demo import DEMO_LOAD, DEMO_SECONDS, accounting
+from trimtab_adapter.baselines import static_plan
+from trimtab_pipelines.documents import load_profiles
+from trimtab_pipelines.outcome import Outcome, bar
+
+ADAPTIVE, LIGHTEST, HEAVIEST = "adaptive", "static-lightest", "static-heaviest"
+
+
+def command(  # noqa: PLR0913, PLR0917  (one for each option)
+    pipeline: PipelineArgument,
+    load: LoadOption = None,
+    trace: TraceOption = None,
+    speed_up: SpeedUpOption = 1.0,
+    scale: ScaleOption = 1.0,
+    duration: DurationOption = None,
+    seed: SeedOption = 0,
+    profiles: ProfilesOption = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and the records")] = Path("out"),
+) -> int:
+    """Serve the same arrivals and payloads three times: adapted live, lightest and heaviest variants; compare."""
+    document = prepare(pipeline)
+    if trace is None and load is None:
+        load, duration = DEMO_LOAD, duration or DEMO_SECONDS
+    order = load_order(load, trace, speed_up, scale, duration, seed)
+    if order is None:
+        raise ValueError("no load to compare with")
+    profile_file = choose_profiles(pipeline, document, profiles, console)
+    found = load_profiles(profile_file)
+    peak_rps = float(order.spec().rates(duration).max())
+    setups = {
+        ADAPTIVE: (profile_file, None),
+        LIGHTEST: (None, static_plan(document, found, "lightest", peak_rps)),
+        HEAVIEST: (None, static_plan(document, found, "heaviest", peak_rps)),
+    }
+    runs: list[Run] = []
+    for title, (its_profile, plan) in setups.items():
+        console.print(f"[bold]{title}[/bold]")
+        with RunFolder() as where:
+            session = Session(title, Setup(pipeline, where, its_profile, plan), order)
+            with watching(session, console):
+                runs.append(asyncio.run(session.run()))
+        if session.interrupted:
+            return 130
+        save(runs[-1], out / "compare" / title)
+    print_comparison(runs, console)
+    write_report(out / "compare.html", runs)
+    console.print(f"report: {out / 'compare.html'}")
+    outcome = comparison_outcome(*map(figures_of, runs))
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+def comparison_outcome(adaptive: Figures, lightest: Figures, heaviest: Figures) -> Outcome:
+    """Judge adaptation by what lies between the two that never change."""
+    between = heaviest.measured_accuracy - lightest.measured_accuracy
+    gained = adaptive.measured_accuracy - lightest.measured_accuracy
+    share = gained / between if between > 0 else math.nan
+    values: dict[str, float | int | str | None] = {}
+    for name, figures in (("adaptive", adaptive), ("lightest", lightest), ("heaviest", heaviest)):
+        values |= {
+            f"{name}_received_requests": figures.received,
+            f"{name}_measured_accuracy": figures.measured_accuracy,
+            f"{name}_expected_accuracy": figures.expected_accuracy,
+            f"{name}_within_slo_fraction": figures.slo_fraction,
+            f"{name}_latency_p99_seconds": figures.p99_seconds,
+            f"{name}_mean_cores": figures.mean_cores,
+        }
+    bars = (
+        *accounting(adaptive),
+        bar("share of the accuracy between lightest and heaviest", share, ">=", 0.5),
+        bar("adaptive: fraction within the SLO", adaptive.slo_fraction, ">=", 0.98),
+        bar("heaviest: fraction within the SLO", heaviest.slo_fraction, "<=", 0.9),
+        bar("adaptive: |measured - expected| accuracy", adaptive.accuracy_gap, "<=", 0.02),
+    )
+    return Outcome(name="compare", figures=values, bars=bars)

@@ -1,0 +1,84 @@
+"""`trimtab demo`: the bundled pipeline under the bundled load for three minutes, with its report and its bars."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimtab.live import watching
+from trimtab.local.loading import LoadOrder
+from trimtab.local.supervisor import Setup
+from trimtab.options import SeedOption, console
+from trimtab.preparation import choose_profiles, prepare
+from trimtab.record import save
+from trimtab.report.figures import Figures, figures_of
+from trimtab.report.page import write_report
+from trimtab.report.summary import print_summary
+from trimtab.session import RunFolder, Session
+from trimtab_pipelines.outcome import Bar, Outcome, bar
+
+DEMO_SECONDS = 180.0
+DEMO_LOAD = "generated:low=4,high=40,seed=1"
+
+
+def command(
+    pipeline: Annotated[Path, typer.Argument(metavar="[PIPELINE]", help="What to serve")] = Path("pipelines/digits"),
+    load: Annotated[str, typer.Option("--load", help="What to send")] = DEMO_LOAD,
+    duration: Annotated[float, typer.Option(help="Seconds")] = DEMO_SECONDS,
+    seed: SeedOption = 0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and the record")] = Path("out"),
+) -> int:
+    """Serve the digits pipeline under a changing load, adapt it live, and show what happened."""
+    document = prepare(pipeline)
+    order = LoadOrder(load, duration_seconds=duration, seed=seed)
+    order.spec().rates(duration)
+    profile_file = choose_profiles(pipeline, document, None, console)
+    with RunFolder() as where:
+        session = Session(f"{document.name}, adapted live", Setup(pipeline, where, profile_file), order)
+        with watching(session, console):
+            run = asyncio.run(session.run())
+    print_summary(run, console)
+    save(run, out / "demo")
+    write_report(out / "demo.html", [run])
+    console.print(f"report: {out / 'demo.html'}")
+    if session.interrupted:
+        return 130
+    outcome = demo_outcome(figures_of(run))
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+def demo_outcome(figures: Figures) -> Outcome:
+    """Judge a demo by what it promises."""
+    fewest = min(figures.variant_changes.values())
+    values: dict[str, float | int | str | None] = {
+        "received_requests": figures.received,
+        **{f"{name}_requests": count for name, count in figures.outcomes.items()},
+        "within_slo_fraction": figures.slo_fraction,
+        "expected_accuracy": figures.expected_accuracy,
+        "measured_accuracy": figures.measured_accuracy,
+        "latency_p50_seconds": figures.p50_seconds,
+        "latency_p99_seconds": figures.p99_seconds,
+        "mean_cores": figures.mean_cores,
+        "plan_changes": figures.plan_changes,
+        **{f"variant_changes_{stage}": count for stage, count in figures.variant_changes.items()},
+    }
+    return Outcome(name="demo", figures=values, bars=(*accounting(figures), *_adaptation(figures, fewest)))
+
+
+def accounting(figures: Figures) -> tuple[Bar, ...]:
+    """Every request has one outcome, and none failed."""
+    counted = sum(figures.outcomes.values())
+    return (
+        bar("failed requests", figures.outcomes.get("failed", 0), "==", 0),
+        bar("received - ok - late - dropped - refused - failed", figures.received - counted, "==", 0),
+    )
+
+
+def _adaptation(figures: Figures, fewest_changes: int) -> tuple[Bar, ...]:
+    return (
+        bar("|measured - expected| accuracy", figures.accuracy_gap, "<=", 0.02),
+        bar("variant changes of the stage that changed least", fewest_changes, ">=", 2),
+        bar("greatest over least load", figures.load_ratio, ">=", 4),
+    )

@@ -1,0 +1,61 @@
+"""`trimtab up`: serve a pipeline on this machine, adapted to its load."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimtab.live import watching
+from trimtab.local.supervisor import Setup
+from trimtab.options import (
+    DurationOption,
+    LoadOption,
+    PipelineArgument,
+    ProfilesOption,
+    ReportOption,
+    ScaleOption,
+    SeedOption,
+    SpeedUpOption,
+    TraceOption,
+    console,
+    load_order,
+)
+from trimtab.preparation import choose_profiles, prepare
+from trimtab.report.page import write_report
+from trimtab.report.summary import print_summary
+from trimtab.session import RunFolder, Session
+from trimtab_pipelines.documents import load_plan
+
+
+def command(  # noqa: PLR0913, PLR0917  (one for each option)
+    pipeline: PipelineArgument,
+    load: LoadOption = None,
+    trace: TraceOption = None,
+    speed_up: SpeedUpOption = 1.0,
+    scale: ScaleOption = 1.0,
+    duration: DurationOption = None,
+    seed: SeedOption = 0,
+    rest_port: Annotated[int, typer.Option(help="Port of REST; 0 takes a free one")] = 8080,
+    grpc_port: Annotated[int, typer.Option(help="Port of gRPC; 0 takes a free one")] = 8081,
+    profiles: ProfilesOption = None,
+    plan: Annotated[Path | None, typer.Option(help="Run this plan and never change it")] = None,
+    report: ReportOption = None,
+    prometheus: Annotated[str | None, typer.Option(help="Take the load from this Prometheus")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Keep plans, decisions and logs here")] = None,
+) -> int:
+    """Serve a pipeline on this machine, adapted to its load, until Ctrl-C or the end of the load."""
+    document = prepare(pipeline)
+    order = load_order(load, trace, speed_up, scale, duration, seed)
+    fixed = load_plan(plan) if plan else None
+    profile_file = None if fixed else choose_profiles(pipeline, document, profiles, console)
+    with RunFolder(folder) as where:
+        setup = Setup(pipeline, where, profile_file, fixed, rest_port, grpc_port, prometheus)
+        session = Session(document.name, setup, order, duration)
+        with watching(session, console):
+            run = asyncio.run(session.run())
+    print_summary(run, console)
+    if report is not None:
+        write_report(report, [run])
+        console.print(f"report: {report}")
+    return 0

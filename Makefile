@@ -38,3 +38,7 @@ models: venv ## train the digits models anew (fixed seeds)
 .PHONY: bench-solver
 bench-solver: venv ## time the exact solver and compare it with brute force
 	$(PY) -m benchmarks.solver
+
+.PHONY: train-predictor
+train-predictor: venv ## train the load forecaster anew
+	$(PY) -m trimtab_predictor.train --trace $(DATA)/twitter_rps_train.csv.gz -o predictor/trimtab_predictor/weights

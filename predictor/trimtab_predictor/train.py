@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +25,41 @@ from trimtab_pipelines.documents import write_atomically
 from trimtab_predictor.evaluate import FACTORS, errors_by_factor, outcome, split
 from trimtab_predictor.lstm import BINS, FEATURES, UNITS, LstmWeights, features
 from trimtab_predictor.trace import TraceError, read_trace
-from trimtab_predictor.windows import Windows, cut_windows, drawn_shapes, thickened, thinned
+from trimtab_predictor.windows import WINDOW_SECONDS, Windows, cut_windows, drawn_shapes, thickened, thinned
 
 SEED = 7
-EPOCHS = 16
-BATCH_SIZE = 512
+EPOCHS = 14
+BATCH_SIZE = 1024
 FIRST_LEARNING_RATE = 6e-3
-STRIDE_SECONDS = 2
-AUGMENTED_STRIDE_SECONDS = 20
+STRIDE_SECONDS = 1
+AUGMENTED_STRIDE_SECONDS = 12
+SHAPES_STRIDE_SECONDS = 4
+PIECE_SECONDS = 86_400
 THINNING_FACTORS = (2, 4, 8, 16, 30)
 THICKENING_FACTORS = (4, 16)
 FEWEST_WINDOWS = 2_000
 
-
-def learning_windows(rps: NDArray[np.float64], rng: np.random.Generator) -> Windows:
-    """Cut what the network learns from: the trace, thinned, thickened, and drawn shapes a tenth its length."""
-    loads = [thinned(rps, factor, rng) for factor in THINNING_FACTORS]
-    loads += [thickened(rps, factor, rng) for factor in THICKENING_FACTORS]
-    parts = [cut_windows(rps, STRIDE_SECONDS)]
-    parts += [cut_windows(load, AUGMENTED_STRIDE_SECONDS) for load in loads]
-    parts.append(cut_windows(drawn_shapes(rps.size // 10, rng), STRIDE_SECONDS * 2))
-    return Windows(
-        np.concatenate([part.histories_rps for part in parts]), np.concatenate([part.peaks_rps for part in parts])
-    )
+Pairs = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
-def learning_pairs(windows: Windows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return inputs [N, 12, 5] and targets [N], the log of peak over window mean; windows without load are left out."""
+def learning_pairs(rps: NDArray[np.float64], rng: np.random.Generator) -> Pairs:
+    """Return what the network learns from a load: itself, thinned, thickened, and drawn shapes a tenth its length."""
+    loads = [(rps, STRIDE_SECONDS)]
+    loads += [(thinned(rps, factor, rng), AUGMENTED_STRIDE_SECONDS) for factor in THINNING_FACTORS]
+    loads += [(thickened(rps, factor, rng), AUGMENTED_STRIDE_SECONDS) for factor in THICKENING_FACTORS]
+    loads.append((drawn_shapes(rps.size // 10, rng), SHAPES_STRIDE_SECONDS))
+    parts = [_pairs(windows) for load, stride in loads for windows in _in_pieces(load, stride)]
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+
+def _in_pieces(rps: NDArray[np.float64], stride_seconds: int) -> Iterator[Windows]:
+    """Cut all windows, a day's worth at a time: all at once they would fill a gigabyte."""
+    for start in range(0, rps.size, PIECE_SECONDS):
+        yield cut_windows(rps[start : start + PIECE_SECONDS + WINDOW_SECONDS - stride_seconds], stride_seconds)
+
+
+def _pairs(windows: Windows) -> Pairs:
+    """Return inputs [N, 12, 5] and targets [N], the log of peak over window mean; windows without load left out."""
     inputs, means = features(windows.histories_rps)
     known = (means > 0) & (windows.peaks_rps > 0)
     return inputs[known].astype(np.float32), np.log(windows.peaks_rps[known] / means[known]).astype(np.float32)
@@ -84,7 +92,7 @@ def train(rps: NDArray[np.float64], epochs: int) -> LstmWeights:
         TraceError: too few windows without a gap to learn from.
     """
     rng = np.random.default_rng(SEED)
-    inputs, targets = learning_pairs(learning_windows(rps, rng))
+    inputs, targets = learning_pairs(rps, rng)
     if len(targets) < FEWEST_WINDOWS:
         raise TraceError(
             f"only {len(targets)} windows of 140 s without a gap to learn from; at least {FEWEST_WINDOWS} are needed"

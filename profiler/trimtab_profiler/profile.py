@@ -3,6 +3,7 @@
 Stages are taken in the order of the pipeline, so that each is fed what the most accurate variant before it answers.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from trimtab_profiler.allocate import base_allocation, stage_slo_seconds
 from trimtab_profiler.fit import fit_latency
 from trimtab_profiler.grid import GridPoint, grid, share
 from trimtab_profiler.hardware import this_machine, usable_cores
-from trimtab_profiler.measure import FULL, QUICK, Effort, measure
+from trimtab_profiler.measure import FULL, QUICK, Batch, Effort, Samples, measure_round
 from trimtab_profiler.replica import Replica, running_replica
 
 ROWS = 64
@@ -64,7 +65,7 @@ class ProfileOptions:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One batch size was measured, number `done` of at most `total`; with whole `threads`."""
+    """A batch size was visited with `threads` cores: visit `done` of `total`, and what is known of it so far."""
 
     done: int
     total: int
@@ -91,6 +92,12 @@ class _Session:
     done: int = 0
     grids: dict[str, list[GridPoint]] = field(default_factory=dict)
 
+    def tell(self, stage: Stage, point: GridPoint, measurement: Measurement) -> None:
+        self.done += 1
+        if self.on_progress is not None:
+            names = (stage.name, point.variant, point.operating_point)
+            self.on_progress(Progress(self.done, self.total, *names, point.threads, measurement))
+
 
 async def profile(
     pipeline: InferencePipeline,
@@ -104,7 +111,7 @@ async def profile(
         pipeline: what to measure.
         pipeline_folder: relative storage URIs start here.
         options: None means `ProfileOptions.full()`.
-        on_progress: called after each batch size.
+        on_progress: called after each visit of a batch size.
 
     Raises:
         ProfileError: a variant cannot be loaded or refuses a batch.
@@ -116,7 +123,8 @@ async def profile(
     for stage in pipeline.spec.order:
         sizes = stage.batch_sizes if options.planned_batches_only else options.batch_sizes
         session.grids[stage.name] = grid(stage, options.cores, usable_cores(), sizes)
-        session.total += sum(len(point.batch_sizes) for point in session.grids[stage.name])
+        visits = sum(len(point.batch_sizes) for point in session.grids[stage.name])
+        session.total += visits * options.effort.rounds
     return {stage.name: await _profile_stage(session, stage) for stage in pipeline.spec.order}
 
 
@@ -197,25 +205,25 @@ async def _profile_point(
     session: _Session, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows
 ) -> list[PointProfile]:
     """Measure all batch sizes of a point, then state them for each allocation it stands for."""
-    datatypes = inputs.datatypes(session.pipeline, stage)
-    measurements: list[Measurement] = []
-    for size in point.batch_sizes:
-        batches = [inputs.batch(rows, size, n * size, datatypes) for n in range(BATCHES_PER_POINT)]
-        measurement = await measure(
-            lambda batch: replica.infer(point.variant, point.operating_point, batch),
-            batches,
-            size,
-            session.options.effort,
-        )
-        measurements.append(measurement)
-        session.done += 1
-        if session.on_progress is not None:
-            names = (stage.name, point.variant, point.operating_point)
-            session.on_progress(Progress(session.done, session.total, *names, point.threads, measurement))
-        longest = session.options.longest_batch_seconds
-        if longest is not None and measurement.latency_seconds_p50 > longest:
-            session.done += len(point.batch_sizes) - len(measurements)
-            break
+    options, datatypes = session.options, inputs.datatypes(session.pipeline, stage)
+
+    async def serve(batch: Batch) -> None:
+        await replica.infer(point.variant, point.operating_point, batch)
+
+    visited = {size: Samples(size) for size in point.batch_sizes}
+    for visit in range(options.effort.rounds):
+        for size, samples in tuple(visited.items()):
+            batches = [inputs.batch(rows, size, n * size, datatypes) for n in range(BATCHES_PER_POINT)]
+            await measure_round(serve, batches, samples, options.effort)
+            measurement = samples.measurement()
+            session.tell(stage, point, measurement)
+            if visit == 0 and measurement.latency_seconds_p50 > (options.longest_batch_seconds or math.inf):
+                larger = [other for other in visited if other > size]
+                session.done += len(larger) * options.effort.rounds
+                for other in larger:
+                    del visited[other]
+                break
+    measurements = [samples.measurement() for samples in visited.values()]
     return [point_profile(point, cores, measurements) for cores in point.allocations]
 
 

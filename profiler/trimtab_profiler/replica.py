@@ -108,8 +108,9 @@ async def _connect(port: int, stage: str) -> HttpConnection:
 
 
 def _tail(log: Path) -> str:
-    text = log.read_bytes()[-_SHOWN_LOG_BYTES:].decode(errors="replace").strip()
-    return f"; it said: {text}" if text else ""
+    """The last thing a replica said: it ends with why it stopped."""
+    lines = log.read_bytes()[-_SHOWN_LOG_BYTES:].decode(errors="replace").strip().splitlines()
+    return f"; it said: {lines[-1]}" if lines else ""
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trimtab_profiler.measure import Effort, measure
+from trimtab_profiler.measure import Effort, Samples, measure_round
 from trimtab_protocol import Tensor
 
 
@@ -28,9 +28,10 @@ def batches(count: int) -> list[tuple[Tensor, ...]]:
 
 
 async def test_the_first_batch_warms_up_and_does_not_count() -> None:
-    fake = FakeReplica([5.0, 0.010, 0.020, 0.030, 0.040])
-    result = await measure(fake.serve, batches(2), 4, Effort(0.1, 4, 1.0), fake.clock)
+    fake, samples = FakeReplica([5.0, 0.010, 0.020, 0.030, 0.040]), Samples(batch_size=4)
+    await measure_round(fake.serve, batches(2), samples, Effort(0.1, 4, 1.0, rounds=1), fake.clock)
 
+    result = samples.measurement()
     assert fake.served == [0, 0, 1, 0, 1]
     assert result.batches == 4
     assert result.latency_seconds_mean == pytest.approx(0.025)
@@ -39,14 +40,22 @@ async def test_the_first_batch_warms_up_and_does_not_count() -> None:
     assert result.throughput_rps == pytest.approx(4 * 4 / 0.1)
 
 
+async def test_later_rounds_add_to_the_first_without_warming_up_again() -> None:
+    fake, samples = FakeReplica([5.0, 0.010]), Samples(batch_size=2)
+    for _ in range(3):
+        await measure_round(fake.serve, batches(4), samples, Effort(0.0595, 6, 1.0, rounds=3), fake.clock)
+
+    assert fake.served == [0, 0, 1, 2, 3, 0, 1]
+    assert samples.elapsed_seconds == pytest.approx(0.06)
+    assert samples.measurement().throughput_rps == pytest.approx(200)
+
+
 @pytest.mark.parametrize(
     ("seconds", "expected_batches"),
     [(0.001, 100), (0.05, 5), (0.25, 4), (3.0, 1)],
 )
 async def test_effort_is_bounded_by_batches_and_time(seconds: float, expected_batches: int) -> None:
-    fake = FakeReplica([seconds])
-    result = await measure(
-        fake.serve, batches(1), 1, Effort(seconds=0.0995, least_batches=5, most_seconds=0.9), fake.clock
-    )
+    fake, samples = FakeReplica([seconds]), Samples(batch_size=1)
+    await measure_round(fake.serve, batches(1), samples, Effort(0.0995, 5, 0.9, rounds=1), fake.clock)
 
-    assert result.batches == expected_batches
+    assert samples.measurement().batches == expected_batches

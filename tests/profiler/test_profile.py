@@ -11,7 +11,7 @@ from trimtab_profiler.measure import Effort
 from trimtab_profiler.profile import ProfileOptions, Progress, fit_errors, profile, write_profiles
 from trimtab_profiler.replica import ProfileError
 
-SHORT = ProfileOptions(effort=Effort(seconds=0.1, least_batches=3, most_seconds=0.3))
+SHORT = ProfileOptions(effort=Effort(seconds=0.2, least_batches=6, most_seconds=0.6, rounds=2))
 
 
 async def test_two_stages_of_echoes_are_measured_on_real_replicas(tmp_path: Path) -> None:
@@ -23,11 +23,11 @@ async def test_two_stages_of_echoes_are_measured_on_real_replicas(tmp_path: Path
 
     assert list(profiles) == ["first", "second"]
     assert [(p.stage, p.variant, p.measurement.batch_size) for p in told] == [
-        *(("first", "plain", 1), ("first", "plain", 2)),
-        *(("first", "slow", 1), ("first", "slow", 2), ("first", "slow", 4)),
-        *(("second", "last", 1), ("second", "last", 2)),
+        *(("first", "plain", 1), ("first", "plain", 2)) * 2,
+        *(("first", "slow", 1), ("first", "slow", 2), ("first", "slow", 4)) * 2,
+        *(("second", "last", 1), ("second", "last", 2)) * 2,
     ]
-    assert [(p.done, p.total) for p in told] == [(n, 7) for n in range(1, 8)]
+    assert [(p.done, p.total) for p in told] == [(n, 14) for n in range(1, 15)]
     half = profiles["first"].spec.point("slow", "default", 0.5)
     assert half is not None
     assert 0.04 <= half.latency_seconds(1, quantile=0.5) < 0.1  # 20 ms on a core of which it has half
@@ -45,19 +45,21 @@ async def test_two_stages_of_echoes_are_measured_on_real_replicas(tmp_path: Path
 
 async def test_batches_longer_than_wanted_end_a_variant(tmp_path: Path) -> None:
     slow = a_variant("slow", maxBatchSize=64, parameters={"delay_seconds": 0.02})
-    options = ProfileOptions(effort=Effort(0.05, 2, 0.1), longest_batch_seconds=0.01)
+    options = ProfileOptions(effort=Effort(0.05, 2, 0.1, rounds=2), longest_batch_seconds=0.01)
     told: list[Progress] = []
 
     profiles = await profile(a_pipeline([slow]), tmp_path, options, told.append)
 
     assert [m.batch_size for m in profiles["first"].spec.points[0].measurements] == [1]
-    assert (told[-1].done, told[-1].total) == (1, 7)
+    assert [(p.done, p.total) for p in told] == [(1, 14), (14, 14)]
 
 
 async def test_a_variant_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     broken = a_variant("broken", parameters={"speed": 3})
 
-    with pytest.raises(ProfileError, match="stage first: its replica stopped before it was ready") as caught:
+    with pytest.raises(
+        ProfileError, match=r"stage first: its replica stopped before it was ready; it said: .*model broken"
+    ) as caught:
         await profile(a_pipeline([broken]), tmp_path, SHORT)
     assert "broken" in str(caught.value)
     assert "speed" in str(caught.value)

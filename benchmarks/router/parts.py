@@ -18,6 +18,7 @@ LARGE_NUMBERS = 3 * 224 * 224
 BATCH_SIZE = 8
 DELAY_SECONDS = 0.010
 LONG_SLO_SECONDS = 10.0
+MLSERVERS = {"mlserver": {}, "mlserver_in_process": {"parallel_workers": 0, "metrics_endpoint": None}}
 FRONT_DOORS = {"rest": rest_client, "grpc": grpc_client}
 CODED = {"ok", "late", "429", "503", "504", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
 
@@ -34,9 +35,7 @@ async def overhead() -> tuple[Figures, list[Bar]]:
                 tally = await closed_loop(send, 1, 4.0, _all(target))
             figures |= tally.figures(name)
             figures[f"{name}_added_p50_ms"] = round(tally.quantile_ms(0.5) - direct.quantile_ms(0.5), 3)
-    with chained_mlservers() as plain:
-        async with mlserver_client(plain, SMALL_NUMBERS) as send:
-            figures |= (await closed_loop(send, 1, 4.0, plain.servers)).figures("mlserver")
+    figures |= await _mlservers(SMALL_NUMBERS, 1, 4.0)
     added = max(figures[f"{name}_added_p50_ms"] for name in FRONT_DOORS)
     return figures, [bar("a: p50 the router adds at concurrency 1, 4 KiB, ms (slower front door)", added, "<=", 2.0)]
 
@@ -117,9 +116,16 @@ async def _closed(numbers: int, concurrency: int, seconds: float) -> Figures:
         for name, client in FRONT_DOORS.items():
             async with client(target, numbers) as send:
                 figures |= (await closed_loop(send, concurrency, seconds, _all(target))).figures(name)
-    with chained_mlservers() as plain:
-        async with mlserver_client(plain, numbers) as send:
-            figures |= (await closed_loop(send, concurrency, seconds, plain.servers)).figures("mlserver")
+    return figures | await _mlservers(numbers, concurrency, seconds)
+
+
+async def _mlservers(numbers: int, concurrency: int, seconds: float) -> Figures:
+    """Plain MLServers as shipped, which the bars are about, and for comparison without their worker process."""
+    figures: Figures = {}
+    for name, settings in MLSERVERS.items():
+        with chained_mlservers(settings) as plain:
+            async with mlserver_client(plain, numbers) as send:
+                figures |= (await closed_loop(send, concurrency, seconds, plain.servers)).figures(name)
     return figures
 
 

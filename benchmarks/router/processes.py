@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,12 +62,13 @@ def pin(core: int) -> None:
 
 
 def usage(processes: Sequence[int]) -> Usage:
-    """Sum over processes."""
+    """Sum over processes and their children."""
     cpu_seconds, peak_bytes = 0.0, 0
-    for pid in processes:
-        times = psutil.Process(pid).cpu_times()
+    roots = [psutil.Process(pid) for pid in processes]
+    for process in [*roots, *(child for root in roots for child in root.children(recursive=True))]:
+        times = process.cpu_times()
         cpu_seconds += times.user + times.system
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{process.pid}/status").read_text()
         peak_bytes += next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024
     return Usage(cpu_seconds, peak_bytes)
 
@@ -128,10 +129,10 @@ def served(pipeline: InferencePipeline, batch_size: int, delay_seconds: float) -
 
 
 @contextlib.contextmanager
-def chained_mlservers() -> Iterator[Chained]:
-    """Run two plain MLServers with `PlusOne`."""
+def chained_mlservers(settings: Mapping[str, Any]) -> Iterator[Chained]:
+    """Run two plain MLServers with `PlusOne`, as shipped but for these settings."""
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as name, contextlib.ExitStack() as stack:
-        servers = [_mlserver(stack, Path(name) / stage) for stage in STAGES]
+        servers = [_mlserver(stack, Path(name) / stage, settings) for stage in STAGES]
         yield Chained(tuple(port for _, port in servers), tuple(pid for pid, _ in servers))
 
 
@@ -173,13 +174,13 @@ def _model_server(
     return pid, ports["data_port"]
 
 
-def _mlserver(stack: contextlib.ExitStack, folder: Path) -> tuple[int, int]:
+def _mlserver(stack: contextlib.ExitStack, folder: Path, settings: Mapping[str, Any]) -> tuple[int, int]:
     folder.mkdir()
-    http, grpc = _free_port(), _free_port()
+    http, grpc, metrics = _free_port(), _free_port(), _free_port()
     implementation = "benchmarks.router.mlserver_model.PlusOne"
     (folder / "model-settings.json").write_text(json.dumps({"name": "echo", "implementation": implementation}))
-    settings = {"http_port": http, "grpc_port": grpc, "parallel_workers": 0, "metrics_endpoint": None, "debug": False}
-    (folder / "settings.json").write_text(json.dumps({**settings, "grpc_max_message_length": 2**26}))
+    ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "grpc_max_message_length": 2**26}
+    (folder / "settings.json").write_text(json.dumps({**ports, **settings}))
     process = _spawn(stack, [str(Path(sys.executable).parent / "mlserver"), "start", str(folder)], subprocess.DEVNULL)
     _until(f"http://127.0.0.1:{http}/v2/models/echo/ready")
     return process.pid, grpc

@@ -1,6 +1,7 @@
 """A model server that keeps state and speaks the data port's protocol over real HTTP, and a router in front of such."""
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class FakeReplica:
         for connection in self._runner.server.connections:
             if connection.transport is not None:
                 connection.transport.abort()
+        self.gate.set()
         await self._runner.cleanup()
         self._runner = None
 
@@ -146,7 +148,8 @@ class Rig:
         )
 
     async def post(self, model: str, body: bytes, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
-        async with self.session.post(f"{self.url}/v2/models/{model}/infer", data=body, headers=headers) as answer:
+        url = f"{self.url}/v2/models/{model}/infer"
+        async with self.session.post(url, data=io.BytesIO(body), headers=headers) as answer:
             content = await answer.read()
             if answer.status != 200:
                 return answer.status, (await answer.json())["error"], answer.headers

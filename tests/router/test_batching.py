@@ -1,0 +1,120 @@
+"""Batches: as full as the most urgent member can afford; who is dropped, and when."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.router.test_queue import a_queue, a_work
+from trimtab_router.batching import Terms, drop_hopeless, drop_time, form_batch
+
+
+def terms(policy="Predicted", max_rows=8, *, later=0.0, replicas=1):
+    """A stage that takes 10 ms, and 10 ms a row."""
+    return Terms(max_rows, lambda rows: 0.010 + 0.010 * rows, later, policy, replicas)
+
+
+def formed_rows(queue, now, given_terms):
+    formed = form_batch(queue, now, given_terms)
+    return sum(piece.rows for piece in formed.batch), len(formed.dropped)
+
+
+def test_a_full_batch_leaves_when_everybody_can_afford_it():
+    queue = a_queue(*(a_work(deadline=1.0) for _ in range(20)))
+
+    assert formed_rows(queue, 0.0, terms()) == (8, 0)
+
+
+def test_a_lone_row_does_not_wait_for_others():
+    assert formed_rows(a_queue(a_work()), 0.0, terms()) == (1, 0)
+
+
+def test_the_most_urgent_row_limits_the_batch():
+    """0.045 s are left: 10 ms + 3 × 10 ms fit, 4 rows do not."""
+    queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=1.0) for _ in range(7)))
+
+    assert formed_rows(queue, 0.0, terms()) == (3, 0)
+
+
+def test_time_of_later_stages_counts():
+    queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=1.0) for _ in range(7)))
+
+    assert formed_rows(queue, 0.0, terms(later=0.020)) == (1, 0)
+
+
+def test_when_the_backlog_cannot_be_served_in_time_the_urgent_row_goes_rather_than_the_batch():
+    queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=0.3) for _ in range(40)))
+
+    assert formed_rows(queue, 0.0, terms()) == (8, 1)
+
+
+def test_more_replicas_carry_the_same_backlog():
+    queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=0.3) for _ in range(40)))
+
+    assert formed_rows(queue, 0.0, terms(replicas=4)) == (3, 0)
+
+
+def test_predicted_drops_what_cannot_make_it_and_nobody_else():
+    hopeless, fine = a_work(deadline=0.015), a_work(deadline=1.0)
+    formed = form_batch(a_queue(hopeless, fine), 0.0, terms())
+
+    assert [piece.work for piece in formed.dropped] == [hopeless]
+    assert [piece.work for piece in formed.batch] == [fine]
+
+
+def test_past_drops_only_after_the_deadline_and_serves_what_will_be_late():
+    past, nearly, fine = a_work(deadline=0.5), a_work(deadline=1.001), a_work(deadline=9.0)
+    formed = form_batch(a_queue(past, nearly, fine), 1.0, terms("Past"))
+
+    assert [piece.work for piece in formed.dropped] == [past]
+    assert [piece.work for piece in formed.batch] == [nearly, fine]
+
+
+def test_never_serves_all_in_full_batches():
+    queue = a_queue(*(a_work(deadline=0.1) for _ in range(20)))
+
+    assert formed_rows(queue, 5.0, terms("Never")) == (8, 0)
+
+
+def test_drop_times():
+    piece = a_queue(a_work(deadline=1.0)).pop()
+
+    assert drop_time(piece, terms("Never")) == float("inf")
+    assert drop_time(piece, terms("Past")) == 1.0
+    assert abs(drop_time(piece, terms("Predicted", later=0.1)) - 0.88) < 1e-9
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.floats(0, 1)), max_size=40),
+    st.floats(0, 1),
+    st.sampled_from(["Predicted", "Past", "Never"]),
+    st.integers(1, 16),
+    st.integers(1, 4),
+)
+def test_whatever_waits_rows_are_neither_lost_nor_doubled_and_the_batch_keeps_its_terms(
+    works, now, policy, max_rows, replicas
+):
+    queue = a_queue(*(a_work(rows, deadline) for rows, deadline in works))
+    before = queue.rows
+    given_terms = terms(policy, max_rows, replicas=replicas)
+    formed = form_batch(queue, now, given_terms)
+    batch = sum(piece.rows for piece in formed.batch)
+
+    assert batch + sum(piece.rows for piece in formed.dropped) + queue.rows == before
+    assert batch <= max_rows
+    assert bool(formed.batch) or queue.rows == 0
+    if policy == "Never":
+        assert not formed.dropped
+    if policy == "Past":
+        assert all(piece.work.deadline < now for piece in formed.dropped)
+    if policy == "Predicted" and formed.batch:
+        head = formed.batch[0]
+        assert now + given_terms.service_seconds(min(head.rows, max_rows)) <= head.work.deadline + 1e-9
+        assert all(piece.work.deadline <= head.work.deadline for piece in formed.dropped)
+
+
+@given(st.lists(st.floats(0, 1), max_size=20), st.floats(0, 1))
+def test_dropping_takes_exactly_the_hopeless(deadlines, now):
+    queue = a_queue(*(a_work(deadline=deadline) for deadline in deadlines))
+    dropped = drop_hopeless(queue, now, terms())
+
+    assert all(piece.work.deadline - 0.020 < now for piece in dropped)
+    assert queue.rows == sum(deadline - 0.020 >= now for deadline in deadlines)

@@ -1,0 +1,159 @@
+"""Replicas die, break, hang and come back: each request is answered once, with its own rows."""
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.builders import a_pipeline
+from tests.router.fakes import FakeReplica, a_request, a_rig
+
+SECOND = 1_000_000
+PATIENT = {"timeout": 60 * SECOND}
+
+
+def answered(answer, rows, value, stages=1):
+    status, response, _ = answer
+    assert status == 200, response
+    np.testing.assert_array_equal(response.outputs[0].array, np.full((rows, 4), value + stages))
+
+
+async def test_what_a_dead_replica_held_runs_on_another():
+    doomed, other = FakeReplica(name="doomed"), FakeReplica(name="other")
+    async with a_rig(a_pipeline(1), {"stage-0": [doomed, other]}, batchSize=4) as rig:
+        doomed.gate.clear()
+        other.gate.clear()
+        calls = [asyncio.ensure_future(rig.rest(a_request(value=float(n), parameters=PATIENT))) for n in range(12)]
+        await doomed.arrived.wait()
+        await other.arrived.wait()
+        await doomed.kill()
+        other.gate.set()
+
+        for n, answer in enumerate(await asyncio.gather(*calls)):
+            answered(answer, 1, n)
+        assert await rig.outcomes() == {"ok": 12}
+        assert await rig.metric("trimtab_retries_total", reason="ReplicaLost") >= 1
+        state = rig.router.state()["stages"]["stage-0"]["endpoints"]
+        assert state["doomed"] == {"ready": False, "inflight_batches": 0}
+
+
+async def test_a_replica_that_comes_back_is_used_again():
+    replica = FakeReplica()
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
+        for _ in range(2):
+            await replica.kill()
+            await rig.until(lambda: not rig.router.ready)
+            await replica.start()
+            await rig.until_ready()
+            answered(await rig.rest(a_request(parameters=PATIENT)), 1, 0)
+
+
+async def test_a_model_servers_error_is_tried_again_and_then_told():
+    replica = FakeReplica(faults=[(500, "out of luck")])
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
+        answered(await rig.rest(a_request(value=3.0)), 1, 3)
+
+        replica.faults = [(500, "out of luck")] * 3
+        status, message, _ = await rig.rest(a_request())
+        assert status == 500
+        assert message == "stage stage-0: model server replica-0 answered 500: out of luck"
+        answered(await rig.rest(a_request(value=4.0)), 1, 4)
+        assert await rig.outcomes() == {"ok": 2, "failed": 1}
+
+
+async def test_an_answer_that_breaks_its_promise_fails_only_whom_it_must():
+    replica = FakeReplica(model=lambda inputs: {"z": inputs["x"]})
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
+        status, message, _ = await rig.rest(a_request())
+
+        assert status == 500
+        assert message == (
+            "stage stage-0: model server replica-0: stage stage-0: the answer lacks output 'y'; it has: z"
+        )
+
+
+async def test_a_replica_that_is_not_ready_after_all_gives_its_batch_back():
+    first, second = FakeReplica(name="a", faults=[(503, "loading")]), FakeReplica(name="b")
+    async with a_rig(a_pipeline(1), {"stage-0": [first, second]}) as rig:
+        answered(await rig.rest(a_request()), 1, 0)
+        answered(await rig.rest(a_request()), 1, 0)
+
+        assert await rig.metric("trimtab_retries_total", reason="ReplicaNotReady") == 1
+        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["ready_replicas"] == 2)
+
+
+async def test_load_is_spread_over_replicas():
+    replicas = [FakeReplica(name=f"r{n}") for n in range(3)]
+    async with a_rig(a_pipeline(1), {"stage-0": replicas}) as rig:
+        for _ in range(9):
+            answered(await rig.rest(a_request()), 1, 0)
+
+        assert [len(replica.seen) for replica in replicas] == [3, 3, 3]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=25),
+    st.integers(1, 8),
+    st.lists(st.sampled_from([None, None, 400, 500, 503]), max_size=12),
+    st.integers(0, 2**16),
+)
+def test_each_answer_is_its_own_whatever_happens(requests, batch_size, faults, seed):
+    """Random requests, batch sizes, errors and one death: nobody gets another's rows or no answer."""
+    asyncio.run(_each_answer_is_its_own(requests, batch_size, faults, seed))
+
+
+async def _each_answer_is_its_own(requests, batch_size, faults, seed):
+    chance = random.Random(seed)
+    stages = {f"stage-{s}": [FakeReplica(name=f"{s}-{n}") for n in range(2)] for s in range(2)}
+    for fault in faults:
+        if fault is not None:
+            chance.choice(chance.choice(list(stages.values()))).faults.append((fault, "injected"))
+    async with a_rig(a_pipeline(2), stages, batchSize=batch_size) as rig:
+        calls = [
+            asyncio.ensure_future(_typed(rig, over_grpc, a_request(rows=rows, value=float(n), parameters=PATIENT)))
+            for n, (rows, over_grpc) in enumerate(requests)
+        ]
+        await stages["stage-0"][0].arrived.wait()
+        await stages["stage-0"][1].kill()
+        answers = await asyncio.gather(*calls)
+
+        for n, ((rows, _), answer) in enumerate(zip(requests, answers, strict=True)):
+            if isinstance(answer, str):
+                assert "injected" in answer
+            else:
+                np.testing.assert_array_equal(answer.outputs[0].array, np.full((rows, 4), n + 2))
+        outcomes = await rig.outcomes()
+        assert sum(outcomes.values()) == len(requests)
+        assert outcomes.get("ok", 0) == sum(not isinstance(answer, str) for answer in answers)
+
+
+async def _typed(rig, over_grpc, request):
+    import grpc  # noqa: PLC0415 - only here
+
+    if over_grpc:
+        try:
+            return await rig.grpc(request)
+        except grpc.aio.AioRpcError as error:
+            return error.details()
+    return (await rig.rest(request))[1]
+
+
+@pytest.mark.parametrize("over_grpc", [False, True])
+async def test_draining_answers_what_was_accepted_and_refuses_the_rest(over_grpc):
+    replica = FakeReplica()
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
+        replica.gate.clear()
+        accepted = asyncio.ensure_future(_typed(rig, over_grpc, a_request(parameters=PATIENT)))
+        await replica.arrived.wait()
+        draining = asyncio.ensure_future(rig.router.drain(10.0))
+        await rig.until(lambda: rig.router.draining)
+
+        assert await _typed(rig, over_grpc, a_request()) == "this router is shutting down; try another"
+        assert (await rig.get("/v2/health/ready"))[0] == 503
+        replica.gate.set()
+        assert not isinstance(await accepted, str)
+        await draining

@@ -1,0 +1,144 @@
+"""The queue hands out the most urgent rows first, never more than it holds, each exactly once."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimtab_router.graph import Runnable
+from trimtab_router.queue import DeadlineQueue
+from trimtab_router.refusal import Refusal
+from trimtab_router.work import Served, Slice, Work
+
+
+class Caller:
+    """Whoever waits: remembers what it was given."""
+
+    trace_parent = ""
+    request_id = ""
+
+    def __init__(self) -> None:
+        self.outputs = None
+        self.refusal: Refusal | None = None
+
+    def work_completed(self, work, outputs, served):  # noqa: ARG002 - the protocol of an owner
+        self.outputs = outputs
+
+    def work_refused(self, refusal):
+        self.refusal = refusal
+
+
+def a_work(rows=1, deadline=1.0, width=1, now=0.0):
+    values = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
+    return Work(Caller(), Runnable("s", rows, {"x": values}), deadline=deadline, now=now)
+
+
+def whole(work, **changes):
+    return Slice(work, 0, work.rows, **changes)
+
+
+def a_queue(*works, max_rows=1000):
+    queue = DeadlineQueue(max_rows)
+    for work in works:
+        queue.push(whole(work))
+    return queue
+
+
+def test_earliest_deadline_first_and_ties_in_order_of_arrival():
+    late, soon, also_soon = a_work(deadline=3.0), a_work(deadline=1.0), a_work(deadline=1.0)
+    queue = a_queue(late, soon, also_soon)
+
+    assert [piece.work for piece in queue.take(3)] == [soon, also_soon, late]
+    assert queue.rows == 0
+    assert queue.head() is None
+
+
+def test_a_slice_with_more_rows_than_fit_is_split_and_its_rest_stays_in_front():
+    queue = a_queue(a_work(rows=5, deadline=1.0), a_work(rows=5, deadline=2.0))
+
+    assert [(piece.start, piece.stop) for piece in queue.take(7)] == [(0, 5), (0, 2)]
+    assert [(piece.start, piece.stop) for piece in queue.take(7)] == [(2, 5)]
+
+
+def test_room_is_counted_in_rows():
+    queue = a_queue(a_work(rows=6), max_rows=8)
+
+    assert queue.has_room(2)
+    assert not queue.has_room(3)
+
+
+def test_discarded_work_frees_its_rows_and_its_tensors_at_once():
+    left, stays = a_work(rows=4), a_work(rows=2, deadline=2.0)
+    queue = a_queue(left, stays)
+
+    queue.discard(left)
+
+    assert (queue.rows, left.inputs) == (2, {})
+    assert [piece.work for piece in queue.take(10)] == [stays]
+
+
+def test_callers_who_leave_do_not_make_the_queue_grow():
+    queue = a_queue(a_work(deadline=0.5))
+    for _ in range(1000):
+        work = a_work(deadline=9.0)
+        queue.push(whole(work))
+        queue.discard(work)
+
+    assert queue.rows == 1
+    assert sum(len(lane) for lane in queue._lanes.values()) < 200
+
+
+def test_rows_of_other_shapes_never_share_a_batch():
+    narrow, wide, later = a_work(deadline=2.0), a_work(deadline=1.0, width=3), a_work(deadline=3.0)
+    queue = a_queue(narrow, wide, later)
+
+    assert [piece.work for piece in queue.take(8)] == [wide]
+    assert [piece.work for piece in queue.take(8)] == [narrow, later]
+
+
+def test_a_slice_that_travels_alone_shares_no_batch():
+    first, suspect, last = a_work(deadline=1.0), a_work(deadline=2.0), a_work(deadline=3.0)
+    queue = a_queue(first, last)
+    queue.push(whole(suspect, alone=True))
+
+    assert [[piece.work for piece in queue.take(8)] for _ in range(3)] == [[first], [suspect], [last]]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20), st.integers(1, 2), st.booleans()), max_size=30),
+    st.lists(st.integers(1, 8), min_size=1, max_size=10),
+)
+def test_every_row_leaves_exactly_once_and_in_order_of_deadline(works, sizes):
+    made = [a_work(rows, deadline, width) for rows, deadline, width, _ in works]
+    queue = a_queue(*made)
+    for work, (*_, leaves) in zip(made, works, strict=True):
+        if leaves:
+            queue.discard(work)
+    taken: list[Slice] = []
+    turn = 0
+    while queue.head() is not None:
+        size = sizes[turn % len(sizes)]
+        batch = queue.take(size)
+        turn += 1
+        assert 0 < sum(piece.rows for piece in batch) <= size
+        assert len({piece.work.signature for piece in batch}) == 1
+        assert [piece.work.deadline for piece in batch] == sorted(piece.work.deadline for piece in batch)
+        taken += batch
+
+    for work, (rows, *_, leaves) in zip(made, works, strict=True):
+        edges = [(piece.start, piece.stop) for piece in taken if piece.work is work]
+        covered = [row for start, stop in edges for row in range(start, stop)]
+        assert covered == ([] if leaves else list(range(rows)))
+    assert queue.rows == 0
+
+
+@given(st.integers(1, 12), st.permutations(range(4)))
+def test_pieces_join_in_row_order_however_they_come_back(rows, order):
+    work = a_work(rows)
+    x = work.inputs["x"]
+    edges = np.linspace(0, rows, 5).astype(int)
+    pieces = [(edges[n], edges[n + 1]) for n in order if edges[n] < edges[n + 1]]
+    for start, stop in pieces:
+        assert work.owner.outputs is None
+        work.add_piece(start, stop - start, {"y": x[start:stop] + 1}, Served("v", "default", 1, 0.0, 0.0, 1.0, 0))
+
+    np.testing.assert_array_equal(work.owner.outputs["y"], x + 1)

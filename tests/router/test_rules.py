@@ -1,0 +1,162 @@
+"""Small decisions: service times, arrivals, binding, operating points, and the plans that fit."""
+
+import pytest
+
+from tests.builders import a_pipeline, a_plan, a_variant
+from trimtab_pipelines.documents import DocumentError
+from trimtab_router.binding import effective_variant, least_loaded, variant_for
+from trimtab_router.load import ArrivalCounter, RowCounter
+from trimtab_router.plans import check_plan
+from trimtab_router.policies import BatchView, fixed
+from trimtab_router.service_time import ServiceTimes, interpolate
+
+KEY = ("small", "default")
+
+
+class Candidate:
+    """A replica as the choice sees it."""
+
+    def __init__(self, *ready, free=True, inflight=0, last_used=0):
+        self.ready_variants = frozenset(ready)
+        self.free = free
+        self.inflight = inflight
+        self.last_used = last_used
+
+
+@pytest.mark.parametrize(("rows", "seconds"), [(1, 0.01), (2, 0.02), (3, 0.025), (4, 0.03), (8, 0.06)])
+def test_profiles_are_read_between_and_beyond_their_sizes(rows, seconds):
+    assert interpolate([1, 2, 4], [0.01, 0.02, 0.03], rows) == pytest.approx(seconds)
+
+
+def test_predictions_follow_the_machine():
+    times = ServiceTimes()
+    times.set_profile(KEY, {1: 0.010, 8: 0.020})
+    assert times.predict(KEY, 8) == 0.020
+
+    for _ in range(60):
+        times.observe(KEY, 8, 0.030)
+    assert times.ratio(KEY) == pytest.approx(1.5, rel=0.02)
+    assert times.predict(KEY, 1) == pytest.approx(0.015, rel=0.05)
+
+
+def test_noise_makes_predictions_careful():
+    times = ServiceTimes()
+    times.set_profile(KEY, {1: 0.010})
+    for n in range(200):
+        times.observe(KEY, 1, 0.005 if n % 2 else 0.015)
+
+    assert times.predict(KEY, 1) > 0.012
+
+
+def test_one_pause_does_not_condemn_what_waits():
+    times = ServiceTimes()
+    times.set_profile(KEY, {1: 0.010})
+    times.observe(KEY, 1, 10.0)
+
+    assert times.predict(KEY, 1) < 0.020
+
+
+def test_without_a_profile_it_learns_from_what_it_sees():
+    times = ServiceTimes()
+    assert times.predict(KEY, 4) == 0.0
+
+    times.observe(KEY, 4, 0.040)
+    assert times.predict(KEY, 4) == pytest.approx(0.040)
+    assert times.predict(KEY, 8) == pytest.approx(0.080)
+
+
+def test_a_wrong_estimate_in_front_of_an_idle_replica_fades():
+    times = ServiceTimes()
+    times.set_profile(KEY, {1: 0.500})
+    for _ in range(40):
+        times.doubt(KEY)
+
+    assert times.predict(KEY, 1) < 0.100
+
+
+def test_arrivals_by_second():
+    counter = ArrivalCounter(1000.0)
+    for moment in (1000.1, 1000.9, 1001.5, 1003.2):
+        counter.record(moment)
+
+    history = counter.history(1004.0)
+    assert len(history) == 600
+    assert history[-5:] == [0, 2, 1, 0, 1]
+    assert counter.peak(1004.0) == 2
+    assert counter.peak(1011.5) == 1
+    assert sum(counter.history(5000.0)) == 0
+
+
+def test_rows_per_request():
+    rows = RowCounter()
+    assert rows.per_request(0.0) == {}
+
+    rows.record(1.0, {"locate": 1, "read": 3})
+    rows.record(2.0, {"locate": 1})
+    assert rows.per_request(3.0) == {"locate": 1.0, "read": 1.5}
+    assert rows.per_request(61.9) == {"locate": 1.0, "read": 1.5}
+    assert rows.per_request(100.0) == {}
+
+
+def test_a_variant_runs_once_it_is_ready():
+    assert variant_for(frozenset({"old", "new"}), "new", "old") == "new"
+    assert variant_for(frozenset({"old", "other"}), "new", "old") == "old"
+    assert variant_for(frozenset({"other"}), "new", "old") == "other"
+    assert variant_for(frozenset(), "new", "old") is None
+    assert effective_variant([Candidate("old")], "new", "old") == "old"
+    assert effective_variant([Candidate("old"), Candidate("new")], "new", "old") == "new"
+    assert effective_variant([], "new", "old") == "old"
+
+
+def test_the_least_loaded_free_replica_with_the_planned_variant_is_chosen():
+    busy, other = Candidate("new", free=False), Candidate("old")
+    loaded, recent, rested = Candidate("new", inflight=1), Candidate("new", last_used=9), Candidate("new", last_used=3)
+
+    assert least_loaded([busy, other, loaded, recent, rested], "new") is rested
+    assert least_loaded([busy, other, loaded], "new") is loaded
+    assert least_loaded([busy, other], "new") is other
+    assert least_loaded([busy], "new") is None
+
+
+def test_fixed_runs_the_planned_point():
+    assert fixed.choose(BatchView(1, 0.0, "full", ("half",), lambda _: 1.0)) == "full"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"variant": "huge"}, "spec.stages: stage stage-0 has no variant 'huge'; it has: small"),
+        ({"operatingPoint": "half"}, "variant small has no operating point 'half'; it has: default"),
+        ({"fallbackOperatingPoints": ["half"]}, "variant small has no operating point 'half'"),
+    ],
+)
+def test_plans_that_do_not_fit_the_pipeline(changes, message):
+    pipeline = a_pipeline(1)
+
+    with pytest.raises(DocumentError, match=message):
+        check_plan(a_plan(pipeline, **changes), pipeline)
+
+
+def test_plans_of_other_pipelines_or_stages():
+    with pytest.raises(DocumentError, match="the plan has no stage 'stage-1'; it has: stage-0"):
+        check_plan(a_plan(a_pipeline(1)), a_pipeline(2))
+
+    other = a_plan(a_pipeline(1)).model_copy(deep=True)
+    renamed = other.model_copy(update={"spec": other.spec.model_copy(update={"pipeline": "other"})})
+    with pytest.raises(DocumentError, match=r"spec\.pipeline: the plan is for 'other', not for 'sample'"):
+        check_plan(renamed, a_pipeline(1))
+
+
+def test_a_plan_that_fits_is_taken():
+    pipeline = a_pipeline([{**a_pipeline_stage(), "variants": [a_variant("a"), a_variant("b")]}])
+    plan = a_plan(pipeline, variant="b")
+
+    assert check_plan(plan, pipeline) is plan
+
+
+def a_pipeline_stage():
+    return {
+        "name": "first",
+        "inputs": [{"name": "x", "from": "request.inputs.x"}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [4]}],
+    }

@@ -37,10 +37,6 @@ class Trace:
     def __len__(self) -> int:
         return int(self.rps.size)
 
-    def __array__(self, dtype: object = None, *, copy: bool | None = None) -> NDArray[np.float64]:
-        """Stand for its counts wherever numpy asks for an array."""
-        return np.array(self.rps, dtype=np.float64 if dtype is None else dtype, copy=copy)  # type: ignore[call-overload,no-any-return]
-
     @property
     def missing_seconds(self) -> int:
         """How many seconds are gaps."""

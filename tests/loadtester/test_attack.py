@@ -109,7 +109,7 @@ async def test_requests_are_sent_when_due_while_none_is_answered() -> None:
 
     assert results.summary()["codes"] == {"GaveUp": len(results.records)}
     assert outcomes(results)["failed"] == fake.seen.total() > 60
-    assert results.summary()["client_lateness_seconds_p99"] < 0.2
+    assert results.summary()["client_lateness_seconds_p99"] < 0.5
 
 
 async def test_payloads_differ_and_answers_tell_what_served_them(tmp_path) -> None:

@@ -11,6 +11,7 @@ import aiohttp
 import grpc
 import numpy as np
 from aiohttp import web
+from opentelemetry.trace import Tracer
 
 from tests.builders import a_plan
 from trimtab_pipelines.routing import Endpoint, Endpoints
@@ -34,7 +35,7 @@ class Seen:
     variant: str
     rows: int
     parameters: dict[str, Any]
-    headers: dict[str, str]
+    headers: Mapping[str, str]
 
 
 @dataclass
@@ -100,7 +101,7 @@ class FakeReplica:
         asked = rest.decode_request(variant, await request.read(), request.headers.get(rest.HEADER_LENGTH))
         inputs = {tensor.name: tensor.array for tensor in asked.inputs}
         rows = len(next(iter(inputs.values())))
-        self.seen.append(Seen(variant, rows, dict(asked.parameters), dict(request.headers)))
+        self.seen.append(Seen(variant, rows, dict(asked.parameters), request.headers))
         self.arrived.set()
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -190,6 +191,7 @@ async def a_rig(
     replicas: Mapping[str, Sequence[FakeReplica]],
     *,
     limits: Limits | None = None,
+    tracer: Tracer | None = None,
     ready: bool = True,
     **plan: Any,
 ) -> AsyncIterator[Rig]:
@@ -197,7 +199,7 @@ async def a_rig(
     fakes = [fake for stage in replicas.values() for fake in stage]
     for fake in fakes:
         await fake.start()
-    router = Router(pipeline, a_plan(pipeline, **plan), limits=limits)
+    router = Router(pipeline, a_plan(pipeline, **plan), limits=limits, tracer=tracer)
     router.apply_endpoints(endpoints_of(replicas))
     doors = FrontDoors(router)
     await doors.open("127.0.0.1", 0, 0)

@@ -16,7 +16,7 @@ from aiohttp import web
 from trimtab_protocol import InferResponse, ProtocolError, rest
 from trimtab_router.admission import check_model
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
-from trimtab_router.refusal import Code, Refusal, malformed
+from trimtab_router.refusal import Code, Refusal, invalid, malformed
 from trimtab_router.router import Call, Router
 
 log = logging.getLogger(__name__)
@@ -114,6 +114,8 @@ class RestIngress:
                 parsed = rest.decode_request(name, body, request.headers.get(rest.HEADER_LENGTH), model_version=version)
             except ProtocolError as error:
                 raise router.turn_away(malformed(error)) from error
+            except web.RequestPayloadError as error:
+                raise router.turn_away(invalid(f"the body cannot be read: {error}")) from error
             except web.HTTPRequestEntityTooLarge as error:
                 raise router.turn_away(self._too_large(error.text or "")) from error
             call = Call(

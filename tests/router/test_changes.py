@@ -1,0 +1,141 @@
+"""Plans and endpoints change while requests are under way: nothing is lost, and what changes does so when it can."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.builders import a_pipeline, a_plan, a_variant
+from tests.router.fakes import FakeReplica, a_request, a_rig, endpoints_of
+from trimtab_pipelines.documents import write_json
+from trimtab_router.plans import FileWatcher
+from trimtab_router.router import Router
+
+PATIENT = {"timeout": 60_000_000}
+
+
+def two_variants():
+    stage = {
+        "name": "stage-0",
+        "inputs": [{"name": "x", "from": "request.inputs.x"}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [4]}],
+        "variants": [
+            a_variant("small"),
+            a_variant("large", accuracy=0.95, operatingPoints=[{"accuracy": 0.95}, {"name": "half", "accuracy": 0.8}]),
+        ],
+    }
+    return a_pipeline([stage])
+
+
+async def test_batch_size_and_operating_point_apply_to_the_next_batch():
+    replica = FakeReplica(variants=("small", "large"))
+    pipeline = two_variants()
+    async with a_rig(pipeline, {"stage-0": [replica]}, variant="large", batchSize=4) as rig:
+        replica.gate.clear()
+        calls = [asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT))) for _ in range(13)]
+        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] >= 9)
+        rig.router.apply_plan(a_plan(pipeline, 2, variant="large", batchSize=2, operatingPoint="half"))
+        replica.gate.set()
+        answers = await asyncio.gather(*calls)
+
+        assert all(status == 200 for status, *_ in answers)
+        assert {batch.rows for batch in replica.seen[1:-1]} == {2}
+        assert [batch.parameters["operating_point"] for batch in replica.seen[1:]] == ["half"] * (len(replica.seen) - 1)
+        assert rig.router.state()["plan_generation"] == 2
+        assert await rig.metric("trimtab_plan_generation") == 2
+
+
+async def test_a_variant_changes_once_a_ready_replica_offers_it():
+    old, new = FakeReplica(name="old"), FakeReplica(name="new", variants=("large",))
+    new.unready.add("large")
+    pipeline = two_variants()
+
+    async with a_rig(pipeline, {"stage-0": [old, new]}) as rig:
+
+        async def served_by():
+            return (await rig.rest(a_request(parameters=PATIENT)))[1].parameters["trimtab.stage-0.variant"]
+
+        rig.router.apply_plan(a_plan(pipeline, 2, variant="large", accuracy=0.95))
+        assert await served_by() == "small"
+        assert rig.router.state()["stages"]["stage-0"]["variant"] == "small"
+
+        new.unready.clear()
+        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["variant"] == "large")
+        assert await served_by() == "large"
+
+        await new.kill()
+        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["variant"] == "small")
+        assert await served_by() == "small"
+
+
+async def test_replicas_that_drain_or_go_finish_what_they_hold():
+    leaving, staying = FakeReplica(name="leaving"), FakeReplica(name="staying")
+    async with a_rig(a_pipeline(1), {"stage-0": [leaving]}) as rig:
+        leaving.gate.clear()
+        held = asyncio.ensure_future(rig.rest(a_request(value=1.0, parameters=PATIENT)))
+        await leaving.arrived.wait()
+        await staying.start()
+        both = endpoints_of({"stage-0": [staying]})
+        draining = leaving.endpoint(draining=True)
+        rig.router.apply_endpoints(both.model_copy(update={"stages": {"stage-0": (*both.stages["stage-0"], draining)}}))
+        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["endpoints"]["staying"]["ready"])
+        assert (await rig.rest(a_request(parameters=PATIENT)))[0] == 200
+        assert (len(leaving.seen), len(staying.seen)) == (1, 1)
+
+        rig.router.apply_endpoints(both)
+        assert list(rig.router.state()["stages"]["stage-0"]["endpoints"]) == ["staying"]
+        leaving.gate.set()
+        status, answer, _ = await held
+        assert (status, answer.outputs[0].array.tolist()) == (200, [[2.0] * 4])
+        await staying.stop()
+
+
+@pytest.fixture
+async def watched(tmp_path):
+    pipeline = two_variants()
+    router = Router(pipeline)
+    watcher = FileWatcher(router, tmp_path / "plan.json", tmp_path / "endpoints.json")
+    watching = asyncio.create_task(watcher.watch())
+    yield router, tmp_path, pipeline
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await router.drain(1.0)
+
+
+async def until(holds):
+    begun = time.monotonic()
+    while not holds():
+        assert time.monotonic() - begun < 20
+        await asyncio.sleep(0.01)
+
+
+async def test_files_are_followed_and_broken_ones_change_nothing(watched):
+    router, folder, pipeline = watched
+    assert router.state()["plan_generation"] == 0
+    write_json(folder / "plan.json", a_plan(pipeline, 3, batchSize=5))
+    await until(lambda: router.state()["plan_generation"] == 3)
+
+    for broken in (
+        '{"kind": "PipelinePlan", "spec"',
+        a_plan(pipeline, 4, variant="huge").model_dump_json(by_alias=True),
+    ):
+        before = router.metrics.registry.get_sample_value(
+            "trimtab_broken_files_total", {"namespace": "default", "pipeline": "sample", "file": "plan.json"}
+        )
+        (folder / "plan.json").write_text(broken)
+        await until(
+            lambda before=before: (
+                router.metrics.registry.get_sample_value(
+                    "trimtab_broken_files_total", {"namespace": "default", "pipeline": "sample", "file": "plan.json"}
+                )
+                != before
+            )
+        )
+        state = router.state()
+        assert (state["plan_generation"], state["stages"]["stage-0"]["batch_size"]) == (3, 5)
+
+    write_json(folder / "plan.json", a_plan(pipeline, 5, batchSize=6))
+    write_json(folder / "endpoints.json", endpoints_of({"stage-0": [FakeReplica(port=1)]}))
+    await until(lambda: router.state()["plan_generation"] == 5)
+    await until(lambda: "replica-0" in router.state()["stages"]["stage-0"]["endpoints"])
+    assert not router.ready

@@ -1,0 +1,260 @@
+"""What the router tells: metadata, health, metrics, load, state, traces."""
+
+import asyncio
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tests.builders import a_pipeline, a_plan
+from tests.router.fakes import FakeReplica, a_request, a_rig, endpoints_of
+from tests.router.test_graph import PAGE, digits, locate, read
+from trimtab_pipelines.documents import dump_yaml, write_json
+from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages
+
+TRACE_PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def call(rig, method, **fields):
+    request = grpc_messages.request_class(method)(**fields).SerializeToString()
+    answer = await rig.channel.unary_unary(grpc_messages.method_path(method), None, None)(request)
+    return grpc_messages.response_class(method).FromString(answer)
+
+
+async def test_metadata_and_health_over_both_front_doors():
+    replica = FakeReplica()
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
+        tensor = {"datatype": "FP32", "shape": [-1, 4]}
+        assert await rig.get("/v2/models/sample") == (
+            200,
+            {
+                "name": "sample",
+                "versions": ["1"],
+                "platform": "trimtab_pipeline",
+                "inputs": [{"name": "x", **tensor}],
+                "outputs": [{"name": "y", **tensor}],
+            },
+        )
+        assert (await rig.get("/v2"))[1]["extensions"] == ["binary_tensor_data"]
+        for path in (
+            "/v2/health/live",
+            "/v2/health/ready",
+            "/v2/models/sample/ready",
+            "/v2/models/sample/versions/1/ready",
+        ):
+            status, answer = await rig.get(path)
+            assert (status, answer["ready"], answer["live"]) == (200, True, True)
+        model = await call(rig, "ModelMetadata", name="sample")
+        assert (model.platform, list(model.inputs[0].shape), model.outputs[0].name) == (
+            "trimtab_pipeline",
+            [-1, 4],
+            "y",
+        )
+        assert (await call(rig, "ServerMetadata")).name == "trimtab"
+        assert (await call(rig, "ModelReady", name="sample")).ready
+        assert (await call(rig, "ServerLive")).live
+
+        await replica.kill()
+        await rig.until(lambda: not rig.router.ready)
+        assert (await rig.get("/v2/health/live"))[0] == 200
+        assert await rig.get("/v2/health/ready") == (503, {"live": True, "ready": False})
+        assert not (await call(rig, "ServerReady")).ready
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(rig, "ModelReady", name="other")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_metrics_have_the_names_and_labels_prometheus_users_expect():
+    async with a_rig(a_pipeline(2), {"stage-0": [FakeReplica()], "stage-1": [FakeReplica()]}) as rig:
+        for _ in range(3):
+            await rig.rest(a_request(rows=2))
+        await rig.rest(a_request(model_name="other"))
+        status, text = await rig.get("/metrics")
+
+        assert status == 200
+        base = 'namespace="default",pipeline="sample"'
+        for line in (
+            f"trimtab_requests_received_total{{{base}}} 4.0",
+            f'trimtab_requests_total{{{base},outcome="ok"}} 3.0',
+            f"trimtab_served_accuracy_count{{{base}}} 3.0",
+            f"trimtab_plan_generation{{{base}}} 1.0",
+            f'trimtab_stage_rows_total{{{base},stage="stage-1"}} 6.0',
+            f'trimtab_queue_length_rows{{{base},stage="stage-0"}} 0.0',
+            f'trimtab_batch_size_rows_count{{{base},stage="stage-0",variant="small"}} 3.0',
+        ):
+            assert _sorted_labels(line) in text
+        assert 'trimtab_request_latency_seconds_bucket{le="0.5",' in text
+        for name in ("trimtab_stage_queue_seconds", "trimtab_stage_service_seconds", "trimtab_service_ratio"):
+            assert f"# TYPE {name} " in text
+        assert math.isclose(await rig.metric("trimtab_served_accuracy_sum"), 3 * 0.81)
+
+
+def _sorted_labels(line):
+    """prometheus_client sorts labels by name."""
+    name, _, rest = line.partition("{")
+    labels, _, value = rest.partition("}")
+    return f"{name}{{{','.join(sorted(labels.split(',')))}}}{value}"
+
+
+async def test_load_and_state_as_the_adapter_reads_them():
+    page = Tensor.of("page", np.zeros((2, 2), np.float32))
+    locator = FakeReplica(
+        model=lambda inputs: {
+            "found": np.full(len(inputs["page"]), 3, np.int64),
+            "crops": np.zeros((3 * len(inputs["page"]), 3), np.float32),
+        }
+    )
+    reader = FakeReplica(model=lambda inputs: {"label": np.arange(len(inputs["crop"]))})
+    pipeline = a_pipeline(
+        [locate(), read()],
+        inputs=[PAGE],
+        outputs=[output.model_dump(by_alias=True) for output in digits().outputs],
+    )
+    async with a_rig(pipeline, {"locate": [locator], "read": [reader]}, batchSize=4) as rig:
+        _, answer, _ = await rig.rest(InferRequest("sample", (page,)))
+        assert {tensor.name: tensor.shape for tensor in answer.outputs} == {"found": (2,), "labels": (6,)}
+        assert [batch.rows for batch in reader.seen] == [4, 2]
+
+        asked = InferRequest("sample", (page,), requested_outputs=(RequestedOutput("found", {"binary_data": True}),))
+        assert [tensor.name for tensor in (await rig.rest(asked))[1].outputs] == ["found"]
+
+        state = (await rig.get("/trimtab/v1/state"))[1]
+        assert state["plan_generation"] == 1
+        assert state["stages"]["read"] | {"service_ratio": 1.0} == {
+            "variant": "small",
+            "batch_size": 4,
+            "operating_point": "default",
+            "ready_replicas": 1,
+            "queue_rows": 0,
+            "service_ratio": 1.0,
+            "rows_per_request": 3.0,
+            "endpoints": {"replica-0": {"ready": True, "inflight_batches": 0}},
+        }
+        load = (await rig.get("/trimtab/v1/load"))[1]
+        assert len(load["rps"]) == 600
+        assert abs(load["now"] - time.time()) < 60
+
+
+async def test_request_ids_and_traces_pass_through():
+    replica = FakeReplica()
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
+        _, _, headers = await rig.rest(a_request(), **{"x-request-id": "r-1", "traceparent": TRACE_PARENT})
+        assert headers["x-request-id"] == "r-1"
+        await rig.grpc(a_request(), metadata=(("x-request-id", "r-2"), ("traceparent", TRACE_PARENT)))
+
+        assert [batch.headers["x-request-id"] for batch in replica.seen] == ["r-1", "r-2"]
+        assert [batch.headers["traceparent"] for batch in replica.seen] == [TRACE_PARENT] * 2
+
+
+async def test_spans_of_a_request_and_its_stages_are_written():
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    async with a_rig(
+        a_pipeline(2), {"stage-0": [FakeReplica()], "stage-1": [FakeReplica()]}, tracer=provider.get_tracer("test")
+    ) as rig:
+        await rig.rest(a_request(), traceparent=TRACE_PARENT)
+
+    spans: dict[str, Any] = {span.name: span for span in exporter.get_finished_spans()}
+    assert set(spans) == {"infer", "stage stage-0", "stage stage-1"}
+    assert f"{spans['infer'].parent.span_id:016x}" == "b7ad6b7169203331"
+    assert spans["infer"].attributes["trimtab.outcome"] == "ok"
+    assert spans["stage stage-1"].attributes["trimtab.variant"] == "small"
+    assert spans["stage stage-1"].parent.span_id == spans["infer"].context.span_id
+    assert spans["infer"].start_time <= spans["stage stage-0"].start_time <= spans["stage stage-1"].start_time
+
+
+TRITON_CLIENT = """
+import sys
+import numpy as np
+import tritonclient.grpc as over_grpc
+import tritonclient.http as over_http
+
+x = np.arange(8, dtype=np.float32).reshape(2, 4)
+for module, port in ((over_http, sys.argv[1]), (over_grpc, sys.argv[2])):
+    client = module.InferenceServerClient(f"127.0.0.1:{port}")
+    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("sample")
+    metadata = client.get_model_metadata("sample")
+    assert (metadata["name"] if isinstance(metadata, dict) else metadata.name) == "sample"
+    given = module.InferInput("x", x.shape, "FP32")
+    given.set_data_from_numpy(x)
+    answer = client.infer("sample", [given], outputs=[module.InferRequestedOutput("y")], timeout=9000000)
+    assert np.array_equal(answer.as_numpy("y"), x + 2), answer.as_numpy("y")
+    wrong = module.InferInput("x", [1, 3], "FP32")
+    wrong.set_data_from_numpy(np.zeros((1, 3), np.float32))
+    try:
+        client.infer("sample", [wrong])
+    except Exception as error:
+        assert "input 'x' has shape [1, 3]; it must be [rows, 4]" in str(error), error
+    else:
+        raise AssertionError("no error")
+    client.close()
+given = over_http.InferInput("x", x.shape, "FP32")
+given.set_data_from_numpy(x, binary_data=False)
+client = over_http.InferenceServerClient(f"127.0.0.1:{sys.argv[1]}")
+answer = client.infer("sample", [given], outputs=[over_http.InferRequestedOutput("y", binary_data=False)])
+assert np.array_equal(answer.as_numpy("y"), x + 2)
+client.close()
+print("served")
+"""
+
+
+async def test_tritons_own_clients_are_served_by_the_process(tmp_path):
+    """The real command with real files, driven by tritonclient over HTTP and gRPC, then stopped by SIGTERM."""
+    pytest.importorskip("tritonclient")
+    pipeline = a_pipeline(2)
+    replicas = [await FakeReplica(name=f"r{n}").start() for n in range(2)]
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(pipeline))
+    write_json(tmp_path / "plan.json", a_plan(pipeline))
+    write_json(tmp_path / "endpoints.json", endpoints_of({"stage-0": replicas[:1], "stage-1": replicas[1:]}))
+    paths = (f"--{name}={tmp_path / file}" for name, file in FILES.items())
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "trimtab_router", *paths, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    ports = json.loads(await process.stdout.readline())
+    script = tmp_path / "client.py"
+    script.write_text(textwrap.dedent(TRITON_CLIENT))
+    while True:
+        client = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(script), str(ports["rest_port"]), str(ports["grpc_port"])),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        out, error = await client.communicate()
+        if b"is_server_ready" not in error:
+            break
+    assert (out, client.returncode) == (b"served\n", 0), error.decode()
+
+    os.kill(process.pid, signal.SIGTERM)
+    _, error = await process.communicate()
+    assert process.returncode == 0, error.decode()
+    for replica in replicas:
+        await replica.stop()
+
+
+FILES = {"pipeline": "pipeline.yaml", "plan": "plan.json", "endpoints": "endpoints.json"}
+
+
+async def test_a_pipeline_that_cannot_be_used_ends_the_process_with_its_reason(tmp_path):
+    (tmp_path / "pipeline.yaml").write_text("kind: InferencePipeline\n")
+    paths = (f"--{name}={tmp_path / file}" for name, file in FILES.items())
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "trimtab_router", *paths, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    _, error = await process.communicate()
+
+    assert process.returncode == 2
+    assert "pipeline.yaml: metadata: Field required; spec: Field required" in error.decode()

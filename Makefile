@@ -42,3 +42,7 @@ bench-solver: venv ## time the exact solver and compare it with brute force
 .PHONY: train-predictor
 train-predictor: venv ## train the load forecaster anew
 	$(PY) -m trimtab_predictor.train --trace $(DATA)/twitter_rps_train.csv.gz -o predictor/trimtab_predictor/weights
+
+.PHONY: bench-router
+bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload
+	$(PY) -m benchmarks.router

@@ -1,8 +1,9 @@
 """The optimal choice, by label setting with bounds: exact, without a licence, any number of stages, any small DAG.
 
 A label is a partial choice: one option for each stage so far. Labels dominated in everything that still matters are
-dropped, and so are labels whose best completion cannot beat a plan already known. First a narrow beam finds a good
-plan, then the full search proves or improves it. Everything is numpy over whole fronts of labels.
+dropped, and so are labels whose best completion cannot beat a plan already known. Narrow passes first find good plans
+to beat, until a pass had to give up none of its labels: then its plan is optimal. Everything is numpy over whole
+fronts of labels.
 """
 
 import math
@@ -18,7 +19,7 @@ from trimtab_adapter.solvers.frontier import undominated
 from trimtab_adapter.solvers.pricing import price
 from trimtab_adapter.solvers.table import Floats, Table, tabulate
 
-BEAM = 48  # labels a stage keeps in the first pass
+WIDTHS = (48, 400, None)  # labels a stage keeps in each pass; the last one keeps all that matter
 _EPSILON = 1e-12  # a bound must beat the plan known by more than rounding
 
 
@@ -46,10 +47,13 @@ def solve(program: Program) -> Solution | None:
     envelopes, guesses = price(program, table)
     for guess in guesses:
         known = _better(program, known, _options(program, table, guess))
-    for width in (BEAM, None):
-        found = _Search(program, table, envelopes, _target(program, known), width).run()
+    for width in WIDTHS:
+        search = _Search(program, table, envelopes, _target(program, known), width)
+        found = search.run()
         if found is not None:
             known = _better(program, known, _options(program, table, found))
+        if not search.cut:
+            break
     return None if known is None else Solution(tuple(known), program.objective(known))
 
 
@@ -66,7 +70,7 @@ def _better(program: Program, known: list[Option] | None, found: list[Option]) -
     return found if known is None or program.objective(found) > program.objective(known) else known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Search:
     """One pass over the stages: what to beat, and how many labels a stage may keep (None: all that matter)."""
 
@@ -75,6 +79,7 @@ class _Search:
     envelopes: Sequence[Envelopes]
     target: float
     width: int | None
+    cut: bool = False  # whether labels were given up that could have led to an optimum
 
     def run(self) -> list[int] | None:
         """Extend labels stage by stage; return the picks of the best one that beats the target, or None."""
@@ -131,6 +136,7 @@ class _Search:
         which = np.nonzero(keep)[0]
         if self.width is not None and which.size > self.width:
             which = which[np.argpartition(-bounds[which], self.width)[: self.width]]
+            self.cut = True
         labels = _take(labels, which)
         return _take(labels, undominated(_respects(table, labels)))
 

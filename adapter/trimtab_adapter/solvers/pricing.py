@@ -5,6 +5,7 @@ that choice breaks a constraint, its price must rise. So each price is bisected 
 are often feasible and good, so they come along as guesses.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from trimtab_adapter.program import Program
 from trimtab_adapter.solvers.envelope import Envelopes, Prices, suffixes
 from trimtab_adapter.solvers.table import Table
 
+FEW_CHOICES = 30_000  # so many are searched sooner than good prices are found
 DOUBLINGS = 30
 HALVINGS = 7
 
@@ -33,6 +35,8 @@ class _Probe:
 def price(program: Program, table: Table) -> tuple[list[Envelopes], list[list[int]]]:
     """Return envelopes at the best prices found and at none, and the choices met on the way."""
     search = _Search(program, table)
+    if math.prod(column.index.size for column in table.columns) <= FEW_CHOICES:
+        return [search.best.envelopes], [search.best.picks]
     for _ in range(2 if table.cores_bind or program.accuracy_floor > 0 else 1):
         for name, excess in _CONSTRAINTS:
             if excess(search.best) > 0 or getattr(search.best.envelopes.prices, name) > 0:

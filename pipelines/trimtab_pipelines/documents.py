@@ -71,6 +71,7 @@ def write_atomically(path: Path, text: str) -> None:
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)
+        Path(temporary).chmod(0o644)  # others may read it; mkstemp alone would keep it to this user
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -16,7 +16,7 @@ class ArrivalCounter:
 
     def __init__(self, now: float) -> None:
         self._counts = [0] * (HISTORY_SECONDS + 1)
-        self._second = int(now)
+        self._second = self._first = int(now)
 
     def record(self, now: float, arrivals: int = 1) -> None:
         """Count arrivals in the second of `now`."""
@@ -24,14 +24,14 @@ class ArrivalCounter:
         self._counts[self._second % len(self._counts)] += arrivals
 
     def history(self, now: float) -> list[int]:
-        """Arrivals of the last 600 whole seconds, oldest first."""
+        """Arrivals of the last 600 whole seconds, oldest first; fewer while it has counted for less than that."""
         self._move_to(now)
-        size = len(self._counts)
-        return [self._counts[(self._second + offset) % size] for offset in range(1, size)]
+        seen = min(self._second - self._first, HISTORY_SECONDS)
+        return [self._counts[second % len(self._counts)] for second in range(self._second - seen, self._second)]
 
     def peak(self, now: float) -> int:
         """The most arrivals in one of the last ten whole seconds."""
-        return max(self.history(now)[-PEAK_SECONDS:])
+        return max(self.history(now)[-PEAK_SECONDS:], default=0)
 
     def _move_to(self, now: float) -> None:
         second = int(now)

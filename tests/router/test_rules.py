@@ -79,12 +79,18 @@ def test_arrivals_by_second():
     for moment in (1000.1, 1000.9, 1001.5, 1003.2):
         counter.record(moment)
 
-    history = counter.history(1004.0)
-    assert len(history) == 600
-    assert history[-5:] == [0, 2, 1, 0, 1]
+    assert counter.history(1004.0) == [2, 1, 0, 1]
     assert counter.peak(1004.0) == 2
     assert counter.peak(1011.5) == 1
-    assert sum(counter.history(5000.0)) == 0
+    assert counter.history(5000.0) == [0] * 600
+
+
+def test_seconds_before_the_counting_began_are_unknown_not_empty():
+    counter = ArrivalCounter(1000.0)
+
+    assert counter.history(1000.9) == []
+    assert counter.peak(1000.9) == 0
+    assert counter.history(1002.0) == [0, 0]
 
 
 def test_rows_per_request():

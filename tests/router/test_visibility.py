@@ -143,7 +143,7 @@ async def test_load_and_state_as_the_adapter_reads_them():
             "endpoints": {"replica-0": {"ready": True, "inflight_batches": 0}},
         }
         load = (await rig.get("/trimtab/v1/load"))[1]
-        assert len(load["rps"]) == 600
+        assert len(load["rps"]) < 60  # only since the router counts
         assert abs(load["now"] - time.time()) < 60
 
 

@@ -19,6 +19,11 @@ class Candidate(Protocol):
         """Whether it can take a batch now."""
 
 
+MIN_COMPUTE_SECONDS = 0.002
+"""Batches shorter than this are not sent ahead: there is nothing to gain."""
+MARGIN_SECONDS = 0.0005
+"""Half a millisecond: what a timer and a busy event loop may be late by."""
+
 AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
 
 
@@ -44,3 +49,21 @@ def least_loaded(replicas: Sequence[AnyCandidate], planned: str) -> AnyCandidate
     """
     free = [replica for replica in replicas if replica.free]
     return min(free, key=lambda r: (planned not in r.ready_variants, r.inflight, r.last_used), default=None)
+
+
+def send_ahead_at(departed_at: float, completed_at: float, compute_seconds: float, transfer_seconds: float) -> float:
+    """When to send the batch after this one, for it to arrive in the moment its replica becomes free.
+
+    Only a full batch is sent ahead: nobody could have joined it anyway, so binding is as late as before, and the
+    replica does not idle while an answer and the next batch travel.
+
+    Args:
+        departed_at: when this batch left.
+        completed_at: when the replica's batch before it was answered; before `departed_at` where it found it idle.
+        compute_seconds: what this batch is expected to take on the replica.
+        transfer_seconds: what a batch takes there and back beyond that.
+    """
+    if compute_seconds < MIN_COMPUTE_SECONDS:
+        return float("inf")
+    begun = departed_at if completed_at <= departed_at else completed_at - transfer_seconds
+    return begun + compute_seconds - max(MARGIN_SECONDS, transfer_seconds)

@@ -60,6 +60,11 @@ class Replica:
         self.endpoint = endpoint
         self.inflight = 0
         self.last_used = 0
+        self.completed_at = float("-inf")
+        self.transfer_seconds = 0.0
+        self.takes_ahead = False
+        """Whether it may hold a second, full batch, because it will be free by the time that one arrives."""
+        self._ahead: asyncio.TimerHandle | None = None
         self._concurrency = concurrency
         self._on_change = on_change
         self._ready: frozenset[str] = frozenset()
@@ -97,13 +102,28 @@ class Replica:
         """Hold one more batch; `use` counts the stage's batches."""
         self.inflight += 1
         self.last_used = use
+        self.takes_ahead = False
         self._empty.clear()
 
-    def release(self) -> None:
-        """Hold one batch less."""
+    def release(self, now: float) -> None:
+        """Hold one batch less, from now (monotonic seconds)."""
         self.inflight -= 1
+        self.completed_at = now
+        self.takes_ahead = False
+        if self._ahead is not None:
+            self._ahead.cancel()
+            self._ahead = None
         if not self.inflight:
             self._empty.set()
+
+    def open_ahead(self, seconds: float, wake: Callable[[], None]) -> None:
+        """In so many seconds take a second batch, and call `wake`."""
+
+        def opened() -> None:
+            self.takes_ahead = bool(self.ready_variants)
+            wake()
+
+        self._ahead = asyncio.get_running_loop().call_later(max(seconds, 0.0), opened)
 
     async def retire(self) -> None:
         """Close, once the batches it holds are answered. Whoever calls gives it no more of them."""

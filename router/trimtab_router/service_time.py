@@ -58,6 +58,11 @@ class ServiceTimes:
         estimate = self._estimates.get(key)
         return estimate.base(rows) * (estimate.ratio + estimate.spread) if estimate else 0.0
 
+    def expect(self, key: Key, rows: int) -> float:
+        """Seconds a batch of so many rows takes on average; 0 where nothing is known yet."""
+        estimate = self._estimates.get(key)
+        return estimate.base(rows) * estimate.ratio if estimate else 0.0
+
     def ratio(self, key: Key) -> float:
         """Observed over profiled, 1 before the first observation."""
         estimate = self._estimates.get(key)

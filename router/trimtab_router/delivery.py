@@ -1,0 +1,260 @@
+"""Takes batches to replicas and brings back to each member its own rows, or what went wrong.
+
+Whatever happens to a replica, no member is lost and none is answered twice: rows that were in its hands go back into
+the queue, and rows that break replicas or answers travel alone until it is known whose fault it is.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trimtab_pipelines.plan import StagePlan
+from trimtab_pipelines.spec import OperatingPoint, Stage
+from trimtab_protocol import InferResponse, ProtocolError, Tensor
+from trimtab_protocol.tensors import Array
+from trimtab_router.binding import send_ahead_at
+from trimtab_router.metrics import StageMetrics
+from trimtab_router.policies import BatchView, Policy
+from trimtab_router.queue import DeadlineQueue
+from trimtab_router.refusal import Code, Refusal, invalid
+from trimtab_router.replicas import BatchRequest, Replica, ReplicaLost, ReplicaRefused
+from trimtab_router.scatter import BrokenAnswer, scatter
+from trimtab_router.service_time import WEIGHT, Key, ServiceTimes
+from trimtab_router.work import Served, Slice
+
+log = logging.getLogger(__name__)
+
+MAX_LOST_REPLICAS = 5
+MAX_BROKEN_ANSWERS = 3
+ALONE_FROM_ATTEMPT = 2
+CALLERS_FAULT = frozenset({400, 413, 422})
+NOT_READY = frozenset({404, 429, 503})
+HANG_FACTOR = 20.0
+MIN_HANG_SECONDS = 10.0
+FIRST_BATCH_HANG_SECONDS = 60.0
+MAX_REQUEST_IDS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcel:
+    """A batch on its way; times are monotonic seconds, `departed_unix_nanoseconds` is for traces."""
+
+    replica: Replica
+    request: BatchRequest
+    batch: Sequence[Slice]
+    rows: int
+    departed_at: float
+    departed_unix_nanoseconds: int
+    found_idle: bool
+
+    @property
+    def key(self) -> Key:
+        """What it runs: variant and operating point."""
+        return self.request.variant, str(self.request.parameters["operating_point"])
+
+
+class Delivery:
+    """Delivers the batches of one stage.
+
+    Args:
+        stage: the stage.
+        datatypes: the datatype of each of its inputs.
+        queue: where rows go back to.
+        policy: chooses the operating point of each batch.
+        metrics: of this stage.
+        wake: called when a replica can take another batch or rows came back.
+    """
+
+    def __init__(  # noqa: PLR0913 - wired together in one place
+        self,
+        stage: Stage,
+        *,
+        datatypes: Mapping[str, str],
+        queue: DeadlineQueue,
+        policy: Policy,
+        metrics: StageMetrics,
+        wake: Callable[[], None],
+    ) -> None:
+        self.times = ServiceTimes()
+        self._stage = stage
+        self._datatypes = datatypes
+        self._queue = queue
+        self._policy = policy
+        self._metrics = metrics
+        self._wake = wake
+        self._compute_times = ServiceTimes()
+        self._uses = itertools.count(1)
+        self._ahead: dict[Replica, Parcel] = {}
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def send(
+        self, replica: Replica, variant: str, batch: Sequence[Slice], plan: StagePlan, slack_seconds: float
+    ) -> None:
+        """Let a batch leave for a replica; `slack_seconds` is what its most urgent member can spare in this stage."""
+        rows = sum(piece.rows for piece in batch)
+        point = self._choose_point(variant, rows, plan, slack_seconds)
+        parcel = Parcel(
+            replica=replica,
+            request=self._request(variant, point, batch, rows),
+            batch=batch,
+            rows=rows,
+            departed_at=time.monotonic(),
+            departed_unix_nanoseconds=time.time_ns(),
+            found_idle=replica.inflight == 0,
+        )
+        replica.take(next(self._uses))
+        if parcel.found_idle:
+            self._plan_ahead(parcel)
+        else:
+            self._ahead[replica] = parcel
+        task = asyncio.get_running_loop().create_task(self._deliver(parcel))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    def _choose_point(self, variant: str, rows: int, plan: StagePlan, slack_seconds: float) -> str:
+        if variant != plan.variant:
+            return self._stage.variant(variant).points[0].name
+        view = BatchView(
+            rows=rows,
+            slack_seconds=slack_seconds,
+            planned_point=plan.operating_point,
+            fallback_points=plan.fallback_operating_points,
+            predict_seconds=lambda point: self.times.predict((variant, point), rows),
+        )
+        return self._policy(view)
+
+    def _request(self, variant: str, point: str, batch: Sequence[Slice], rows: int) -> BatchRequest:
+        inputs = [
+            [Tensor(name, self._datatypes[name], piece.array(name)) for piece in batch] for name in batch[0].work.inputs
+        ]
+        predicted = self.times.predict((variant, point), rows)
+        hang_seconds = max(HANG_FACTOR * predicted, MIN_HANG_SECONDS) if predicted else FIRST_BATCH_HANG_SECONDS
+        return BatchRequest(variant, inputs, {"operating_point": point}, _pass_on(batch), hang_seconds)
+
+    async def _deliver(self, parcel: Parcel) -> None:
+        replica, batch = parcel.replica, parcel.batch
+        try:
+            answer = await replica.infer(parcel.request)
+            outputs = scatter(self._stage, answer.outputs, [piece.rows for piece in batch])
+            self._learn(parcel, answer)
+            self._hand_out(parcel, answer, outputs)
+        except ReplicaLost as error:
+            replica.doubt()
+            self._retry_lost(batch, str(error))
+        except ReplicaRefused as error:
+            self._retry_refused(replica, batch, error)
+        except (BrokenAnswer, ProtocolError) as error:
+            self._retry_broken(batch, f"model server {replica.name}: {error}")
+        except Exception as error:
+            log.exception("stage %s: a batch of %d slices failed", self._stage.name, len(batch))
+            for piece in batch:
+                self._fail(piece, f"{type(error).__name__}: {error}")
+        finally:
+            replica.release(time.monotonic())
+            follower = self._ahead.pop(replica, None)
+            if follower is not None and follower is not parcel:
+                self._plan_ahead(follower)
+            self._wake()
+
+    def _learn(self, parcel: Parcel, answer: InferResponse) -> None:
+        """How long it took, from when its replica had nothing else to do."""
+        now = time.monotonic()
+        replica, compute_seconds = parcel.replica, answer.parameters.get("compute_seconds")
+        seconds = now - max(parcel.departed_at, replica.completed_at)
+        self.times.observe(parcel.key, parcel.rows, seconds)
+        self._metrics.served(parcel.request.variant, parcel.rows, seconds, self.times.ratio(parcel.key))
+        if isinstance(compute_seconds, float):
+            self._compute_times.observe(parcel.key, parcel.rows, compute_seconds)
+            if parcel.found_idle:
+                transfer_seconds = max(seconds - compute_seconds, 0.0)
+                replica.transfer_seconds += WEIGHT * (transfer_seconds - replica.transfer_seconds)
+
+    def _plan_ahead(self, parcel: Parcel) -> None:
+        """Open the replica for a full batch just before it is free."""
+        replica = parcel.replica
+        compute_seconds = self._compute_times.expect(parcel.key, parcel.rows)
+        due = send_ahead_at(parcel.departed_at, replica.completed_at, compute_seconds, replica.transfer_seconds)
+        if due < float("inf"):
+            replica.open_ahead(due - time.monotonic(), self._wake)
+
+    def _hand_out(self, parcel: Parcel, answer: InferResponse, outputs: Sequence[Mapping[str, Array]]) -> None:
+        seconds = time.monotonic() - parcel.departed_at
+        point = self._point_served(parcel, answer)
+        for piece, own in zip(parcel.batch, outputs, strict=True):
+            waited = parcel.departed_at - piece.work.enqueued_at
+            self._metrics.queue_seconds.observe(waited)
+            served = Served(
+                variant=parcel.request.variant,
+                operating_point=point.name,
+                batch_rows=parcel.rows,
+                queue_seconds=waited,
+                service_seconds=seconds,
+                accuracy=point.accuracy,
+                departed_unix_nanoseconds=parcel.departed_unix_nanoseconds,
+            )
+            piece.work.add_piece(piece.start, piece.rows, own, served)
+
+    def _point_served(self, parcel: Parcel, answer: InferResponse) -> OperatingPoint:
+        """The operating point the model server says it ran, else the one that was asked for."""
+        variant, asked = parcel.key
+        points = {point.name: point for point in self._stage.variant(variant).points}
+        return points.get(str(answer.parameters.get("operating_point", asked)), points[asked])
+
+    def _retry_lost(self, batch: Sequence[Slice], message: str) -> None:
+        log.warning("stage %s: %s; its batch is sent again", self._stage.name, message)
+        for piece in batch:
+            if piece.attempts + 1 >= MAX_LOST_REPLICAS:
+                self._fail(piece, f"{piece.attempts + 1} replicas were lost while they served it; the last: {message}")
+            else:
+                self._return(piece, "ReplicaLost", alone=piece.attempts + 1 >= ALONE_FROM_ATTEMPT)
+
+    def _retry_refused(self, replica: Replica, batch: Sequence[Slice], error: ReplicaRefused) -> None:
+        if error.status in NOT_READY:
+            replica.doubt()
+            for piece in batch:
+                self._return(piece, "ReplicaNotReady", alone=piece.alone, attempts=0)
+        elif error.status not in CALLERS_FAULT:
+            self._retry_broken(batch, f"model server {replica.name} answered {error.status}: {error.message}")
+        elif len(batch) == 1:
+            piece = batch[0]
+            if not piece.work.closed:
+                piece.work.owner.work_refused(invalid(f"stage {self._stage.name}: {error.message}"))
+        else:
+            for piece in batch:
+                self._return(piece, "CulpritSought", alone=True, attempts=0)
+
+    def _retry_broken(self, batch: Sequence[Slice], message: str) -> None:
+        log.warning("stage %s: %s", self._stage.name, message)
+        for piece in batch:
+            if piece.attempts + 1 >= MAX_BROKEN_ANSWERS:
+                self._fail(piece, message)
+            else:
+                self._return(piece, "ModelServerError", alone=True)
+
+    def _return(self, piece: Slice, reason: str, *, alone: bool, attempts: int = 1) -> None:
+        """Put a slice back where it was by its deadline."""
+        if not piece.work.closed:
+            self._metrics.retried(reason)
+            self._queue.push(Slice(piece.work, piece.start, piece.stop, piece.attempts + attempts, alone))
+
+    def _fail(self, piece: Slice, message: str) -> None:
+        if not piece.work.closed:
+            name = self._stage.name
+            piece.work.owner.work_refused(
+                Refusal(Code.INTERNAL, "ModelServerError", f"stage {name}: {message}", stage=name)
+            )
+
+
+def _pass_on(batch: Sequence[Slice]) -> dict[str, str]:
+    """Trace headers for the model server: the first member's trace, everybody's request id."""
+    headers: dict[str, str] = {}
+    trace_parent = next((piece.work.owner.trace_parent for piece in batch if piece.work.owner.trace_parent), "")
+    if trace_parent:
+        headers["traceparent"] = trace_parent
+    request_ids = [piece.work.owner.request_id for piece in batch if piece.work.owner.request_id]
+    if request_ids:
+        headers["x-request-id"] = ",".join(request_ids[:MAX_REQUEST_IDS])
+    return headers

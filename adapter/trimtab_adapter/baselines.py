@@ -10,7 +10,7 @@ from trimtab_adapter.options import Question, profiled_points
 from trimtab_adapter.program import TOLERANCE, Option
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile, PointProfile
-from trimtab_pipelines.spec import InferencePipeline, OperatingPoint, Pin, Stage, Variant
+from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec, OperatingPoint, Pin, Stage, Variant
 
 Which = Literal["lightest", "heaviest"]
 _HALVINGS = 16
@@ -45,12 +45,16 @@ def static_plan(
 
 def _pinned(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], which: Which) -> InferencePipeline:
     question = Question(pipeline.spec, profiles, 0.0)
-    stages = tuple(stage.model_copy(update={"pin": _pick(question, stage, which)}) for stage in pipeline.spec.order)
-    by_name = {stage.name: stage for stage in stages}
-    ordered = tuple(by_name[stage.name] for stage in pipeline.spec.stages)
     objective = pipeline.spec.objective.model_copy(update={"accuracy_floor": None, "goal": "Weighted"})
-    spec = pipeline.spec.model_copy(update={"stages": ordered, "objective": objective})
-    return pipeline.model_copy(update={"spec": type(spec).model_validate(spec.model_dump(by_alias=True))})
+    spec = pipeline.spec.model_copy(update={"objective": objective})
+    pins = {stage.name: _pick(question, stage, which) for stage in pipeline.spec.stages}
+    return pipeline.model_copy(update={"spec": _with_pins(spec, pins)})
+
+
+def _with_pins(spec: InferencePipelineSpec, pins: Mapping[str, Pin]) -> InferencePipelineSpec:
+    """Return the pipeline with other pins, validated anew: a mere copy would carry along what it has cached."""
+    stages = tuple(stage.model_copy(update={"pin": pins[stage.name]}) for stage in spec.stages)
+    return InferencePipelineSpec.model_validate(spec.model_copy(update={"stages": stages}).model_dump(by_alias=True))
 
 
 def _pick(question: Question, stage: Stage, which: Which) -> Pin:
@@ -102,12 +106,16 @@ def _spread(question: Question, found: Answer) -> Answer:
             ),
         )
         replicas[fullest] += 1
-    sizes = {name: {"replicas": replicas[name], "batch_size": option.batch_size} for name, option in chosen.items()}
-    stages = tuple(
-        stage.model_copy(update={"pin": stage.pin.model_copy(update=sizes[stage.name])})
-        for stage in question.spec.stages
-    )
-    spread = answer(replace(question, spec=question.spec.model_copy(update={"stages": stages})))
+    pins = {
+        name: Pin(
+            variant=option.variant,
+            operating_point=option.operating_point,
+            batch_size=option.batch_size,
+            replicas=replicas[name],
+        )
+        for name, option in chosen.items()
+    }
+    spread = answer(replace(question, spec=_with_pins(question.spec, pins)))
     return spread if spread.feasible else found
 
 

@@ -29,28 +29,28 @@ def busy_wait_seconds(service_seconds: float, replicas: int, quantile: float) ->
     return service_seconds * (1.0 - math.pow(1.0 - quantile, 1.0 / replicas))
 
 
-def backlog_seconds(load_rps: float, throughput_rps: float, quantile: float) -> float:
+def backlog_seconds(load_rps: float, throughput_rps: float, quantile: float, rows_together: float = 1.0) -> float:
     """Return the wait for rows that did not fit into the next batch, at a quantile.
 
-    Each time a replica takes up to b rows, Poisson arrivals have brought ρ·b on average. In heavy traffic the rows left
-    over are exponential with mean ρ/(2(1−ρ)) (Kingman 1961), whatever b, and leave at the stage's throughput.
+    Each time a replica takes up to b rows, arrivals have brought ρ·b on average. In heavy traffic the rows left over
+    are exponential with mean r·ρ/(2(1−ρ)) (Kingman 1961), whatever b, where Poisson arrivals bring r rows together (a
+    fan-out). They leave at the stage's throughput. A request also waits for the rest of its own r rows, and of those
+    of the request before it.
     """
     if load_rps >= throughput_rps:
         return math.inf
     utilisation = load_rps / throughput_rps
-    return -math.log(1.0 - quantile) * utilisation / (2.0 * (1.0 - utilisation)) / throughput_rps
+    left_over = -math.log(1.0 - quantile) * rows_together * utilisation / (2.0 * (1.0 - utilisation))
+    return (left_over + 2.0 * max(0.0, rows_together - 1.0)) / throughput_rps
 
 
-def planned_seconds(
-    service_seconds: float, replicas: int, load_rps: float, throughput_rps: float, quantile: float
-) -> float:
+def planned_seconds(service_seconds: float, replicas: int, backlog: float, quantile: float) -> float:
     """Return the latency of a stage under work-conserving batches: backlog, wait for a busy replica, the own batch.
 
     Conservative on purpose: the batch before is taken to be full and every replica to be busy. Stages are added at
     their quantiles, although a request is seldom unlucky in all of them.
     """
-    waiting = busy_wait_seconds(service_seconds, replicas, quantile)
-    return service_seconds + waiting + backlog_seconds(load_rps, throughput_rps, quantile)
+    return service_seconds + busy_wait_seconds(service_seconds, replicas, quantile) + backlog
 
 
 def published_seconds(service_seconds: float, batch_size: int, load_rps: float) -> float:

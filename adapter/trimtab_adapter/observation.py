@@ -11,7 +11,8 @@ MOST_RPS = 1e7  # no single router receives more; a larger count is a fault
 MOST_ROWS = 1e4  # rows one request can fan out to
 RATIO_RANGE = (0.5, 4.0)  # a machine farther from its profile than this needs a new profile, not a correction
 WEIGHT = 0.3  # of the newest ratio in the moving average
-DEADBAND = 0.1  # relative change below which the value in use stays
+RISE = 0.1  # relative change above which a greater measurement is used: it asks for more capacity
+FALL = 0.25  # the same for a smaller one; wider, so that noise around one value does not change plans
 
 
 class ObservationError(Exception):
@@ -83,7 +84,7 @@ def damp(before: Measured | None, measured: float, low: float, high: float) -> M
     if before is None:
         return Measured(clamped, clamped)
     average = before.average + WEIGHT * (clamped - before.average)
-    moved = abs(average - before.used) > DEADBAND * before.used
+    moved = average > (1.0 + RISE) * before.used or average < (1.0 - FALL) * before.used
     return Measured(average, average if moved else before.used)
 
 

@@ -8,7 +8,7 @@ only one without the price of a change.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from trimtab_adapter.latency import least_replicas, planned_seconds
+from trimtab_adapter.latency import backlog_seconds, least_replicas, planned_seconds
 from trimtab_adapter.program import Option, Program, StageOptions, weights_of
 from trimtab_pipelines.accuracy import stage_values
 from trimtab_pipelines.graph import REQUEST, split_reference
@@ -34,8 +34,11 @@ class Question:
 
     def stage_rps(self, stage: str) -> float:
         """Return the rows per second a stage must carry, headroom included."""
-        rows = self.rows_per_request.get(stage, self.spec.expected_rows[stage])
-        return self.load_rps * rows * (1.0 + self.spec.adaptation.headroom)
+        return self.load_rps * self.rows(stage) * (1.0 + self.spec.adaptation.headroom)
+
+    def rows(self, stage: str) -> float:
+        """Return the rows a request brings to a stage, as measured or else as expected."""
+        return self.rows_per_request.get(stage, self.spec.expected_rows[stage])
 
     def running(self, stage: str) -> StagePlan | None:
         """Return what runs in a stage now, if anything."""
@@ -178,6 +181,7 @@ def _option(  # noqa: PLR0913, PLR0917 (one option has this many sides)
     kept = running is None or asked == (running.variant, running.operating_point, running.batch_size, running.replicas)
     throughput_rps = replicas * candidate.profile.throughput_rps(batch_size) / candidate.service_ratio
     service = candidate.profile.latency_seconds(batch_size, quantile) * candidate.service_ratio
+    backlog = backlog_seconds(load_rps, throughput_rps, quantile, question.rows(stage.name))
     return Option(
         variant=variant.name,
         operating_point=point.name,
@@ -187,7 +191,7 @@ def _option(  # noqa: PLR0913, PLR0917 (one option has this many sides)
         gpus=replicas * variant.resources.gpu,
         accuracy=point.accuracy,
         value=stage_values(stage, question.spec.objective)[variant.name, point.name],
-        latency_seconds=planned_seconds(service, replicas, load_rps, throughput_rps, quantile),
+        latency_seconds=planned_seconds(service, replicas, backlog, quantile),
         throughput_rps=throughput_rps,
         penalty=0.0 if kept else question.spec.adaptation.switching_cost,
     )

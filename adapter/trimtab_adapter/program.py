@@ -102,6 +102,7 @@ class Solution:
 
     choice: tuple[Option, ...]
     objective: float
+    gap: float = 0.0  # proven: no choice is better by more than this
 
 
 def models(choice: Iterable[Option]) -> tuple[tuple[str, str], ...]:

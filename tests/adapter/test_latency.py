@@ -1,7 +1,9 @@
 """Waiting and replicas: the formulas' values, and what must hold of them."""
 
+import heapq
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,12 @@ def test_one_busy_replica_makes_wait_almost_a_whole_batch_and_many_much_less():
 
 def test_an_overloaded_stage_waits_for_ever():
     assert latency.backlog_seconds(100.0, 100.0, 0.99) == math.inf
-    assert latency.planned_seconds(0.1, 1, 120.0, 100.0, 0.99) == math.inf
+    assert latency.planned_seconds(0.1, 1, math.inf, 0.99) == math.inf
+
+
+def test_rows_that_come_together_wait_for_each_other():
+    assert latency.backlog_seconds(0.0, 10.0, 0.99, rows_together=3.0) == pytest.approx(0.4)
+    assert latency.backlog_seconds(5.0, 10.0, 0.99, 3.0) > 3 * latency.backlog_seconds(5.0, 10.0, 0.99)
 
 
 @pytest.mark.parametrize(("load_rps", "replicas"), [(0.0, 1), (8.0, 1), (8.01, 2), (16.0, 2), (80.0, 10)])
@@ -32,12 +39,12 @@ def test_least_replicas_keep_the_utilisation_margin(load_rps, replicas):
 
 @given(st.floats(1e-4, 10), st.integers(1, 60), st.floats(0, 500), st.floats(0.1, 1000), st.floats(0.5, 0.999))
 def test_latency_falls_with_replicas_and_rises_with_load(service, replicas, load_rps, replica_rps, quantile):
-    throughput = replicas * replica_rps
-    planned = latency.planned_seconds(service, replicas, load_rps, throughput, quantile)
-    more = latency.planned_seconds(service, replicas + 1, load_rps, throughput + replica_rps, quantile)
-    busier = latency.planned_seconds(service, replicas, load_rps * 1.1, throughput, quantile)
+    def planned(n, load):
+        backlog = latency.backlog_seconds(load, n * replica_rps, quantile)
+        return latency.planned_seconds(service, n, backlog, quantile)
 
-    assert service <= more <= planned <= busier
+    assert service <= planned(replicas + 1, load_rps) <= planned(replicas, load_rps)
+    assert planned(replicas, load_rps) <= planned(replicas, load_rps * 1.1)
 
 
 @given(st.floats(0, 1e4), st.floats(0.1, 1e4))
@@ -47,3 +54,41 @@ def test_least_replicas_carry_the_load_and_one_fewer_does_not(load_rps, replica_
 
     assert replicas * carried >= load_rps * (1 - 1e-6)
     assert replicas == 1 or (replicas - 1) * carried < load_rps
+
+
+def simulate(load_rps, service, batch_size, replicas, rows_together):
+    """Play Poisson requests of equal rows through replicas that take what waits; return each request's latency."""
+    rng = np.random.default_rng(7)
+    arrivals = np.cumsum(rng.exponential(rows_together / load_rps, 20_000))
+    free = [0.0] * replicas
+    finished = np.zeros(arrivals.size)
+    rows = np.repeat(np.arange(arrivals.size), rows_together)
+    at = 0
+    while at < rows.size:
+        start = max(heapq.heappop(free), arrivals[rows[at]])
+        waiting = int(np.searchsorted(arrivals, start, side="right")) * rows_together
+        taken = rows[at : min(at + batch_size, max(waiting, at + 1))]
+        finish = start + service(len(taken))
+        finished[taken] = np.maximum(finished[taken], finish)
+        heapq.heappush(free, finish)
+        at += len(taken)
+    return finished - arrivals
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize(("replicas", "rows_together"), [(1, 1), (1, 3), (2, 2), (4, 1)])
+@pytest.mark.parametrize("utilisation", [0.3, 0.6, 0.8])
+def test_planned_latency_is_kept_when_batches_are_played_out(batch_size, replicas, rows_together, utilisation):
+    """What is planned at 99 % must hold for at least 98 % of requests, and not be wildly more than needed."""
+
+    def service(rows):
+        return 0.004 + 0.002 * rows
+
+    throughput = replicas * batch_size / service(batch_size)
+    load_rps = utilisation * throughput
+    backlog = latency.backlog_seconds(load_rps, throughput, 0.99, rows_together)
+    planned = latency.planned_seconds(service(batch_size), replicas, backlog, 0.99)
+    seconds = simulate(load_rps, service, batch_size, replicas, rows_together)
+
+    assert np.mean(seconds <= planned) >= 0.98
+    assert planned <= 6 * np.quantile(seconds, 0.99)

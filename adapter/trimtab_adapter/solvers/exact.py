@@ -19,13 +19,13 @@ from trimtab_adapter.solvers.frontier import undominated
 from trimtab_adapter.solvers.pricing import price
 from trimtab_adapter.solvers.table import Floats, Table, tabulate
 
-WIDTHS = (48, 400, None)  # labels a stage keeps in each pass; the last one keeps all that matter
+WIDTHS = (48, 400, 10_000)  # labels a stage keeps in each pass; where even the last is too few, the gap says so
 _EPSILON = 1e-12  # a bound must beat the plan known by more than rounding
 
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """Partial choices; arrays of shape [labels], `finish` of shape [live stages, labels]."""
+    """Partial choices; arrays of shape [labels], `finish` of shape [live groups of stages, labels]."""
 
     value: Floats
     cost: Floats
@@ -54,7 +54,10 @@ def solve(program: Program) -> Solution | None:
             known = _better(program, known, _options(program, table, found))
         if not search.cut:
             break
-    return None if known is None else Solution(tuple(known), program.objective(known))
+    if known is None:
+        return None
+    objective = program.objective(known)
+    return Solution(tuple(known), objective, gap=max(0.0, _root_bound(envelopes) - objective) if search.cut else 0.0)
 
 
 def _options(program: Program, table: Table, picks: Sequence[int]) -> list[Option]:
@@ -72,13 +75,13 @@ def _better(program: Program, known: list[Option] | None, found: list[Option]) -
 
 @dataclass(slots=True)
 class _Search:
-    """One pass over the stages: what to beat, and how many labels a stage may keep (None: all that matter)."""
+    """One pass over the stages: what to beat, and how many labels a stage may keep."""
 
     program: Program
     table: Table
     envelopes: Sequence[Envelopes]
     target: float
-    width: int | None
+    width: int
     cut: bool = False  # whether labels were given up that could have led to an optimum
 
     def run(self) -> list[int] | None:
@@ -104,7 +107,7 @@ class _Search:
         parent, option = np.nonzero(possible)
         return self._grow(labels, k, parent, option, finish[parent, option])
 
-    def _awaited(self, k: int) -> tuple[int, ...]:
+    def _awaited(self, k: int) -> tuple[tuple[int, ...], ...]:
         return self.table.live[k - 1] if k else ()
 
     def _grow(
@@ -112,7 +115,13 @@ class _Search:
     ) -> _Labels:
         table, column, awaited = self.table, self.table.columns[k], self._awaited(k)
         value = labels.value[parent]
-        rows = [finish if stage == k else labels.finish[awaited.index(stage), parent] for stage in table.live[k]]
+        rows = [
+            np.maximum.reduce(
+                [labels.finish[n, parent] for n, before in enumerate(awaited) if before[0] in group]
+                + ([finish] if k in group else [])
+            )
+            for group in table.live[k]
+        ]
         return _Labels(
             value=value * column.value[option] if table.is_product else value + column.value[option],
             cost=labels.cost[parent] + column.cost[option],
@@ -134,7 +143,7 @@ class _Search:
         if table.differs and stage == len(table.columns):
             keep &= ~labels.same
         which = np.nonzero(keep)[0]
-        if self.width is not None and which.size > self.width:
+        if which.size > self.width:
             which = which[np.argpartition(-bounds[which], self.width)[: self.width]]
             self.cut = True
         labels = _take(labels, which)
@@ -147,6 +156,11 @@ class _Search:
             priced = labels.cost + prices.second * labels.flow_seconds + prices.core * labels.cores
             np.minimum(bounds, envelope.bound(stage, labels.value, priced), out=bounds)
         return bounds
+
+
+def _root_bound(envelopes: Sequence[Envelopes]) -> float:
+    start, nothing = np.ones(1), np.zeros(1)
+    return min(float(e.bound(0, start if e.is_product else nothing, nothing)[0]) for e in envelopes)
 
 
 def _target(program: Program, known: list[Option] | None) -> float:
@@ -163,10 +177,11 @@ def _root(program: Program) -> _Labels:
     return _Labels(start, zero, zero, zero, zero, same, np.zeros((0, 1)), nothing, nothing)
 
 
-def _start(labels: _Labels, awaited: tuple[int, ...], predecessors: tuple[int, ...]) -> Floats:
+def _start(labels: _Labels, awaited: tuple[tuple[int, ...], ...], predecessors: tuple[int, ...]) -> Floats:
+    """Return when the stage's inputs are there; a group is read as a whole or not at all."""
     if not predecessors:
         return np.zeros(labels.value.size)
-    return np.asarray(labels.finish[[awaited.index(p) for p in predecessors]].max(axis=0))
+    return np.asarray(labels.finish[[n for n, group in enumerate(awaited) if group[0] in predecessors]].max(axis=0))
 
 
 def _take(labels: _Labels, which: NDArray[np.intp]) -> _Labels:

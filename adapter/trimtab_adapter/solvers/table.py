@@ -30,7 +30,7 @@ class Table:
     """The program's columns and the bounds that prune partial choices. Arrays over stages have one entry more."""
 
     columns: tuple[Column, ...]
-    live: tuple[tuple[int, ...], ...]  # stages whose finish is still awaited after each stage
+    live: tuple[tuple[tuple[int, ...], ...], ...]  # groups of stages whose finish is still awaited after each stage
     least_tail: tuple[float, ...]  # least seconds from the end of a stage to the last answer
     flow: tuple[float, ...]  # share of a unit of flow through each stage; 1 in a chain
     least_cores: Floats  # of the stages from k on
@@ -101,12 +101,21 @@ def _suffix_sum(parts: Sequence[float]) -> Floats:
     return np.cumsum([0.0, *parts[::-1]])[::-1]
 
 
-def _live(predecessors: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Return, after each stage, the finished stages that a later one waits for."""
-    last_reader = {p: reader for reader, waits_for in enumerate(predecessors) for p in waits_for}
-    return tuple(
-        tuple(stage for stage in range(k + 1) if last_reader.get(stage, -1) > k) for k in range(len(predecessors))
-    )
+def _live(predecessors: Sequence[tuple[int, ...]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Return, after each stage, the finished stages that later ones wait for, in groups.
+
+    Stages that the same later stages wait for are one group: of these only the last to finish matters any more. So
+    parallel branches that join in one stage cost a single figure, however many they are.
+    """
+    groups = []
+    for k in range(len(predecessors)):
+        waiting: dict[frozenset[int], list[int]] = {}
+        for stage in range(k + 1):
+            readers = frozenset(r for r in range(k + 1, len(predecessors)) if stage in predecessors[r])
+            if readers:
+                waiting.setdefault(readers, []).append(stage)
+        groups.append(tuple(tuple(group) for group in waiting.values()))
+    return tuple(groups)
 
 
 def _least_tail(predecessors: Sequence[tuple[int, ...]], least_seconds: Sequence[float]) -> tuple[float, ...]:

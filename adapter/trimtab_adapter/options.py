@@ -88,7 +88,17 @@ def point_profile(question: Question, stage: Stage, variant: Variant, point: Ope
 
 
 def service_ratio(question: Question, stage: Stage, variant: Variant, profile: PointProfile) -> float:
-    """Return observed over profiled service time of a variant.
+    """Return observed over profiled service time of a variant, as far as it may be planned with.
+
+    A replica that asks for a fraction of a core is faster than its share while the node has time to spare. That is no
+    capacity to count on: if all replicas were planned so, there would be none to spare.
+    """
+    ratio = _measured_ratio(question, stage, variant, profile)
+    return max(ratio, 1.0) if variant.resources.cpu < 1.0 else ratio
+
+
+def _measured_ratio(question: Question, stage: Stage, variant: Variant, profile: PointProfile) -> float:
+    """Return observed over profiled service time, of this variant or deduced from the one that runs.
 
     Of a variant that was never seen serving we assume the excess seconds of the one that runs now, at most in
     proportion: a slow machine slows the lighter ones alike, a fixed overhead hardly touches the heavier ones.

@@ -12,6 +12,8 @@ from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of
 from tests.builders import a_point_profile, a_profile
 from trimtab_adapter.decide import PlanningError, initial_plan
 from trimtab_adapter.hysteresis import drop_below, planning_load
+from trimtab_adapter.options import Question, service_ratio
+from trimtab_pipelines.quantity import parse_quantity
 
 
 def variants(plan):
@@ -244,3 +246,16 @@ def test_a_branch_counts_the_slower_side():
 
     assert expected(forked).latency_seconds == pytest.approx(latencies[0] + max(latencies[1:]))
     assert expected(chain).latency_seconds == pytest.approx(math.fsum(s.latency_seconds for s in chain.spec.stages))
+
+
+@pytest.mark.parametrize(("cores", "counts"), [("1", True), ("500m", False)])
+def test_spare_time_of_a_node_is_no_capacity_of_a_replica_that_asked_for_less_than_a_core(cores, counts):
+    pipeline = a_ladder(stages=1, variant={"resources": {"cpu": cores}}, budget={"cores": cores})
+    profile = profiles_of(pipeline)["stage-0"]
+    points = [point.model_copy(update={"cores": float(parse_quantity(cores))}) for point in profile.spec.points]
+    question = Question(pipeline.spec, {"stage-0": a_profile("stage-0", points)}, 10.0, {}, {("stage-0", "light"): 0.5})
+    light = pipeline.spec.stages[0].variant("light")
+
+    ratio = service_ratio(question, pipeline.spec.stages[0], light, points[0])
+
+    assert ratio == (0.5 if counts else 1.0)

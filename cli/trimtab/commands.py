@@ -7,6 +7,7 @@ import click
 import typer
 
 from trimtab.local.processes import StartError
+from trimtab.local.replicas import end_fork_server
 from trimtab.local.router_client import RouterUnreachable
 from trimtab.verbs import compare, demo, load, plan, profile, report, status, up
 from trimtab_adapter.decide import PlanningError
@@ -44,6 +45,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error) or type(error).__name__, 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
+    finally:
+        end_fork_server()
     return code if isinstance(code, int) else 0
 
 

@@ -44,10 +44,7 @@ def _page(session: Session, window: Window) -> Group:
     lines = [Text(_load_line(session, window), style="bold"), Text(_outcome_line(session))]
     if plan is not None:
         lines.append(Text(_plan_line(plan), style="dim"))
-    lines += [
-        Text(f"! {fault.what} {fault.detail.splitlines()[0] if fault.detail else ''}", style="red")
-        for fault in session.local.faults[-3:]
-    ]
+    lines += [Text(f"! {fault.what}", style="red") for fault in session.local.faults[-3:]]
     return Group(*lines, _stages(session, plan))
 
 

@@ -41,11 +41,12 @@ class Machine:
             self.started += 1
             return
         place, replica = next((n, r) for n, r in enumerate(self.replicas) if r.name == action.name)
-        changed = {
-            Resize: lambda: replace(replica, variant=action.variant, cores=action.cores),
-            MarkDraining: lambda: replace(replica, state="draining", draining_since=self.now),
-            Stop: lambda: replace(replica, state="stopping"),
-        }[type(action)]()
+        if isinstance(action, Resize):
+            changed = replace(replica, variant=action.variant, cores=action.cores)
+        elif isinstance(action, MarkDraining):
+            changed = replace(replica, state="draining", draining_since=self.now)
+        else:
+            changed = replace(replica, state="stopping")
         self.replicas[place] = changed
 
     def route(self, targets: list[Target]) -> None:

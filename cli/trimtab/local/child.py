@@ -2,6 +2,8 @@
 
 import os
 import sys
+import threading
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -14,6 +16,7 @@ def serve(folder: str, log: str, ready: Connection) -> None:
     """Serve a folder of models until SIGTERM; send the ports as a dictionary once ready. Does not return."""
     os.setsid()  # Ctrl-C in the terminal is the supervisor's to handle
     die_with_parent()
+    threading.Thread(target=_die_with_supervisor, name="watch supervisor", daemon=True).start()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -32,3 +35,11 @@ def serve(folder: str, log: str, ready: Connection) -> None:
         code = CANNOT_SERVE
     sys.stderr.flush()
     os._exit(code)  # all is closed and written by now; taking torch apart would take seconds
+
+
+def _die_with_supervisor() -> None:
+    """End with the process that asked for this one; the fork server, our parent to the kernel, waits for us to."""
+    supervisor = parent_process()
+    if supervisor is not None:
+        supervisor.join()
+        os._exit(CANNOT_SERVE)

@@ -5,6 +5,7 @@ MLServer. The fork server ends with us; its children are tied to it by the kerne
 """
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import signal
@@ -21,6 +22,8 @@ from trimtab.local import child
 
 PRELOADED = ["trimtab_model_servers.server", "trimtab.local.child"]
 STOP_PATIENCE_SECONDS = 10.0
+
+log = logging.getLogger(__name__)
 
 
 class ReplicaProcess:
@@ -58,8 +61,16 @@ class ReplicaProcess:
             target=child.serve, args=(str(self.folder), str(self.log), ports), name=self.folder.name, daemon=True
         )
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(process.start)  # the first one waits for the fork server's imports
-        ports.close()
+        try:
+            await asyncio.to_thread(process.start)  # the first one waits for the fork server's imports
+        except (OSError, EOFError) as error:  # the fork server has just died; the next start makes another
+            log.warning("%s cannot be forked: %s", self.folder.name, error)
+            self._ports.close()
+            self._ended.set()
+            self._on_end()
+            return
+        finally:
+            ports.close()
         self._process = process
         self._loop.add_reader(self._ports.fileno(), self._read_ports)
         self._loop.add_reader(process.sentinel, self._end)
@@ -119,7 +130,7 @@ def begin_fork_server() -> None:
 
 
 def end_fork_server() -> None:
-    """End the fork server now rather than at our own end, when no replica is left."""
+    """End the fork server rather than let it notice that we have ended; this process can start no replica after it."""
     for process in psutil.Process().children():
         with suppress(psutil.Error):
             if "multiprocessing.forkserver" in " ".join(process.cmdline()):

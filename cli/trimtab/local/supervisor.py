@@ -22,7 +22,7 @@ from trimtab.local.fleet import Fleet, Site
 from trimtab.local.hosting import memory_bytes_per_replica
 from trimtab.local.ports import RouterPorts
 from trimtab.local.processes import Module, StartError
-from trimtab.local.replicas import begin_fork_server, end_fork_server
+from trimtab.local.replicas import begin_fork_server
 from trimtab.local.rollout import backoff_seconds
 from trimtab.local.router_client import RouterClient, RouterUnreachable
 from trimtab_pipelines.documents import DocumentError, load_pipeline, load_plan, write_json
@@ -166,7 +166,6 @@ class Supervisor:
         if self.adapter is not None:
             stopping.append(self.adapter.stop(STOP_SECONDS))
         await asyncio.gather(*stopping)
-        end_fork_server()
         shutil.rmtree(self.setup.folder / "models", ignore_errors=True)
 
     async def _start(self) -> None:

@@ -36,22 +36,25 @@ def stage_chart(run: Run, stage: str) -> go.Figure:
     """What a stage ran: the variant, lightest at the bottom, its batch size, and its replicas."""
     variants = sorted(run.pipeline.spec.stage(stage).variants, key=lambda v: (v.accuracy, v.name))
     names = [variant.name for variant in variants]
-    figure = make_subplots(rows=3, shared_xaxes=True, vertical_spacing=0.07, row_heights=[0.5, 0.25, 0.25])
+    titles = ("variant", "batch size", "replicas ready")
+    figure = make_subplots(
+        rows=3, shared_xaxes=True, vertical_spacing=0.1, row_heights=[0.5, 0.25, 0.25], subplot_titles=titles
+    )
+    figure.update_annotations(x=0, xanchor="left", font={"size": 13})
     found = series.stretches(run, stage)
     at = np.array([moment for stretch in found for moment in (stretch.start, stretch.end)])
     rows: list[tuple[str, list[Any], str, float]] = [
-        ("variant", [s.stage.variant for s in found for _ in range(2)], BLUE, 4.0),
-        ("batch size", [s.stage.batch_size for s in found for _ in range(2)], ORANGE, 2.0),
-        ("replicas ready", [s.stage.ready_replicas for s in found for _ in range(2)], GREY, 2.0),
+        (titles[0], [s.stage.variant for s in found for _ in range(2)], BLUE, 4.0),
+        (titles[1], [s.stage.batch_size for s in found for _ in range(2)], ORANGE, 2.0),
+        (titles[2], [s.stage.ready_replicas for s in found for _ in range(2)], GREY, 2.0),
     ]
     for row, (name, values, colour, width) in enumerate(rows, 1):
         trace = go.Scatter(x=at, y=values, name=name, mode="lines", line={"color": colour, "width": width})
         figure.add_trace(trace, row=row, col=1)
-        figure.update_yaxes(title_text=name, row=row, col=1)
     figure.update_yaxes(categoryorder="array", categoryarray=names, range=[-0.5, len(names) - 0.5], row=1, col=1)
     figure.update_yaxes(rangemode="tozero", nticks=4, row=2, col=1)
     figure.update_yaxes(rangemode="tozero", nticks=4, dtick=_whole_steps(found), row=3, col=1)
-    _dress(figure, run, height=HEIGHT + 60 + 14 * len(names), legend=False)
+    _dress(figure, run, height=HEIGHT + 80 + 14 * len(names), legend=False)
     figure.update_xaxes(title_text="", row=1, col=1)
     figure.update_xaxes(title_text="", row=2, col=1)
     return figure
@@ -142,7 +145,7 @@ def _dress(figure: go.Figure, run: Run, *, height: int, legend: bool) -> None:
     length = max(series.seconds(run), 1.0)
     figure.update_layout(
         height=height,
-        margin={"l": 96, "r": 24, "t": 34 if legend else 10, "b": 40},
+        margin={"l": 96, "r": 24, "t": 34 if legend else 24, "b": 40},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 13, "color": GREY},

@@ -16,6 +16,11 @@ from trimtab.report.summary import COMPARED, Card, cards, comparison_rows
 from trimtab.timeline import Run, stage_lines
 from trimtab_pipelines.documents import write_atomically
 
+ACCURACY_NOTE = (
+    "Expected: product of the accuracies of the variants that served each answer. "
+    "Measured: answers compared with the truth."
+)
+FOOTER = "<footer>Drag over a chart to look closer, double-click to see all of it.</footer>"
 Charts = dict[str, go.Figure]
 
 
@@ -59,31 +64,25 @@ def _card(card: Card) -> str:
 
 
 def _sections(run: Run, drawn: Charts) -> list[str]:
-    sections = [
-        _section(
-            "Load", "What came in each second, and the peak each plan was made for.", charts.load_chart(run), drawn
-        )
+    return [
+        _section("Load", "What came in each second, and the peak planned for.", charts.load_chart(run), drawn),
+        *(_stage_section(run, stage.name, drawn) for stage in run.pipeline.spec.order),
+        _section("Latency", "From the scheduled arrival to the answer given.", charts.latency_chart(run), drawn),
+        _lost_section(run, drawn),
+        _section("Accuracy", ACCURACY_NOTE, charts.accuracy_chart(run), drawn),
+        _section("Cores", "What replicas had reserved, what their processes used.", charts.cores_chart(run), drawn),
     ]
-    for stage in run.pipeline.spec.order:
-        note = "Variants stand in order of their accuracy; as the router saw them, second by second."
-        sections.append(_section(f"Stage {stage.name}", note, charts.stage_chart(run, stage.name), drawn))
-    sections.append(
-        _section(
-            "Latency",
-            "From the scheduled arrival to the answer, of the answers given.",
-            charts.latency_chart(run),
-            drawn,
-        )
-    )
-    lost = charts.lost_chart(run)
-    note = "Requests by the time they were due." if lost else "Every request was answered in time."
-    sections.append(_section("Not answered in time", note, lost, drawn))
-    note = "Expected: product of the accuracies of the variants that served each answer. Measured: answers compared with the truth."
-    sections.append(_section("Accuracy", note, charts.accuracy_chart(run), drawn))
-    sections.append(
-        _section("Cores", "What replicas had reserved, and what their processes used.", charts.cores_chart(run), drawn)
-    )
-    return sections
+
+
+def _stage_section(run: Run, stage: str, drawn: Charts) -> str:
+    note = "As the router saw it, second by second; variants stand in order of their accuracy."
+    return _section(f"Stage {stage}", note, charts.stage_chart(run, stage), drawn)
+
+
+def _lost_section(run: Run, drawn: Charts) -> str:
+    chart = charts.lost_chart(run)
+    note = "Every request was answered in time." if chart is None else "Requests by the time they were due."
+    return _section("Not answered in time", note, chart, drawn)
 
 
 def _section(title: str, note: str, chart: go.Figure | None, drawn: Charts) -> str:
@@ -122,7 +121,8 @@ def _faults(run: Run) -> str:
         return ""
     rows = [(f"{fault.at - run.started_at:.1f} s", fault.what, fault.detail) for fault in run.faults]
     note = "Processes that ended unasked; each was started again. Dotted red lines mark them in the charts."
-    return f"<section><h2>Faults</h2><p class='note'>{note}</p>{_table(('at', 'what', 'detail'), rows, range(1))}</section>"
+    table = _table(("at", "what", "detail"), rows, numbers=range(1))
+    return f"<section><h2>Faults</h2><p class='note'>{note}</p>{table}</section>"
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: range) -> str:

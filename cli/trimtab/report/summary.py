@@ -28,14 +28,14 @@ def cards(run: Run) -> list[Card]:
     counts = " + ".join(f"{count} {name}" for name, count in figures.outcomes.items())
     budget, slo_ms = spec.budget.cores, 1000 * spec.slo.latency_seconds
     changes = ", ".join(f"{stage} {count}×" for stage, count in figures.variant_changes.items())
-    promised = spec.slo.quantile
+    kept = figures.slo_fraction >= spec.slo.quantile
     return [
         Card("requests received", f"{figures.received:,}", f"= {counts}", figures.accounted),
         Card(
             "within the SLO",
             _percent(figures.slo_fraction),
             f"of {slo_ms:g} ms, all received count",
-            figures.slo_fraction >= promised,
+            kept,
         ),
         Card("accuracy measured", _four(figures.measured_accuracy), f"expected {_four(figures.expected_accuracy)}"),
         Card("latency p99", _milliseconds(figures.p99_seconds), f"median {_milliseconds(figures.p50_seconds)}"),

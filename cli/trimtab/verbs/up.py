@@ -22,6 +22,7 @@ from trimtab.options import (
     load_order,
 )
 from trimtab.preparation import choose_profiles, prepare
+from trimtab.record import save
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
 from trimtab.session import RunFolder, Session
@@ -54,6 +55,8 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
         session = Session(document.name, setup, order, duration)
         with watching(session, console):
             run = asyncio.run(session.run())
+        if folder is not None:
+            save(run, folder)
     print_summary(run, console)
     if report is not None:
         write_report(report, [run])

@@ -22,7 +22,10 @@ from trimtab_router.service_time import Key
 from trimtab_router.work import Slice, Work
 
 TYPICAL_WEIGHT = 0.1
-QUIET_TURNS = 8
+DOOR_SHARE = 0.8
+"""Of the time to its deadline, what a request may be predicted to need when it joins a queue: in overload all who are
+let in wait as long as the prediction allows, and with nothing to spare each error of it would make one of them late."""
+QUIET_TURNS = 16
 
 
 class Dispatcher:
@@ -146,7 +149,7 @@ class Dispatcher:
             return None
         wait = self.expected_wait_seconds()
         service = self.service_seconds(min(work.rows, self.plan.batch_size))
-        if now + wait + service + self.later_seconds() <= work.deadline:
+        if wait + service + self.later_seconds() <= DOOR_SHARE * (work.deadline - now):
             return None
         return self._predicted_late(work, now, wait)
 

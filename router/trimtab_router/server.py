@@ -7,7 +7,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 from aiohttp import web
 
 from trimtab_pipelines.documents import load_pipeline
@@ -40,31 +39,22 @@ class FrontDoors:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._runner = web.ServerRunner(RestIngress(router).server())
-        most = router.limits.max_payload_bytes
-        self._grpc = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", most),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),
-            ]
-        )
-        self._grpc.add_generic_rpc_handlers((GrpcIngress(router).handler(),))
+        self._grpc = GrpcIngress(router)
         self.rest_port = 0
         self.grpc_port = 0
 
     async def open(self, host: str, rest_port: int, grpc_port: int) -> None:
-        """Listen on both; raises OSError or RuntimeError where a port is taken."""
+        """Listen on both; raises OSError where a port is taken."""
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, rest_port, backlog=BACKLOG)
         await site.start()
         self.rest_port = int(self._runner.addresses[0][1])
-        self.grpc_port = self._grpc.add_insecure_port(f"{host}:{grpc_port}")
-        await self._grpc.start()
+        self.grpc_port = await self._grpc.open(host, grpc_port, BACKLOG)
 
     async def close(self) -> None:
         """Answer what was accepted, then stop listening."""
         await self._router.drain(DRAIN_SECONDS)
-        await self._grpc.stop(grace=1.0)
+        await self._grpc.close(grace_seconds=1.0)
         await self._runner.cleanup()
 
 

@@ -62,7 +62,7 @@ def calibrate(locator: Locator, source: PageSource, start: int, count: int) -> f
     for low in range(0, count, 32):
         chunk = pages[low : low + 32]
         with torch.inference_mode():
-            boxes, scores = decode(locator.network(torch.stack([torch.from_numpy(p.pixels) for p in chunk])))
+            boxes, scores = decode(locator.maps(torch.stack([torch.from_numpy(p.pixels) for p in chunk])))
         for page, page_boxes, page_scores in zip(chunk, boxes.numpy(), scores.numpy(), strict=True):
             for threshold in _THRESHOLDS:
                 kept = page_boxes[page_scores >= threshold]

@@ -33,6 +33,7 @@ class LocatorConfig(BaseModel):
     widths: tuple[int, ...] = Field(description="channels at strides 2, 4, 8, … of the resized page", min_length=2)
     blocks: tuple[int, ...] = Field(description="residual blocks at each of those strides")
     neck: int = Field(description="channels of the map from which centres are read", gt=0)
+    views: int = Field(default=1, ge=1, le=2, description="2 averages the maps of the page and of its negative")
 
 
 class LocatorNetwork(nn.Module):
@@ -81,6 +82,7 @@ class Locator(nn.Module):
     def __init__(self, config: LocatorConfig) -> None:
         super().__init__()
         self.network = LocatorNetwork(config)
+        self.views: Final = config.views
         self.threshold: Tensor
         self.register_buffer("threshold", torch.tensor(0.4))
 
@@ -94,11 +96,17 @@ class Locator(nn.Module):
             ``count`` int64 [B], objects per page; ``boxes`` float32 [N, 4], x0 y0 x1 y1 in pixels;
             ``crops`` uint8 [N, 1, 28, 28]. N is the sum of ``count``; rows stand in page order, best score first.
         """
-        boxes, scores = decode(self.network(pages).float())
+        boxes, scores = decode(self.maps(pages))
         found = scores >= self.threshold
         page_of_row, _ = found.nonzero(as_tuple=True)
         boxes = boxes[found]
         return found.sum(dim=1), boxes, cut_crops(pages, page_of_row, boxes)
+
+    def maps(self, pages: Tensor) -> Tensor:
+        """Run the network on all views of ``pages`` and average: float32 [B, 4, cells, cells]."""
+        views = torch.cat([pages, 255 - pages]) if self.views > 1 else pages
+        maps: Tensor = self.network(views).float()
+        return maps.view(self.views, len(pages), *maps.shape[1:]).mean(dim=0) if self.views > 1 else maps
 
     def infer(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Run on named tensors, as the model server does: ``image`` in; ``count``, ``boxes``, ``crops`` out."""

@@ -26,12 +26,12 @@ VARIANTS: Final[dict[str, Config]] = {
     "locate-s": LocatorConfig(side=96, widths=(8, 16, 32), blocks=(0, 0, 1), neck=24),
     "locate-m": LocatorConfig(side=96, widths=(12, 24, 40), blocks=(0, 1, 2), neck=32),
     "locate-l": LocatorConfig(side=96, widths=(16, 32, 64), blocks=(1, 3, 2), neck=48),
-    "locate-xl": LocatorConfig(side=192, widths=(16, 48, 64, 64), blocks=(3, 3, 3, 1), neck=48),
+    "locate-xl": LocatorConfig(side=96, widths=(32, 64, 64), blocks=(2, 3, 3), neck=48, views=2),
     "read-xs": ReaderConfig(side=28, widths=(8, 16, 20), blocks=(0, 0, 0), strides=(2, 2, 1)),
     "read-s": ReaderConfig(side=28, widths=(12, 24, 32), blocks=(0, 0, 1), strides=(1, 2, 2)),
     "read-m": ReaderConfig(side=28, widths=(16, 32, 48), blocks=(0, 1, 1), strides=(1, 2, 2)),
     "read-l": ReaderConfig(side=28, widths=(16, 32, 64), blocks=(2, 2, 1), strides=(1, 2, 2)),
-    "read-xl": ReaderConfig(side=56, widths=(16, 32, 48, 64), blocks=(2, 4, 3, 1), strides=(1, 2, 2, 2)),
+    "read-xl": ReaderConfig(side=28, widths=(32, 48, 64), blocks=(2, 2, 1), strides=(1, 2, 2), views=5),
 }
 """Lightest first within each stage."""
 

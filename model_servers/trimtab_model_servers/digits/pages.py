@@ -2,8 +2,8 @@
 
 What makes a page hard for ``locate`` is kept apart from what makes a digit hard for ``read``. Scribbles (digits cut
 into quarters that are turned and exchanged) have the strokes of handwriting and can only be told from digits by
-shape; a digit's slant, and the hand that wrote it, trouble only the reader. So the accuracies of the two stages are
-nearly independent, and their product predicts the pipeline's (PAS, the paper's accuracy of a pipeline).
+shape; a digit's slant, a stroke through it and the hand that wrote it trouble mainly the reader. So the two stages are
+right nearly independently, and the product of their accuracies predicts the pipeline's (PAS in the IPA paper).
 """
 
 from dataclasses import dataclass
@@ -24,6 +24,9 @@ CENTRE_TOLERANCE: Final = 0.25
 """A box finds a digit when their centres lie within this share of the digit's side (5 to 8.5 px)."""
 
 _PLACEMENT_TRIES: Final = 12
+_STRUCK_SHARE: Final = 0.4
+_GRID: Final = np.arange(GLYPH_SIDE_PX, dtype=np.float32) - np.float32((GLYPH_SIDE_PX - 1) / 2)
+
 _SPACING: Final = 1.0
 """Least distance of two centres, as a share of the mean of their sides."""
 
@@ -87,7 +90,8 @@ class PageSource:
         chosen = random.integers(len(self._sources.labels), size=len(drawings))
         for position, drawing in enumerate(drawings[: digit_count + scribble_count]):
             glyph = self._sources.glyphs[chosen[position]]
-            _paste(canvas, glyph if position < digit_count else _scribble(glyph, random), drawing, random)
+            shape = glyph if position < digit_count else _scribble(glyph, random)
+            _paste(canvas, _struck(shape, random), drawing, random)
         canvas += random.uniform(4, 16) * random.standard_normal(canvas.shape, dtype=np.float32)
         boxes = [(d.x - d.side / 2, d.y - d.side / 2, d.x + d.side / 2, d.y + d.side / 2) for d in drawings]
         return Page(
@@ -179,11 +183,22 @@ def _scribble(glyph: NDArray[np.float32], random: np.random.Generator) -> NDArra
     return np.concatenate([np.concatenate(turned[:2], axis=1), np.concatenate(turned[2:], axis=1)])
 
 
+def _struck(glyph: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.float32]:
+    """Draw a pen stroke through many glyphs, digit or not: it hides shape from the reader, not place from locators."""
+    chance, angle, away = random.random(3)
+    if chance > _STRUCK_SHARE:
+        return glyph
+    across = np.cos(angle * np.pi) * _GRID + np.sin(angle * np.pi) * _GRID[:, None]
+    stroke = np.clip(1.2 - np.abs(across + (away - 0.5) * 12), 0, 0.9)
+    drawn: NDArray[np.float32] = np.maximum(glyph, stroke).astype(np.float32)
+    return drawn
+
+
 def _paste(
     canvas: NDArray[np.float32], glyph: NDArray[np.float32], drawing: _Drawing, random: np.random.Generator
 ) -> None:
     """Draw ``glyph``, turned and slanted, lighter or darker than what lies below it."""
-    turn, slant, stretch = random.uniform([-0.3, -0.25, 0.85], [0.3, 0.25, 1.15])
+    turn, slant, stretch = random.uniform([-0.5, -0.3, 0.85], [0.5, 0.3, 1.15])
     left, top = int(np.floor(drawing.x - drawing.side / 2)), int(np.floor(drawing.y - drawing.side / 2))
     reach = int(np.ceil(drawing.side)) + 1
     window = canvas[max(top, 0) : top + reach, max(left, 0) : left + reach]

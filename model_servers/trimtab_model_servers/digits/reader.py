@@ -11,6 +11,8 @@ from trimtab_model_servers.digits.layers import stage
 
 CLASSES: Final = 10
 _CROP_SIDE_PX: Final = 28
+_SHIFTS: Final = ((0, 0), (-2, 0), (2, 0), (0, -2), (0, 2))
+"""Where each further view of a crop lies, in pixels: locators are rarely off by more."""
 
 
 class ReaderConfig(BaseModel):
@@ -22,6 +24,9 @@ class ReaderConfig(BaseModel):
     widths: tuple[int, ...] = Field(description="channels of each stage", min_length=1)
     blocks: tuple[int, ...] = Field(description="residual blocks of each stage")
     strides: tuple[int, ...] = Field(description="by how much each stage lowers the resolution")
+    views: int = Field(
+        default=1, ge=1, le=len(_SHIFTS), description="shifted views of each crop whose answers are averaged"
+    )
 
 
 class Reader(nn.Module):
@@ -30,6 +35,7 @@ class Reader(nn.Module):
     def __init__(self, config: ReaderConfig) -> None:
         super().__init__()
         self.side: Final = config.side
+        self.views: Final = config.views
         plan = zip((1, *config.widths), config.widths, config.blocks, config.strides, strict=False)
         self.stages = nn.Sequential(
             *(stage(inputs, outputs, blocks, stride=stride) for inputs, outputs, blocks, stride in plan)
@@ -56,8 +62,17 @@ class Reader(nn.Module):
 
     def forward(self, crops: Tensor) -> tuple[Tensor, Tensor]:
         """Read uint8 crops [B, 1, 28, 28]: digits int64 [B] and their probability float32 [B]."""
-        confidence, digit = self.logits(crops).float().softmax(dim=1).max(dim=1)
+        likely = self.logits(self._shifted(crops)).float().softmax(dim=1)
+        confidence, digit = likely.view(self.views, -1, CLASSES).mean(dim=0).max(dim=1)
         return digit, confidence
+
+    def _shifted(self, crops: Tensor) -> Tensor:
+        """Stack the views of all crops: [views * B, 1, 28, 28], the border repeated."""
+        if self.views == 1:
+            return crops
+        wide = fn.pad(crops.to(self.classes.weight.dtype), (2, 2, 2, 2), mode="replicate")
+        end = 2 + _CROP_SIDE_PX
+        return torch.cat([wide[..., 2 + y : end + y, 2 + x : end + x] for x, y in _SHIFTS[: self.views]])
 
     def infer(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Run on named tensors, as the model server does: ``crop`` in; ``digit``, ``confidence`` out."""

@@ -28,7 +28,7 @@ from trimtab_model_servers.digits.reader import Reader
 
 TRAINING_PAGES: Final = 16_000
 CALIBRATION_PAGES: Final = 1_000
-HELD_OUT_PAGES: Final = 6_000
+HELD_OUT_PAGES: Final = 12_000
 TRAINING_SEED, CALIBRATION_SEED, HELD_OUT_SEED = 11, 12, 13
 
 SCHEDULES: Final[dict[str, Schedule]] = {
@@ -36,12 +36,12 @@ SCHEDULES: Final[dict[str, Schedule]] = {
     "locate-s": Schedule(steps=2500, batch=32, peak_rate=4e-3, seed=2),
     "locate-m": Schedule(steps=2000, batch=32, peak_rate=4e-3, seed=3),
     "locate-l": Schedule(steps=2000, batch=32, peak_rate=4e-3, seed=4),
-    "locate-xl": Schedule(steps=1600, batch=24, peak_rate=3e-3, seed=5),
+    "locate-xl": Schedule(steps=2200, batch=32, peak_rate=4e-3, seed=5),
     "read-xs": Schedule(steps=3000, batch=128, peak_rate=5e-3, seed=6),
     "read-s": Schedule(steps=2500, batch=128, peak_rate=4e-3, seed=7),
     "read-m": Schedule(steps=2000, batch=128, peak_rate=4e-3, seed=8),
     "read-l": Schedule(steps=2000, batch=128, peak_rate=4e-3, seed=9),
-    "read-xl": Schedule(steps=1600, batch=96, peak_rate=3e-3, seed=10),
+    "read-xl": Schedule(steps=3500, batch=128, peak_rate=4e-3, seed=10),
 }
 
 
@@ -67,6 +67,7 @@ def train_variant(variant: str, pool: Pool, folder: Path, progress: Progress) ->
     }
     save(network, VARIANTS[variant], folder / f"{variant}.safetensors", training)
     progress.update(task, note=f"{seconds:.0f} s")
+    progress.console.print(f"{variant} trained in {seconds:.0f} s")
 
 
 def measure_folder(folder: Path, progress: Progress) -> dict[str, object]:

@@ -46,3 +46,16 @@ train-predictor: venv ## train the load forecaster anew
 .PHONY: bench-router
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload
 	$(PY) -m benchmarks.router
+
+.PHONY: demo compare chaos profile
+demo: venv ## serve the digits pipeline under a changing load for three minutes; report in out/demo.html
+	.venv/bin/trimtab demo -o $(OUT)
+
+compare: venv ## the same load against adaptation, the lightest and the heaviest variants
+	.venv/bin/trimtab compare pipelines/digits -o $(OUT)
+
+chaos: venv ## kill model servers and the adapter under load
+	$(PY) -m benchmarks.chaos --out $(OUT)
+
+profile: venv ## measure the digits pipeline on this machine
+	.venv/bin/trimtab profile pipelines/digits

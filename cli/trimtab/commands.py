@@ -1,7 +1,7 @@
 """All verbs of the command line, and what becomes of their errors."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 import typer
@@ -32,10 +32,13 @@ for verb in (up, load, profile, plan, compare, report, status, demo):
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
+    return reporting_errors(lambda: app(args=list(arguments), prog_name="trimtab", standalone_mode=False))
+
+
+def reporting_errors(work: Callable[[], object]) -> int:
+    """Do it; turn what the user got wrong into exit code 2, what failed into 1, each with one message."""
     try:
-        code = app(args=list(arguments), prog_name="trimtab", standalone_mode=False)
-    except click.exceptions.Abort:
-        return _fail("interrupted", 130)
+        code = work()
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -43,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error), 2)
     except FAILURES as error:
         return _fail(str(error) or type(error).__name__, 1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.exceptions.Abort):
         return _fail("interrupted", 130)
     finally:
         end_fork_server()

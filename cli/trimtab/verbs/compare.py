@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from trimtab.demand import changing_demand
 from trimtab.live import watching
+from trimtab.local.loading import LoadOrder
 from trimtab.local.supervisor import Setup
 from trimtab.options import (
     DurationOption,
@@ -28,7 +30,7 @@ from trimtab.report.page import write_report
 from trimtab.report.summary import print_comparison
 from trimtab.session import RunFolder, Session
 from trimtab.timeline import Run
-from trimtab.verbs.demo import DEMO_LOAD, DEMO_SECONDS, accounting
+from trimtab.verbs.demo import DEMO_SECONDS, accounting
 from trimtab_adapter.baselines import static_plan
 from trimtab_pipelines.documents import load_profiles
 from trimtab_pipelines.outcome import Outcome, bar
@@ -49,14 +51,13 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
 ) -> int:
     """Serve the same arrivals and payloads three times: adapted live, lightest and heaviest variants; compare."""
     document = prepare(pipeline)
-    if trace is None and load is None:
-        load, duration = DEMO_LOAD, duration or DEMO_SECONDS
     order = load_order(load, trace, speed_up, scale, duration, seed)
-    if order is None:
-        raise ValueError("no load to compare with")
     profile_file = choose_profiles(pipeline, document, profiles, console)
     found = load_profiles(profile_file)
-    peak_rps = float(order.spec().rates(duration).max())
+    if order is None:
+        order = LoadOrder(changing_demand(document, found).load(), duration_seconds=duration or DEMO_SECONDS, seed=seed)
+    console.print(f"load {order.spec().text}")
+    peak_rps = float(order.spec().rates(order.duration_seconds).max())
     setups = {
         ADAPTIVE: (profile_file, None),
         LIGHTEST: (None, static_plan(document, found, "lightest", peak_rps)),

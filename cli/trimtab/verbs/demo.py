@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from trimtab.demand import changing_demand
 from trimtab.live import watching
 from trimtab.local.loading import LoadOrder
 from trimtab.local.supervisor import Setup
@@ -16,24 +17,29 @@ from trimtab.report.figures import Figures, figures_of
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
 from trimtab.session import RunFolder, Session
+from trimtab_loadtester.load import LoadSpec
+from trimtab_pipelines.documents import load_profiles
 from trimtab_pipelines.outcome import Bar, Outcome, bar
 
 DEMO_SECONDS = 180.0
-DEMO_LOAD = "generated:low=4,high=40,seed=1"
 
 
 def command(
     pipeline: Annotated[Path, typer.Argument(metavar="[PIPELINE]", help="What to serve")] = Path("pipelines/digits"),
-    load: Annotated[str, typer.Option("--load", help="What to send")] = DEMO_LOAD,
+    load: Annotated[
+        str | None, typer.Option("--load", help="What to send; default: what makes every stage change on this machine")
+    ] = None,
     duration: Annotated[float, typer.Option(help="Seconds")] = DEMO_SECONDS,
     seed: SeedOption = 0,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and the record")] = Path("out"),
 ) -> int:
     """Serve the digits pipeline under a changing load, adapt it live, and show what happened."""
     document = prepare(pipeline)
-    order = LoadOrder(load, duration_seconds=duration, seed=seed)
-    order.spec().rates(duration)
+    if load is not None:
+        LoadSpec.parse(load)
     profile_file = choose_profiles(pipeline, document, None, console)
+    load = load or changing_demand(document, load_profiles(profile_file)).load()
+    order = LoadOrder(load, duration_seconds=duration, seed=seed)
     with RunFolder() as where:
         session = Session(f"{document.name}, adapted live", Setup(pipeline, where, profile_file), order)
         with watching(session, console):

@@ -97,6 +97,10 @@ def _plan_line(plan: PipelinePlan) -> str:
 
 def _tell(session: Session, window: Window, console: Console) -> None:
     window.add(session.samples[-1])
+    since = session.samples[-2].at if len(session.samples) > 1 else 0.0
+    for fault in session.local.faults:
+        if fault.at > since:
+            console.print(f"! {fault.what}")
     if len(session.samples) % PLAIN_EVERY_SAMPLES != 1:
         return
     plan = session.local.plan

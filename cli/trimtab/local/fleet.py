@@ -20,7 +20,7 @@ from trimtab_pipelines.spec import InferencePipeline
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-HEALTHY_SECONDS = 10.0
+HEALTHY_SECONDS = 1.0
 FRUITLESS_STARTS = 3
 
 
@@ -214,6 +214,7 @@ class Fleet:
         self.on_change()
 
     def _note_failure(self, member: Member) -> None:
+        """Start another at once, unless it did not even live for a second after it was ready."""
         stage, now = member.replica.stage, self.clock()
         healthy = member.ready_at is not None and now - member.ready_at > HEALTHY_SECONDS
         self._failures[stage] = 1 if healthy else self._failures.get(stage, 0) + 1

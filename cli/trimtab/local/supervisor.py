@@ -87,7 +87,7 @@ class Supervisor:
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _first_ready: asyncio.Event = field(default_factory=asyncio.Event)
-    _stopping: bool = False
+    _log: logging.FileHandler | None = None
 
     def __post_init__(self) -> None:
         self.pipeline = load_pipeline(self.setup.pipeline_file)
@@ -155,10 +155,10 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop everything: the router first, so that what it accepted is answered."""
-        self._stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        log.info("stopping")
         if self.router is not None:
             await self.router.stop(STOP_SECONDS)
             await self.client.close()
@@ -167,6 +167,9 @@ class Supervisor:
             stopping.append(self.adapter.stop(STOP_SECONDS))
         await asyncio.gather(*stopping)
         shutil.rmtree(self.setup.folder / "models", ignore_errors=True)
+        if self._log is not None:
+            logging.getLogger("trimtab").removeHandler(self._log)
+            self._log.close()
 
     async def _start(self) -> None:
         folder = self.setup.folder
@@ -175,6 +178,7 @@ class Supervisor:
             old.unlink(missing_ok=True)
         for former in ("models", "logs"):
             shutil.rmtree(folder / former, ignore_errors=True)
+        self._write_log(folder / "logs" / "supervisor.log")
         if self.setup.plan is not None:
             write_json(self.plan_file, self.setup.plan)
             self._take(self.setup.plan)
@@ -190,6 +194,15 @@ class Supervisor:
             await self._start_adapter()
             adapter = self._keep("adapter", lambda: self.adapter, self._start_adapter)
             self._tasks.append(asyncio.create_task(adapter, name="adapter"))
+
+    def _write_log(self, path: Path) -> None:
+        """Keep what the local runtime does in a file, so that it does not disturb the terminal."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._log = logging.FileHandler(path)
+        self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        runtime = logging.getLogger("trimtab")
+        runtime.addHandler(self._log)
+        runtime.setLevel(logging.INFO)
 
     async def _start_router(self) -> None:
         rest_port, grpc_port = self.rest_port or self.setup.rest_port, self.grpc_port or self.setup.grpc_port

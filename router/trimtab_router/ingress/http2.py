@@ -37,7 +37,7 @@ CONNECTION_WINDOW_BYTES = 16 * 2**20
 DEFAULT_WINDOW_BYTES = 65_535
 DEFAULT_FRAME_BYTES = 16_384
 MAX_WINDOW_BYTES = 2**31 - 1
-MAX_RESETS = 10_000
+MAX_RESETS, RESET_SECONDS = 10_000, 10.0
 MESSAGE_PREFIX_BYTES = 5
 WRITE_BUFFER_BYTES = 8 * 2**20
 
@@ -122,6 +122,7 @@ class Http2Connection(asyncio.Protocol):
         self._frame_bytes = DEFAULT_FRAME_BYTES
         self._unacknowledged = 0
         self._resets = 0
+        self._resets_since = self._loop.time()
         self._closing = False
         self._writable = True
         self._acts: dict[int, Callable[[int, int, memoryview], None]] = {
@@ -389,9 +390,13 @@ class Http2Connection(asyncio.Protocol):
         if number == 0 or number > self._last_stream:
             raise Http2Error(PROTOCOL_ERROR, f"reset of stream {number}, which never began")
         stream = self._streams.get(number)
-        if stream is not None:
-            self._resets += not stream.answered
-            self._forget(stream)
+        if stream is None:
+            return
+        self._forget(stream)
+        now = self._loop.time()
+        if now - self._resets_since > RESET_SECONDS:
+            self._resets, self._resets_since = 0, now
+        self._resets += 1
         if self._resets > MAX_RESETS:
             raise Http2Error(ENHANCE_YOUR_CALM, "too many calls were begun and cancelled")
 

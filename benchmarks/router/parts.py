@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.router.clients import direct_client, grpc_client, mlserver_client, rest_client
 from benchmarks.router.drive import Tally, closed_loop, open_loop
-from benchmarks.router.processes import Served, chained_mlservers, echo_pipeline, served
+from benchmarks.router.processes import Served, chained_mlservers, echo_pipeline, served, usage
 from trimtab_pipelines.outcome import Bar, bar
 
 Figures = dict[str, float]
@@ -98,9 +98,11 @@ async def overload() -> tuple[Figures, list[Bar]]:
                 async with client(target, numbers) as send:
                     best = await closed_loop(send, 64, 5.0, _all(target))
                     tally = await open_loop(send, rate_rps, 30.0, _all(target), slo_seconds)
+                router_bytes = usage((target.router,)).peak_bytes
             most = min(best.goodput_rps, rate_rps)
             key = f"{name}_{case}"
             figures |= best.figures(f"{key}_best") | tally.figures(key) | _codes(key, tally)
+            figures[f"{key}_router_peak_mib"] = round(router_bytes / 2**20, 1)
             bars += [
                 bar(f"e: {name} {case} goodput over its own maximum", tally.goodput_rps / most, ">=", 0.9),
                 bar(f"e: {name} {case} answers without a code", _uncoded(tally), "==", 0),

@@ -33,8 +33,7 @@ ALONE_FROM_ATTEMPT = 2
 CALLERS_FAULT = frozenset({400, 413, 422})
 NOT_READY = frozenset({404, 429, 503})
 HANG_FACTOR = 20.0
-MIN_HANG_SECONDS = 10.0
-FIRST_BATCH_HANG_SECONDS = 60.0
+FIRST_BATCH_FACTOR = 10.0
 MAX_REQUEST_IDS = 16
 
 
@@ -66,6 +65,8 @@ class Delivery:
         policy: chooses the operating point of each batch.
         metrics: of this stage.
         wake: called when a replica can take another batch or rows came back.
+        hang_seconds: the least time after which a replica that does not answer counts as lost; the first batch, of
+            which nothing is known yet, has ten times as long.
     """
 
     def __init__(  # noqa: PLR0913 - wired together in one place
@@ -77,6 +78,7 @@ class Delivery:
         policy: Policy,
         metrics: StageMetrics,
         wake: Callable[[], None],
+        hang_seconds: float,
     ) -> None:
         self.times = ServiceTimes()
         self._stage = stage
@@ -85,6 +87,7 @@ class Delivery:
         self._policy = policy
         self._metrics = metrics
         self._wake = wake
+        self._hang_seconds = hang_seconds
         self._compute_times = ServiceTimes()
         self._uses = itertools.count(1)
         self._ahead: dict[Replica, Parcel] = {}
@@ -131,8 +134,9 @@ class Delivery:
             [Tensor(name, self._datatypes[name], piece.array(name)) for piece in batch] for name in batch[0].work.inputs
         ]
         predicted = self.times.predict((variant, point), rows)
-        hang_seconds = max(HANG_FACTOR * predicted, MIN_HANG_SECONDS) if predicted else FIRST_BATCH_HANG_SECONDS
-        return BatchRequest(variant, inputs, {"operating_point": point}, _pass_on(batch), hang_seconds)
+        least = self._hang_seconds if predicted else FIRST_BATCH_FACTOR * self._hang_seconds
+        timeout_seconds = max(HANG_FACTOR * predicted, least)
+        return BatchRequest(variant, inputs, {"operating_point": point}, _pass_on(batch), timeout_seconds)
 
     async def _deliver(self, parcel: Parcel) -> None:
         replica, batch = parcel.replica, parcel.batch

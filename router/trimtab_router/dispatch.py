@@ -40,6 +40,7 @@ class Dispatcher:
         drop_policy: the pipeline's.
         metrics: of this stage.
         grace_seconds: how long rows are held while no replica is ready.
+        hang_seconds: the least time after which a replica that does not answer counts as lost.
     """
 
     def __init__(  # noqa: PLR0913 - wired together in one place
@@ -53,13 +54,20 @@ class Dispatcher:
         drop_policy: batching.DropPolicy,
         metrics: StageMetrics,
         grace_seconds: float,
+        hang_seconds: float,
     ) -> None:
         self.stage = stage
         self.plan = plan
         self.queue = queue
         self.metrics = metrics
         self._delivery = Delivery(
-            stage, datatypes=datatypes, queue=queue, policy=policy, metrics=metrics, wake=self.wake
+            stage,
+            datatypes=datatypes,
+            queue=queue,
+            policy=policy,
+            metrics=metrics,
+            wake=self.wake,
+            hang_seconds=hang_seconds,
         )
         self._times = self._delivery.times
         self.replicas: dict[str, Replica] = {}

@@ -37,11 +37,16 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds that keep the process small whatever is asked of it."""
+    """Bounds that keep the process small and its callers from waiting in vain, whatever is asked of it.
+
+    `grace_seconds` is how long rows are held while no replica of their stage is ready, `hang_seconds` the least time
+    after which a replica that does not answer counts as lost.
+    """
 
     max_bytes_in_flight: int = 256 * MEBIBYTE
     max_payload_bytes: int = 64 * MEBIBYTE
     grace_seconds: float = 10.0
+    hang_seconds: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +216,7 @@ class Router:
                 drop_policy=spec.drop_policy,
                 metrics=self.metrics.stage(stage.name),
                 grace_seconds=self.limits.grace_seconds,
+                hang_seconds=self.limits.hang_seconds,
             )
             for stage in spec.order
         }

@@ -115,6 +115,23 @@ async def test_a_body_that_unpacks_beyond_the_limit_is_refused(rig):
     assert "at most 1048576 bytes are taken" in error
 
 
+async def test_bodies_in_chunks_or_after_a_100_continue_are_read(rig):
+    body = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
+
+    async def pieces():
+        for at in range(0, len(body), 10):
+            yield body[at : at + 10]
+
+    url = f"{rig.url}/v2/models/sample/infer"
+    async with (
+        rig.session.post(url, data=pieces()) as chunked,
+        rig.session.post(url, data=body, expect100=True) as expecting,
+    ):
+        for answer in (chunked, expecting):
+            assert (await answer.json())["outputs"][0]["data"] == [2, 3, 4, 5]
+    assert await rig.metric("trimtab_bytes_in_flight") == 0
+
+
 async def test_grpc_messages_that_are_none(rig):
     call = rig.channel.unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
     with pytest.raises(grpc.aio.AioRpcError) as caught:

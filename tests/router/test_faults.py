@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.builders import a_pipeline
 from tests.router.fakes import FakeReplica, a_request, a_rig
+from trimtab_router.router import Limits
 
 SECOND = 1_000_000
 PATIENT = {"timeout": 60 * SECOND}
@@ -83,6 +84,18 @@ async def test_a_replica_that_is_not_ready_after_all_gives_its_batch_back():
 
         assert await rig.metric("trimtab_retries_total", reason="ReplicaNotReady") == 1
         await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["ready_replicas"] == 2)
+
+
+async def test_a_replica_that_hangs_counts_as_lost():
+    hanging, other = FakeReplica(name="a"), FakeReplica(name="b")
+    limits = Limits(hang_seconds=0.2)
+    async with a_rig(a_pipeline(1), {"stage-0": [hanging, other]}, limits=limits, serviceSeconds={1: 0.005}) as rig:
+        hanging.gate.clear()
+        answers = await asyncio.gather(*(rig.rest(a_request(value=7.0, parameters=PATIENT)) for _ in range(2)))
+
+        for answer in answers:
+            answered(answer, 1, 7)
+        assert await rig.metric("trimtab_retries_total", reason="ReplicaLost") >= 1
 
 
 async def test_load_is_spread_over_replicas():

@@ -102,29 +102,39 @@ class RestIngress:
         return _json(self._router.state())
 
     async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.Response:
-        router = self._router
+        router, length = self._router, request.content_length or 0
         try:
-            self._check_length(request.content_length or 0)
-            reservation = router.reserve(request.content_length or 0)
+            self._check_length(length)
+            reservation = router.reserve(length)
         except Refusal as refusal:
             raise router.turn_away(refusal) from refusal
         with reservation:
+            body = await self._read(request)
             try:
-                body = await request.read()
-                parsed = rest.decode_request(name, body, request.headers.get(rest.HEADER_LENGTH), model_version=version)
-            except ProtocolError as error:
-                raise router.turn_away(malformed(error)) from error
-            except web.RequestPayloadError as error:
-                raise router.turn_away(invalid(f"the body cannot be read: {error}")) from error
-            except web.HTTPRequestEntityTooLarge as error:
-                raise router.turn_away(self._too_large(error.text or "")) from error
-            call = Call(
-                parsed,
-                request_id=request.headers.get("x-request-id", ""),
-                trace_parent=request.headers.get("traceparent", ""),
-            )
-            response = await router.infer(call)
-            return _answered(call, response)
+                unforeseen = router.reserve(max(len(body) - length, 0))  # sent in chunks, or compressed
+            except Refusal as refusal:
+                raise router.turn_away(refusal) from refusal
+            with unforeseen:
+                call = self._parse(request, body, name, version)
+                return _answered(call, await router.infer(call))
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        try:
+            return await request.read()
+        except web.RequestPayloadError as error:
+            raise self._router.turn_away(invalid(f"the body cannot be read: {error}")) from error
+        except web.HTTPRequestEntityTooLarge as error:
+            raise self._router.turn_away(self._too_large(error.text or "")) from error
+
+    def _parse(self, request: web.BaseRequest, body: bytes, name: str, version: str) -> Call:
+        headers = request.headers
+        try:
+            parsed = rest.decode_request(name, body, headers.get(rest.HEADER_LENGTH), model_version=version)
+        except ProtocolError as error:
+            raise self._router.turn_away(malformed(error)) from error
+        return Call(parsed, request_id=headers.get("x-request-id", ""), trace_parent=headers.get("traceparent", ""))
 
     def _check_length(self, length: int) -> None:
         if length > self._router.limits.max_payload_bytes:

@@ -44,15 +44,15 @@ class Tally:
 async def closed_loop(
     send: Send, concurrency: int, seconds: float, watched: tuple[int, ...], warmup_seconds: float = 1.0
 ) -> Tally:
-    """So many callers, each sending its next request once it has its answer."""
-    tally = Tally()
+    """So many callers, each sending its next request once it has its answer; answers after the warm-up count."""
+    tally = Tally(wall_seconds=seconds)
     begin = time.monotonic() + warmup_seconds
     end = begin + seconds
 
     async def caller() -> None:
         while (sent := time.monotonic()) < end:
             code = await send()
-            if sent >= begin:
+            if begin <= time.monotonic() < end:
                 _count(tally, code, sent)
 
     async def measure() -> None:
@@ -63,7 +63,6 @@ async def closed_loop(
         tally.cpu_seconds, tally.peak_bytes = after.cpu_seconds - before, after.peak_bytes
 
     await asyncio.gather(measure(), *(caller() for _ in range(concurrency)))
-    tally.wall_seconds = time.monotonic() - begin
     return tally
 
 

@@ -40,14 +40,19 @@ class ServiceTimes:
 
     def __init__(self) -> None:
         self._estimates: dict[Key, _Estimate] = {}
+        self._latest_ratio = 1.0
 
     def set_profile(self, key: Key, seconds_by_rows: Mapping[int, float]) -> None:
-        """Take a plan's table; what was learnt about the ratio stays."""
+        """Take a plan's table.
+
+        What was learnt about its ratio stays; one that never ran starts with what ran last, since a machine that is
+        slow for one model is most likely slow for the next.
+        """
         if not seconds_by_rows:
             return
         estimate = self._estimates.setdefault(key, _Estimate())
         if not estimate.profiled:
-            estimate.ratio, estimate.spread = 1.0, 0.0
+            estimate.ratio, estimate.spread = self._latest_ratio, 0.0
         estimate.sizes = sorted(seconds_by_rows)
         estimate.seconds = [seconds_by_rows[size] for size in estimate.sizes]
         estimate.profiled = True
@@ -90,6 +95,8 @@ class ServiceTimes:
         observed = min(max(seconds / base, low), high, OUTLIER * estimate.ratio)
         estimate.spread += WEIGHT * (abs(observed - estimate.ratio) - estimate.spread)
         estimate.ratio += WEIGHT * (observed - estimate.ratio)
+        if estimate.profiled:
+            self._latest_ratio = estimate.ratio
 
 
 def interpolate(sizes: list[int], seconds: list[float], rows: int) -> float:

@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 from tests.builders import a_pipeline
 from tests.router.fakes import FakeReplica, a_request, a_rig
 from trimtab_protocol import InferRequest, Tensor, grpc_messages
-from trimtab_router.ingress import http2
+from trimtab_router.ingress import frames, http2
 
 PATH = grpc_messages.method_path("ModelInfer")
-HEAD = struct.Struct(">HBBBI")
-
-
-def frame(kind, flags, stream, payload=b""):
-    return HEAD.pack(len(payload) >> 8, len(payload) & 0xFF, kind, flags, stream) + payload
+HEAD = frames.FRAME_HEAD
 
 
 def message(request: InferRequest) -> bytes:
@@ -36,9 +32,9 @@ class RawClient:
         self.encoder, self.decoder = Encoder(), Decoder()
 
     @classmethod
-    async def connect(cls, rig, settings: bytes = b"", preface: bytes = http2.PREFACE) -> "RawClient":
+    async def connect(cls, rig, settings: bytes = b"", preface: bytes = frames.PREFACE) -> "RawClient":
         client = cls(*await asyncio.open_connection("127.0.0.1", rig.doors.grpc_port))
-        client.writer.write(preface + frame(http2.SETTINGS, 0, 0, settings))
+        client.writer.write(preface + frames.frame(frames.SETTINGS, 0, 0, settings))
         return client
 
     def headers(self, path: str = PATH, **more: str) -> bytes:
@@ -46,8 +42,8 @@ class RawClient:
         return self.encoder.encode(list(fields.items()))
 
     def call(self, stream: int, body: bytes, **headers: str) -> None:
-        self.writer.write(frame(http2.HEADERS, http2.END_HEADERS, stream, self.headers(**headers)))
-        self.writer.write(frame(http2.DATA, http2.END_STREAM, stream, body))
+        self.writer.write(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, self.headers(**headers)))
+        self.writer.write(frames.frame(frames.DATA, frames.END_STREAM, stream, body))
 
     async def next_frame(self, *kinds: int) -> tuple[int, int, int, bytes]:
         """The next frame of one of these kinds."""
@@ -62,17 +58,17 @@ class RawClient:
         data = b""
         fields: dict[str, str] = {}
         while True:
-            kind, flags, number, payload = await self.next_frame(http2.DATA, http2.HEADERS)
-            if kind == http2.HEADERS:
+            kind, flags, number, payload = await self.next_frame(frames.DATA, frames.HEADERS)
+            if kind == frames.HEADERS:
                 fields |= {str(name): str(value) for name, value in self.decoder.decode(payload)}
             elif number == stream:
                 data += payload
-            if flags & http2.END_STREAM and number == stream:
+            if flags & frames.END_STREAM and number == stream:
                 return data, fields
 
     async def ended(self) -> int:
         """The code of the GOAWAY that ends the connection."""
-        *_, payload = await self.next_frame(http2.GOAWAY)
+        *_, payload = await self.next_frame(frames.GOAWAY)
         assert await self.reader.read() == b""
         self.close()
         return int.from_bytes(payload[4:8], "big")
@@ -111,31 +107,31 @@ async def test_calls_on_one_connection_are_answered_each_on_its_stream(client):
 async def test_headers_and_data_may_come_in_any_pieces(client):
     block, body = client.headers(), message(a_request())
     client.writer.write(
-        frame(http2.HEADERS, http2.PADDED | http2.WITH_PRIORITY, 1, b"\x02" + bytes(5) + block[:9] + bytes(2))
+        frames.frame(frames.HEADERS, frames.PADDED | frames.WITH_PRIORITY, 1, b"\x02" + bytes(5) + block[:9] + bytes(2))
     )
-    client.writer.write(frame(http2.CONTINUATION, 0, 1, block[9:20]))
-    client.writer.write(frame(http2.CONTINUATION, http2.END_HEADERS, 1, block[20:]))
-    client.writer.write(frame(http2.PRIORITY, 0, 1, bytes(5)))
-    client.writer.write(frame(http2.DATA, http2.PADDED, 1, b"\x03" + body[:3] + bytes(3)))
+    client.writer.write(frames.frame(frames.CONTINUATION, 0, 1, block[9:20]))
+    client.writer.write(frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, block[20:]))
+    client.writer.write(frames.frame(frames.PRIORITY, 0, 1, bytes(5)))
+    client.writer.write(frames.frame(frames.DATA, frames.PADDED, 1, b"\x03" + body[:3] + bytes(3)))
     for at in range(3, len(body)):
-        client.writer.write(frame(http2.DATA, 0, 1, body[at : at + 1]))
-    client.writer.write(frame(http2.DATA, http2.END_STREAM, 1))
+        client.writer.write(frames.frame(frames.DATA, 0, 1, body[at : at + 1]))
+    client.writer.write(frames.frame(frames.DATA, frames.END_STREAM, 1, b""))
 
     data, fields = await client.answer(1)
     assert (fields["grpc-status"], len(result(data).outputs)) == ("0", 1)
 
 
 async def test_answers_keep_to_the_callers_window(rig):
-    client = await RawClient.connect(rig, struct.pack(">HI", http2.SETTING_WINDOW, 10))
+    client = await RawClient.connect(rig, struct.pack(">HI", frames.SETTING_WINDOW, 10))
     client.call(1, message(a_request()))
-    *_, first = await client.next_frame(http2.DATA)
+    *_, first = await client.next_frame(frames.DATA)
     assert len(first) == 10
 
-    client.writer.write(frame(http2.WINDOW_UPDATE, 0, 1, (7).to_bytes(4, "big")))
-    *_, second = await client.next_frame(http2.DATA)
+    client.writer.write(frames.frame(frames.WINDOW_UPDATE, 0, 1, (7).to_bytes(4, "big")))
+    *_, second = await client.next_frame(frames.DATA)
     assert len(second) == 7
 
-    client.writer.write(frame(http2.SETTINGS, 0, 0, struct.pack(">HI", http2.SETTING_WINDOW, 100_000)))
+    client.writer.write(frames.frame(frames.SETTINGS, 0, 0, struct.pack(">HI", frames.SETTING_WINDOW, 100_000)))
     rest, fields = await client.answer(1)
     assert result(first + second + rest).outputs[0].array[0, 0] == 1
     assert fields["grpc-status"] == "0"
@@ -143,20 +139,20 @@ async def test_answers_keep_to_the_callers_window(rig):
 
 
 async def test_a_message_too_large_is_refused_before_it_is_sent(rig, client):
-    client.writer.write(frame(http2.HEADERS, http2.END_HEADERS, 1, client.headers()))
-    client.writer.write(frame(http2.DATA, 0, 1, b"\0" + (2**30).to_bytes(4, "big") + b"the first bytes"))
+    client.writer.write(frames.frame(frames.HEADERS, frames.END_HEADERS, 1, client.headers()))
+    client.writer.write(frames.frame(frames.DATA, 0, 1, b"\0" + (2**30).to_bytes(4, "big") + b"the first bytes"))
 
     _, fields = await client.answer(1)
     assert (fields["grpc-status"], fields["x-trimtab-reason"]) == ("8", "PayloadTooLarge")
     assert fields["grpc-message"] == "the message has 1073741824 bytes; at most 67108864 bytes are taken"
-    assert (await client.next_frame(http2.RST_STREAM))[3] == bytes(4)
+    assert (await client.next_frame(frames.RST_STREAM))[3] == bytes(4)
     assert await rig.outcomes() == {"refused": 1}
 
 
 async def test_pings_are_answered(client):
-    client.writer.write(frame(http2.PING, 0, 0, b"12345678"))
+    client.writer.write(frames.frame(frames.PING, 0, 0, b"12345678"))
 
-    assert await client.next_frame(http2.PING) == (http2.PING, http2.ACK, 0, b"12345678")
+    assert await client.next_frame(frames.PING) == (frames.PING, frames.ACK, 0, b"12345678")
 
 
 @pytest.mark.parametrize(
@@ -188,23 +184,26 @@ async def test_bad_calls_get_a_status_and_harm_nobody(client, body, headers, sta
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
-        (frame(http2.DATA, 0, 7, b"x"), http2.PROTOCOL_ERROR),
-        (frame(http2.HEADERS, http2.END_HEADERS, 2, b"\x82"), http2.PROTOCOL_ERROR),
-        (frame(http2.HEADERS, 0, 1, b"\x82") + frame(http2.PING, 0, 0, bytes(8)), http2.PROTOCOL_ERROR),
-        (frame(http2.HEADERS, http2.END_HEADERS, 1, b"\xff\xff\xff\xff"), http2.COMPRESSION_ERROR),
-        (frame(http2.CONTINUATION, 0, 1, b""), http2.PROTOCOL_ERROR),
-        (frame(http2.PUSH_PROMISE, 0, 1, b""), http2.PROTOCOL_ERROR),
-        (frame(http2.PING, 0, 0, b"short"), http2.FRAME_SIZE_ERROR),
-        (frame(http2.SETTINGS, 0, 0, b"short"), http2.FRAME_SIZE_ERROR),
-        (frame(http2.SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31)), http2.FLOW_CONTROL_ERROR),
-        (frame(http2.SETTINGS, 0, 0, struct.pack(">HI", 5, 1)), http2.PROTOCOL_ERROR),
-        (frame(http2.WINDOW_UPDATE, 0, 0, bytes(4)), http2.FLOW_CONTROL_ERROR),
-        (frame(http2.WINDOW_UPDATE, 0, 0, (2**31 - 1).to_bytes(4, "big")), http2.FLOW_CONTROL_ERROR),
-        (frame(http2.RST_STREAM, 0, 9, bytes(4)), http2.PROTOCOL_ERROR),
-        (HEAD.pack(0xFFFF, 0xFF, http2.DATA, 0, 1), http2.FRAME_SIZE_ERROR),
+        (frames.frame(frames.DATA, 0, 7, b"x"), frames.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, frames.END_HEADERS, 2, b"\x82"), frames.PROTOCOL_ERROR),
         (
-            frame(http2.HEADERS, 0, 1, bytes(60_000)) + frame(http2.CONTINUATION, 0, 1, bytes(60_000)),
-            http2.ENHANCE_YOUR_CALM,
+            frames.frame(frames.HEADERS, 0, 1, b"\x82") + frames.frame(frames.PING, 0, 0, bytes(8)),
+            frames.PROTOCOL_ERROR,
+        ),
+        (frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff\xff"), frames.COMPRESSION_ERROR),
+        (frames.frame(frames.CONTINUATION, 0, 1, b""), frames.PROTOCOL_ERROR),
+        (frames.frame(frames.PUSH_PROMISE, 0, 1, b""), frames.PROTOCOL_ERROR),
+        (frames.frame(frames.PING, 0, 0, b"short"), frames.FRAME_SIZE_ERROR),
+        (frames.frame(frames.SETTINGS, 0, 0, b"short"), frames.FRAME_SIZE_ERROR),
+        (frames.frame(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31)), frames.FLOW_CONTROL_ERROR),
+        (frames.frame(frames.SETTINGS, 0, 0, struct.pack(">HI", 5, 1)), frames.PROTOCOL_ERROR),
+        (frames.frame(frames.WINDOW_UPDATE, 0, 0, bytes(4)), frames.FLOW_CONTROL_ERROR),
+        (frames.frame(frames.WINDOW_UPDATE, 0, 0, (2**31 - 1).to_bytes(4, "big")), frames.FLOW_CONTROL_ERROR),
+        (frames.frame(frames.RST_STREAM, 0, 9, bytes(4)), frames.PROTOCOL_ERROR),
+        (HEAD.pack(0xFFFF, 0xFF, frames.DATA, 0, 1), frames.FRAME_SIZE_ERROR),
+        (
+            frames.frame(frames.HEADERS, 0, 1, bytes(60_000)) + frames.frame(frames.CONTINUATION, 0, 1, bytes(60_000)),
+            frames.ENHANCE_YOUR_CALM,
         ),
     ],
 )
@@ -217,33 +216,35 @@ async def test_what_breaks_http2_ends_the_connection_with_its_code(client, sent,
 async def test_other_protocols_are_turned_away(rig):
     client = await RawClient.connect(rig, preface=b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
 
-    assert await client.ended() == http2.PROTOCOL_ERROR
+    assert await client.ended() == frames.PROTOCOL_ERROR
 
 
 async def test_one_who_begins_and_cancels_without_end_is_sent_away(rig):
     client = await RawClient.connect(rig)
-    begin = frame(http2.HEADERS, http2.END_HEADERS, 0, client.headers())[9:]
+    begin = frames.frame(frames.HEADERS, frames.END_HEADERS, 0, client.headers())[9:]
     for number in range(http2.MAX_RESETS + 1):
         stream = 2 * number + 1
-        client.writer.write(frame(http2.HEADERS, http2.END_HEADERS, stream, begin if not number else client.headers()))
-        client.writer.write(frame(http2.RST_STREAM, 0, stream, bytes(4)))
+        client.writer.write(
+            frames.frame(frames.HEADERS, frames.END_HEADERS, stream, begin if not number else client.headers())
+        )
+        client.writer.write(frames.frame(frames.RST_STREAM, 0, stream, bytes(4)))
 
-    assert await client.ended() == http2.ENHANCE_YOUR_CALM
+    assert await client.ended() == frames.ENHANCE_YOUR_CALM
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, 10), st.integers(0, 255), st.integers(0, 5), st.binary(max_size=40)), max_size=8)
 )
-def test_no_frames_do_harm(frames):
-    asyncio.run(_no_frames_do_harm(frames))
+def test_no_frames_do_harm(strange_frames):
+    asyncio.run(_no_frames_do_harm(strange_frames))
 
 
-async def _no_frames_do_harm(frames):
+async def _no_frames_do_harm(strange_frames):
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         strange = await RawClient.connect(rig)
-        for kind, flags, stream, payload in frames:
-            strange.writer.write(frame(kind, flags, stream, payload))
+        for kind, flags, stream, payload in strange_frames:
+            strange.writer.write(frames.frame(kind, flags, stream, payload))
         await strange.writer.drain()
         assert (await rig.grpc(a_request())).outputs[0].array[0, 0] == 1
         strange.close()

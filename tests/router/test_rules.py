@@ -39,6 +39,16 @@ def test_predictions_follow_the_machine():
     assert times.predict(KEY, 1) == pytest.approx(0.015, rel=0.05)
 
 
+def test_a_variant_that_never_ran_starts_from_what_the_machine_showed():
+    times = ServiceTimes()
+    times.set_profile(KEY, {1: 0.010})
+    for _ in range(60):
+        times.observe(KEY, 1, 0.020)
+    times.set_profile(("large", "default"), {1: 0.100})
+
+    assert times.predict(("large", "default"), 1) == pytest.approx(0.200, rel=0.02)
+
+
 def test_noise_makes_predictions_careful():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.010})

@@ -19,29 +19,20 @@ from hpack import Decoder
 from hpack.exceptions import HPACKError
 
 from trimtab_protocol import Buffer
+from trimtab_router.ingress import frames
 
 log = logging.getLogger(__name__)
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, REFUSED_STREAM = 0x0, 0x1, 0x3, 0x6, 0x7
-COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 0x9, 0xB
-SETTING_MAX_STREAMS, SETTING_WINDOW, SETTING_FRAME_SIZE, SETTING_HEADER_LIST = 0x3, 0x4, 0x5, 0x6
 
 MAX_STREAMS = 4096
 MAX_FRAME_BYTES = 256 * 1024
 MAX_HEADER_BYTES = 64 * 1024
 STREAM_WINDOW_BYTES = 4 * 2**20
 CONNECTION_WINDOW_BYTES = 16 * 2**20
-DEFAULT_WINDOW_BYTES = 65_535
-DEFAULT_FRAME_BYTES = 16_384
-MAX_WINDOW_BYTES = 2**31 - 1
 MAX_RESETS, RESET_SECONDS = 10_000, 10.0
+MAX_KNOWN_BLOCKS = 64
 MESSAGE_PREFIX_BYTES = 5
 WRITE_BUFFER_BYTES = 8 * 2**20
 
-_FRAME_HEAD = struct.Struct(">HBBBI")
 Metadata = Sequence[tuple[str, str]]
 
 
@@ -117,23 +108,23 @@ class Http2Connection(asyncio.Protocol):
         self._block = bytearray()
         self._block_stream = 0
         self._block_ends_stream = False
-        self._window = DEFAULT_WINDOW_BYTES
-        self._initial_window = DEFAULT_WINDOW_BYTES
-        self._frame_bytes = DEFAULT_FRAME_BYTES
+        self._window = frames.DEFAULT_WINDOW_BYTES
+        self._initial_window = frames.DEFAULT_WINDOW_BYTES
+        self._frame_bytes = frames.DEFAULT_FRAME_BYTES
         self._unacknowledged = 0
         self._resets = 0
         self._resets_since = self._loop.time()
         self._closing = False
         self._writable = True
         self._acts: dict[int, Callable[[int, int, memoryview], None]] = {
-            DATA: self._on_data,
-            HEADERS: self._on_headers,
-            CONTINUATION: self._on_continuation,
-            WINDOW_UPDATE: self._on_window_update,
-            PING: self._on_ping,
-            SETTINGS: self._on_settings,
-            RST_STREAM: self._on_reset,
-            PUSH_PROMISE: self._on_push,
+            frames.DATA: self._on_data,
+            frames.HEADERS: self._on_headers,
+            frames.CONTINUATION: self._on_continuation,
+            frames.WINDOW_UPDATE: self._on_window_update,
+            frames.PING: self._on_ping,
+            frames.SETTINGS: self._on_settings,
+            frames.RST_STREAM: self._on_reset,
+            frames.PUSH_PROMISE: self._on_push,
         }
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -143,11 +134,11 @@ class Http2Connection(asyncio.Protocol):
         self._connections.add(self)
         settings = struct.pack(
             ">HIHIHIHI",
-            *(SETTING_MAX_STREAMS, MAX_STREAMS, SETTING_WINDOW, STREAM_WINDOW_BYTES),
-            *(SETTING_FRAME_SIZE, MAX_FRAME_BYTES, SETTING_HEADER_LIST, MAX_HEADER_BYTES),
+            *(frames.SETTING_MAX_STREAMS, MAX_STREAMS, frames.SETTING_WINDOW, STREAM_WINDOW_BYTES),
+            *(frames.SETTING_FRAME_SIZE, MAX_FRAME_BYTES, frames.SETTING_HEADER_LIST, MAX_HEADER_BYTES),
         )
-        self._write(_frame(SETTINGS, 0, 0, settings))
-        self._write(_window_update(0, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES))
+        self._write(frames.frame(frames.SETTINGS, 0, 0, settings))
+        self._write(frames.window_update(0, CONNECTION_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - every loss is the same here
         """Leave all calls."""
@@ -180,7 +171,7 @@ class Http2Connection(asyncio.Protocol):
         """Take no new calls; close once those under way are answered."""
         if not self._closing:
             self._closing = True
-            self._go_away(NO_ERROR, "shutting down")
+            self._go_away(frames.NO_ERROR, "shutting down")
         self._close_if_done()
 
     def close(self) -> None:
@@ -191,20 +182,20 @@ class Http2Connection(asyncio.Protocol):
     def _read_frames(self) -> None:
         buffer = self._buffer
         if not self._greeted:
-            if not PREFACE.startswith(buffer[: len(PREFACE)]):
-                raise Http2Error(PROTOCOL_ERROR, "no HTTP/2 connection preface")
-            if len(buffer) < len(PREFACE):
+            if not frames.PREFACE.startswith(buffer[: len(frames.PREFACE)]):
+                raise Http2Error(frames.PROTOCOL_ERROR, "no HTTP/2 connection preface")
+            if len(buffer) < len(frames.PREFACE):
                 return
             self._greeted = True
-            del buffer[: len(PREFACE)]
+            del buffer[: len(frames.PREFACE)]
         begin, filled = 0, len(buffer)
         view = memoryview(buffer)
         try:
             while filled - begin >= 9:
-                high, low, kind, flags, stream = _FRAME_HEAD.unpack_from(buffer, begin)
+                high, low, kind, flags, stream = frames.FRAME_HEAD.unpack_from(buffer, begin)
                 length = high << 8 | low
                 if length > MAX_FRAME_BYTES:
-                    raise Http2Error(FRAME_SIZE_ERROR, f"a frame of {length} bytes; at most {MAX_FRAME_BYTES}")
+                    raise Http2Error(frames.FRAME_SIZE_ERROR, f"a frame of {length} bytes; at most {MAX_FRAME_BYTES}")
                 end = begin + 9 + length
                 if end > filled:
                     break
@@ -215,36 +206,38 @@ class Http2Connection(asyncio.Protocol):
         del buffer[:begin]
 
     def _handle(self, kind: int, flags: int, number: int, payload: memoryview) -> None:
-        if self._block_stream and (kind != CONTINUATION or number != self._block_stream):
-            raise Http2Error(PROTOCOL_ERROR, "a header block was interrupted")
+        if self._block_stream and (kind != frames.CONTINUATION or number != self._block_stream):
+            raise Http2Error(frames.PROTOCOL_ERROR, "a header block was interrupted")
         act = self._acts.get(kind)
-        if act is not None:  # frames of other kinds, PRIORITY and GOAWAY among them, concern nobody here
+        if act is not None:  # frames of other kinds, PRIORITY and frames.GOAWAY among them, concern nobody here
             act(flags, number, payload)
 
     def _on_headers(self, flags: int, number: int, payload: memoryview) -> None:
         payload = _unpadded(flags, payload)
-        if flags & WITH_PRIORITY:
+        if flags & frames.WITH_PRIORITY:
             payload = payload[5:]
         begins = number % 2 == 1 and number > self._last_stream
-        if not begins and (number not in self._streams or not flags & END_STREAM):  # a caller's trailers end its stream
-            raise Http2Error(PROTOCOL_ERROR, f"stream {number} cannot begin")
+        if not begins and (
+            number not in self._streams or not flags & frames.END_STREAM
+        ):  # a caller's trailers end its stream
+            raise Http2Error(frames.PROTOCOL_ERROR, f"stream {number} cannot begin")
         self._block_stream = number
-        self._block_ends_stream = bool(flags & END_STREAM)
+        self._block_ends_stream = bool(flags & frames.END_STREAM)
         self._on_block(flags, payload)
 
     def _on_continuation(self, flags: int, _: int, payload: memoryview) -> None:
         if not self._block_stream:
-            raise Http2Error(PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+            raise Http2Error(frames.PROTOCOL_ERROR, "frames.CONTINUATION without frames.HEADERS")
         self._on_block(flags, payload)
 
     def _on_push(self, _: int, __: int, ___: memoryview) -> None:
-        raise Http2Error(PROTOCOL_ERROR, "clients do not push")
+        raise Http2Error(frames.PROTOCOL_ERROR, "clients do not push")
 
     def _on_block(self, flags: int, payload: memoryview) -> None:
         self._block += payload
         if len(self._block) > MAX_HEADER_BYTES:
-            raise Http2Error(ENHANCE_YOUR_CALM, f"more than {MAX_HEADER_BYTES} bytes of headers")
-        if not flags & END_HEADERS:
+            raise Http2Error(frames.ENHANCE_YOUR_CALM, f"more than {MAX_HEADER_BYTES} bytes of headers")
+        if not flags & frames.END_HEADERS:
             return
         number, block = self._block_stream, bytes(self._block)
         self._block_stream = 0
@@ -264,17 +257,17 @@ class Http2Connection(asyncio.Protocol):
         try:
             headers = {str(name): str(value) for name, value in self._decoder.decode(block)}
         except (HPACKError, UnicodeDecodeError) as error:
-            raise Http2Error(COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from error
-        if indexed:
+            raise Http2Error(frames.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from error
+        if indexed and len(self._known_blocks) < MAX_KNOWN_BLOCKS:
             self._known_blocks[block] = headers
-        else:
+        elif not indexed:
             self._known_blocks.clear()
         return headers
 
     def _begin(self, number: int, headers: dict[str, str]) -> _Stream | None:
         self._last_stream = number
         if self._closing or len(self._streams) >= MAX_STREAMS:
-            self._write(_reset(number, REFUSED_STREAM))
+            self._write(frames.reset(number, frames.REFUSED_STREAM))
             return None
         stream = self._streams[number] = _Stream(number, headers, self._initial_window)
         return stream
@@ -283,16 +276,16 @@ class Http2Connection(asyncio.Protocol):
         size = len(payload)
         self._unacknowledged += size
         if self._unacknowledged > CONNECTION_WINDOW_BYTES:
-            raise Http2Error(FLOW_CONTROL_ERROR, "more data than the connection's window allows")
+            raise Http2Error(frames.FLOW_CONTROL_ERROR, "more data than the connection's window allows")
         if self._unacknowledged > CONNECTION_WINDOW_BYTES // 4:
-            self._write(_window_update(0, self._unacknowledged))
+            self._write(frames.window_update(0, self._unacknowledged))
             self._unacknowledged = 0
         stream = self._streams.get(number)
         if stream is None:
             if number > self._last_stream or number == 0:
-                raise Http2Error(PROTOCOL_ERROR, f"data on stream {number}, which never began")
+                raise Http2Error(frames.PROTOCOL_ERROR, f"data on stream {number}, which never began")
             return  # what was still on its way when we answered
-        ends = bool(flags & END_STREAM)
+        ends = bool(flags & frames.END_STREAM)
         self._receive(stream, _unpadded(flags, payload), size, ends=ends)
         if ends and stream.number in self._streams:
             self._message_ended(stream)
@@ -305,22 +298,29 @@ class Http2Connection(asyncio.Protocol):
             stream.expected = MESSAGE_PREFIX_BYTES + int.from_bytes(stream.body[1:MESSAGE_PREFIX_BYTES], "big")
             room = self._reserve(stream.expected - MESSAGE_PREFIX_BYTES)
             if isinstance(room, UnaryAnswer):
-                self._answer(stream, room)
-                if not ends:
-                    self._write(_reset(stream.number, NO_ERROR))  # the rest need not be sent
+                self._turn_away(stream, room, ends=ends)
                 return
             room.__enter__()
             stream.room = room
+        if 0 <= stream.expected < len(stream.body):
+            self._turn_away(stream, _NOT_ONE_MESSAGE, ends=ends)
+            return
         stream.received_unacknowledged += size
         if not ends and stream.received_unacknowledged > STREAM_WINDOW_BYTES // 4:
-            self._write(_window_update(stream.number, stream.received_unacknowledged))
+            self._write(frames.window_update(stream.number, stream.received_unacknowledged))
             stream.received_unacknowledged = 0
+
+    def _turn_away(self, stream: _Stream, answer: UnaryAnswer, *, ends: bool) -> None:
+        """Answer before all is received; the rest need not be sent."""
+        self._answer(stream, answer)
+        if not ends:
+            self._write(frames.reset(stream.number, frames.NO_ERROR))
 
     def _message_ended(self, stream: _Stream) -> None:
         if stream.answered or stream.task is not None:
             return
         if len(stream.body) != stream.expected:
-            self._answer(stream, UnaryAnswer(3, "a unary call carries exactly one message with its length before it"))
+            self._answer(stream, _NOT_ONE_MESSAGE)
             return
         call = UnaryCall(
             path=stream.headers.get(":path", ""),
@@ -340,12 +340,19 @@ class Http2Connection(asyncio.Protocol):
         stream.answered = True
         stream.trailers = _trailers(answer)
         if answer.message is None:
-            self._write(_frame(HEADERS, END_HEADERS | END_STREAM, stream.number, _ANSWER_HEADERS + stream.trailers))
+            self._write(
+                frames.frame(
+                    frames.HEADERS,
+                    frames.END_HEADERS | frames.END_STREAM,
+                    stream.number,
+                    _ANSWER_HEADERS + stream.trailers,
+                )
+            )
             self._forget(stream)
             return
         prefix = b"\x00" + len(answer.message).to_bytes(4, "big")
         stream.pending.append(memoryview(prefix + answer.message))
-        self._write(_frame(HEADERS, END_HEADERS, stream.number, _ANSWER_HEADERS))
+        self._write(frames.frame(frames.HEADERS, frames.END_HEADERS, stream.number, _ANSWER_HEADERS))
         self._send(stream)
 
     def _send(self, stream: _Stream) -> None:
@@ -362,10 +369,12 @@ class Http2Connection(asyncio.Protocol):
                 stream.pending.popleft()
             self._window -= len(piece)
             stream.window -= len(piece)
-            self._write(_frame_head(DATA, 0, stream.number, len(piece)))
+            self._write(frames.frame_head(frames.DATA, 0, stream.number, len(piece)))
             self._write(piece)
         if not stream.pending:
-            self._write(_frame(HEADERS, END_HEADERS | END_STREAM, stream.number, stream.trailers))
+            self._write(
+                frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream.number, stream.trailers)
+            )
             self._forget(stream)
 
     def _send_pending(self) -> None:
@@ -388,7 +397,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _on_reset(self, _: int, number: int, __: memoryview) -> None:
         if number == 0 or number > self._last_stream:
-            raise Http2Error(PROTOCOL_ERROR, f"reset of stream {number}, which never began")
+            raise Http2Error(frames.PROTOCOL_ERROR, f"reset of stream {number}, which never began")
         stream = self._streams.get(number)
         if stream is None:
             return
@@ -398,11 +407,11 @@ class Http2Connection(asyncio.Protocol):
             self._resets, self._resets_since = 0, now
         self._resets += 1
         if self._resets > MAX_RESETS:
-            raise Http2Error(ENHANCE_YOUR_CALM, "too many calls were begun and cancelled")
+            raise Http2Error(frames.ENHANCE_YOUR_CALM, "too many calls were begun and cancelled")
 
     def _on_window_update(self, _: int, number: int, payload: memoryview) -> None:
         if len(payload) != 4:
-            raise Http2Error(FRAME_SIZE_ERROR, "WINDOW_UPDATE has 4 bytes")
+            raise Http2Error(frames.FRAME_SIZE_ERROR, "frames.WINDOW_UPDATE has 4 bytes")
         increment = int.from_bytes(payload, "big") & 0x7FFFFFFF
         stream = self._streams.get(number)
         if number == 0:
@@ -412,83 +421,49 @@ class Http2Connection(asyncio.Protocol):
             stream.window += increment
             if stream.answered:
                 self._send(stream)
-        if increment == 0 or max(self._window, stream.window if stream else 0) > MAX_WINDOW_BYTES:
-            raise Http2Error(FLOW_CONTROL_ERROR, f"a window was widened by {increment}")
+        if increment == 0 or max(self._window, stream.window if stream else 0) > frames.MAX_WINDOW_BYTES:
+            raise Http2Error(frames.FLOW_CONTROL_ERROR, f"a window was widened by {increment}")
 
     def _on_ping(self, flags: int, _: int, payload: memoryview) -> None:
         if len(payload) != 8:
-            raise Http2Error(FRAME_SIZE_ERROR, "PING has 8 bytes")
-        if not flags & ACK:
-            self._write(_frame(PING, ACK, 0, bytes(payload)))
+            raise Http2Error(frames.FRAME_SIZE_ERROR, "frames.PING has 8 bytes")
+        if not flags & frames.ACK:
+            self._write(frames.frame(frames.PING, frames.ACK, 0, bytes(payload)))
 
     def _on_settings(self, flags: int, _: int, payload: memoryview) -> None:
-        if flags & ACK:
+        if flags & frames.ACK:
             return
         if len(payload) % 6:
-            raise Http2Error(FRAME_SIZE_ERROR, "SETTINGS come in 6 bytes each")
+            raise Http2Error(frames.FRAME_SIZE_ERROR, "frames.SETTINGS come in 6 bytes each")
         for name, setting in struct.iter_unpack(">HI", payload):
-            if name == SETTING_WINDOW:
-                if setting > MAX_WINDOW_BYTES:
-                    raise Http2Error(FLOW_CONTROL_ERROR, f"a window of {setting} bytes")
+            if name == frames.SETTING_WINDOW:
+                if setting > frames.MAX_WINDOW_BYTES:
+                    raise Http2Error(frames.FLOW_CONTROL_ERROR, f"a window of {setting} bytes")
                 for stream in self._streams.values():
                     stream.window += setting - self._initial_window
                 self._initial_window = setting
-            elif name == SETTING_FRAME_SIZE:
-                if not DEFAULT_FRAME_BYTES <= setting < 2**24:
-                    raise Http2Error(PROTOCOL_ERROR, f"frames of {setting} bytes")
+            elif name == frames.SETTING_FRAME_SIZE:
+                if not frames.DEFAULT_FRAME_BYTES <= setting < 2**24:
+                    raise Http2Error(frames.PROTOCOL_ERROR, f"frames of {setting} bytes")
                 self._frame_bytes = min(setting, MAX_FRAME_BYTES)
-        self._write(_frame(SETTINGS, ACK, 0, b""))
+        self._write(frames.frame(frames.SETTINGS, frames.ACK, 0, b""))
         self._send_pending()
 
     def _go_away(self, code: int, message: str) -> None:
         payload = self._last_stream.to_bytes(4, "big") + code.to_bytes(4, "big") + message.encode()
-        self._write(_frame(GOAWAY, 0, 0, payload))
+        self._write(frames.frame(frames.GOAWAY, 0, 0, payload))
 
     def _write(self, data: Buffer) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
 
-def _frame_head(kind: int, flags: int, stream: int, length: int) -> bytes:
-    return _FRAME_HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream)
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return _frame_head(kind, flags, stream, len(payload)) + payload
-
-
-def _window_update(stream: int, increment: int) -> bytes:
-    return _frame(WINDOW_UPDATE, 0, stream, increment.to_bytes(4, "big"))
-
-
-def _reset(stream: int, code: int) -> bytes:
-    return _frame(RST_STREAM, 0, stream, code.to_bytes(4, "big"))
-
-
 def _unpadded(flags: int, payload: memoryview) -> memoryview:
-    if not flags & PADDED:
+    if not flags & frames.PADDED:
         return payload
     if not payload or payload[0] >= len(payload):
-        raise Http2Error(PROTOCOL_ERROR, "more padding than frame")
+        raise Http2Error(frames.PROTOCOL_ERROR, "more padding than frame")
     return payload[1 : len(payload) - payload[0]]
-
-
-def _literal(name: str, value: str) -> bytes:
-    """A header field that enters no table: every answer's own, so that the encoder needs no state."""
-    return b"\x00" + _string(name) + _string(value)
-
-
-def _string(text: str) -> bytes:
-    encoded = text.encode("utf-8")
-    length = len(encoded)
-    if length < 0x7F:
-        return bytes((length,)) + encoded
-    head, length = bytearray(b"\x7f"), length - 0x7F
-    while length >= 0x80:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head) + encoded
 
 
 def _trailers(answer: UnaryAnswer) -> bytes:
@@ -496,15 +471,11 @@ def _trailers(answer: UnaryAnswer) -> bytes:
         return _TRAILERS_OK
     fields = [("grpc-status", str(answer.status)), *answer.trailing]
     if answer.details:
-        fields.insert(1, ("grpc-message", _percent_encoded(answer.details)))
-    return b"".join(_literal(name, value) for name, value in fields)
+        fields.insert(1, ("grpc-message", frames.percent_encoded(answer.details)))
+    return b"".join(frames.literal(name, value) for name, value in fields)
 
 
-def _percent_encoded(text: str) -> str:
-    """As gRPC writes messages: printable ASCII as it is, the rest and `%` as %XX."""
-    return "".join(chr(byte) if 0x20 <= byte <= 0x7E and byte != 0x25 else f"%{byte:02X}" for byte in text.encode())
-
-
+_NOT_ONE_MESSAGE = UnaryAnswer(3, "a unary call carries exactly one message with its length before it")
 _STATUS_200 = b"\x88"  # entry 8 of the static table (RFC 7541, appendix A)
-_ANSWER_HEADERS = _STATUS_200 + _literal("content-type", "application/grpc")
-_TRAILERS_OK = _literal("grpc-status", "0")
+_ANSWER_HEADERS = _STATUS_200 + frames.literal("content-type", "application/grpc")
+_TRAILERS_OK = frames.literal("grpc-status", "0")

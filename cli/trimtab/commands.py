@@ -2,8 +2,8 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
 
-import click
 import typer
 
 from trimtab.local.processes import StartError
@@ -19,6 +19,17 @@ from trimtab_profiler.replica import ProfileError
 USERS_FAULT = (DocumentError, LoadError, TraceError)
 FAILURES = (StartError, RouterUnreachable, ProfileError, PlanningError, OSError, ValueError)
 
+
+def exiting(command: Callable[..., int]) -> Callable[..., None]:
+    """Make the value a verb returns the command's exit code."""
+
+    @wraps(command)
+    def exit_with_code(*arguments: object, **options: object) -> None:
+        raise typer.Exit(command(*arguments, **options))
+
+    return exit_with_code
+
+
 app = typer.Typer(
     name="trimtab",
     no_args_is_help=True,
@@ -27,26 +38,25 @@ app = typer.Typer(
     help="Serves multi-stage machine-learning pipelines, adapting variants, batch sizes and replicas to the load.",
 )
 for verb in (up, load, profile, plan, compare, report, status, demo):
-    app.command(verb.__name__.rpartition(".")[2])(verb.command)
+    app.command(verb.__name__.rpartition(".")[2])(exiting(verb.command))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
-    return reporting_errors(lambda: app(args=list(arguments), prog_name="trimtab", standalone_mode=False))
+    return reporting_errors(lambda: app(args=list(arguments), prog_name="trimtab"))
 
 
 def reporting_errors(work: Callable[[], object]) -> int:
     """Do it; turn what the user got wrong into exit code 2, what failed into 1, each with one message."""
     try:
         code = work()
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
+    except SystemExit as end:  # so typer ends, having shown what was wrong with the options
+        code = end.code
     except USERS_FAULT as error:
         return _fail(str(error), 2)
     except FAILURES as error:
         return _fail(str(error) or type(error).__name__, 1)
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except KeyboardInterrupt:
         return _fail("interrupted", 130)
     finally:
         end_fork_server()

@@ -1,0 +1,168 @@
+"""What a user gets wrong ends with code 2 and one line that names the culprit; nothing is started."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.builders import a_pipeline_document, a_point_profile, a_profile
+from tests.cli.pipelines import echo_pipeline, echo_plan, echo_stages, write_echo_pipeline, write_plan
+from tests.cli.runs import a_run
+from trimtab import record
+from trimtab.commands import run
+from trimtab.demand import changing_demand
+from trimtab.local.hosting import hosted_variants, memory_bytes_per_replica
+from trimtab_pipelines.documents import dump_yaml, load_plan
+
+Captured = pytest.CaptureFixture[str]
+
+
+def said(capsys: Captured, code: int, *arguments: str) -> str:
+    """Run a command that must fail; return its one line."""
+    assert run(arguments) == code
+    error = capsys.readouterr().err
+    assert error.startswith("trimtab: ")
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+    return error
+
+
+def a_profile_file(folder: Path) -> Path:
+    """Profiles of the echo pipeline's stages, `slow` four times slower than `fast`."""
+    points = [a_point_profile("fast", 0.01, 0.002, cores=0.5), a_point_profile("slow", 0.04, 0.008, cores=0.5)]
+    path = folder / "measured.yaml"
+    path.write_text(dump_yaml(*(a_profile(stage, points) for stage in ("first", "second"))))
+    return path
+
+
+def test_no_such_pipeline(tmp_path: Path, capsys: Captured) -> None:
+    assert "nowhere/pipeline.yaml: No such file" in said(capsys, 2, "up", str(tmp_path / "nowhere" / "pipeline.yaml"))
+
+
+def test_text_that_is_not_yaml(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "pipeline.yaml").write_text("a: [1")
+    assert "pipeline.yaml: not YAML" in said(capsys, 2, "up", str(tmp_path))
+
+
+def test_wrong_field(tmp_path: Path, capsys: Captured) -> None:
+    path = write_echo_pipeline(tmp_path)
+    path.write_text(path.read_text().replace("latency: 2s", "latency: soon"))
+    assert "spec.slo.latency: 'soon' is not a duration; write for instance 250ms" in said(capsys, 2, "up", str(path))
+
+
+def test_cycle(tmp_path: Path, capsys: Captured) -> None:
+    path = write_echo_pipeline(tmp_path)
+    path.write_text(path.read_text().replace("from: request.inputs.x", "from: second.outputs.y"))
+    assert "is a cycle; a pipeline must be acyclic" in said(capsys, 2, "up", str(path))
+
+
+def test_missing_weights(tmp_path: Path, capsys: Captured) -> None:
+    path = write_echo_pipeline(tmp_path)
+    path.write_text(path.read_text().replace("random://?seed=1", "weights/gone.safetensors", 1))
+    error = said(capsys, 2, "up", str(path))
+    assert "stage first, variant fast: storageUri weights/gone.safetensors: there is no " in error
+
+
+def test_unknown_variant_in_a_plan(tmp_path: Path, capsys: Captured) -> None:
+    path = write_echo_pipeline(tmp_path)
+    plan = write_plan(tmp_path / "plan.json", echo_plan())
+    plan.write_text(plan.read_text().replace('"variant": "fast"', '"variant": "huge"', 1))
+    error = said(capsys, 2, "up", str(path), "--plan", str(plan))
+    assert "stage first has no variant 'huge'; it has: fast, slow" in error
+
+
+def test_plan_beyond_the_budget(tmp_path: Path, capsys: Captured) -> None:
+    path = write_echo_pipeline(tmp_path)
+    plan = write_plan(tmp_path / "plan.json", echo_plan(replicas=3))
+    assert "asks for 3 cores of a budget of 2" in said(capsys, 2, "up", str(path), "--plan", str(plan))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("rps\n3\nmany\n", "line 3 holds 'many'; expected a whole number"),
+        ("rps\n3\n\n4\n", "line 3 is empty"),
+        ("rps\n-3\n", "line 2 holds '-3'"),
+        ("rps\n0\n0\n", "all 2 seconds are 0, which means missing"),
+        ("", "is empty"),
+    ],
+)
+def test_trace_with_gaps_or_text(tmp_path: Path, capsys: Captured, content: str, message: str) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(content)
+    error = said(capsys, 2, "up", str(write_echo_pipeline(tmp_path)), "--trace", str(trace))
+    assert "trace.csv" in error
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--load", "lots"), "load 'lots' is not known; write constant:20"),
+        (("--load", "constant:5"), "has no end; give a duration"),
+        (("--load", "constant:5", "--duration", "-1"), "duration -1 s must be above 0"),
+        (("--load", "constant:5", "--trace", "x.csv"), "give --load or --trace, not both"),
+        (("--trace", "gone.csv"), "gone.csv: no such trace file"),
+    ],
+)
+def test_wrong_load(tmp_path: Path, capsys: Captured, options: tuple[str, ...], message: str) -> None:
+    assert message in said(capsys, 2, "up", str(write_echo_pipeline(tmp_path)), *options)
+
+
+def test_load_needs_a_load(tmp_path: Path, capsys: Captured) -> None:
+    assert "say what to send" in said(capsys, 2, "load", str(write_echo_pipeline(tmp_path)))
+
+
+def test_profile_without_a_stage(tmp_path: Path, capsys: Captured) -> None:
+    profiles = tmp_path / "measured.yaml"
+    profiles.write_text(dump_yaml(a_profile("first", [a_point_profile("fast")])))
+    arguments = (str(write_echo_pipeline(tmp_path)), "--load", "5", "--profiles", str(profiles))
+    assert "measured.yaml: no profile of stage second" in said(capsys, 2, "plan", *arguments)
+
+
+def test_status_of_nothing(capsys: Captured) -> None:
+    assert "http://127.0.0.1:1/trimtab/v1/state: ConnectError" in said(capsys, 1, "status", "--port", "1")
+
+
+def test_unknown_option(capsys: Captured) -> None:
+    assert run(["up", "--fast"]) == 2
+    assert "No such option" in capsys.readouterr().err
+
+
+def test_plan_shows_what_would_run(tmp_path: Path, capsys: Captured) -> None:
+    """A light load gets the accurate variants, a heavy one the fast ones; the file can be given to `up --plan`."""
+    pipeline, profiles = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
+    for load, variant in (("1", "slow"), ("300", "fast")):
+        out = tmp_path / f"{load}.json"
+        assert run(["plan", pipeline, "--load", load, "--profiles", profiles, "-o", str(out)]) == 0
+        assert {stage.variant for stage in load_plan(out).spec.stages} == {variant}
+        assert f"first {variant} " in " ".join(capsys.readouterr().out.split())
+
+
+def test_report_of_a_recorded_run(tmp_path: Path, capsys: Captured) -> None:
+    record.save(a_run(), tmp_path / "run")
+    assert run(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 0
+    assert "1128 ok + 60 late" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "page.html").stat().st_size > 1_000_000
+
+
+def test_demand_spans_what_makes_every_stage_change(tmp_path: Path) -> None:
+    points = [a_point_profile("fast", 0.01, 0.002, cores=0.5), a_point_profile("slow", 0.04, 0.008, cores=0.5)]
+    pipeline = echo_pipeline()
+    demand = changing_demand(pipeline, {stage: a_profile(stage, points) for stage in ("first", "second")})
+    assert demand.high_rps >= 8 * demand.low_rps
+    assert 100 < demand.high_rps < 2 * 2 * 500
+    assert demand.load().startswith("generated:low=")
+
+
+def test_all_variants_are_hosted_where_memory_allows() -> None:
+    pipeline = echo_pipeline()
+    stage, mebibyte = pipeline.spec.stages[0], 2**20
+    assert hosted_variants(stage, "slow", 128 * mebibyte) == ("fast", "slow")
+    assert hosted_variants(stage, "slow", 100 * mebibyte) == ("slow",)
+    assert memory_bytes_per_replica(pipeline, 2.0, 1000) == pytest.approx(0.6 * 1000 / 4)
+
+
+def test_pipelines_of_the_tests_agree(tmp_path: Path) -> None:
+    """The document on disk is the value the tests compare with."""
+    assert a_pipeline_document(echo_stages())["spec"]["stages"] == echo_stages()
+    assert write_echo_pipeline(tmp_path).exists()

@@ -1,0 +1,188 @@
+"""The report says what happened, in one file that needs nothing else."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.runs import SECONDS, a_run
+from trimtab import record
+from trimtab.report import series
+from trimtab.report.figures import figures_of
+from trimtab.report.page import render
+from trimtab.report.summary import cards
+from trimtab.timeline import Window
+from trimtab.verbs.compare import comparison_outcome
+from trimtab.verbs.demo import demo_outcome
+from trimtab_pipelines.documents import DocumentError
+
+LATE, DROPPED = 60, 12
+
+
+class Page(HTMLParser):
+    """Gathers what a browser would fetch, and the text of the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [value or "" for name, value in attrs if name in {"src", "href", "action", "data", "poster"}]
+        if tag in {"link", "iframe", "img", "object", "embed"}:
+            self.fetched.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    parsed = Page()
+    parsed.feed(render([a_run()]))
+    return parsed
+
+
+def test_fetches_nothing(page: Page) -> None:
+    assert page.fetched == []
+
+
+def test_style_fetches_nothing() -> None:
+    style = re.search(r"<style>(.*?)</style>", render([a_run()]), re.DOTALL)
+    assert style is not None
+    assert not re.search(r"url\(|@import", style[1])
+
+
+def test_says_what_happened(page: Page) -> None:
+    """Cards, every stage, every reason, every change with its reason, every fault; what users wrote is escaped."""
+    words = " ".join(page.words)
+    for said in (
+        "1,200",
+        "= 1128 ok + 60 late + 12 dropped + 0 refused + 0 failed",
+        "94.00 %",
+        "Stage first",
+        "Stage second",
+        "dropped in second: Predicted",
+        "answered late",
+        "to slow <because>",
+        "replica first-0 ended",
+        "it said: <nothing>",
+        "first: slow ×1 batch 8",
+    ):
+        assert said in words
+
+
+def test_compares_runs() -> None:
+    page = render([a_run("adaptive"), a_run("static-lightest")])
+    assert page.count("<td class='text'>static-lightest</td>") == 1
+
+
+def test_renders_without_a_load_and_without_anything() -> None:
+    """Others sent the load, or nobody did."""
+    empty = a_run(with_load=False)
+    for run in (empty, type(empty)(title="nothing", pipeline=empty.pipeline, samples=[], plans=[])):
+        assert "<title>" in render([run])
+
+
+def test_figures() -> None:
+    figures = figures_of(a_run())
+    assert figures.received == SECONDS * 10
+    assert figures.outcomes == {
+        "ok": 1200 - LATE - DROPPED,
+        "late": LATE,
+        "dropped": DROPPED,
+        "refused": 0,
+        "failed": 0,
+    }
+    assert figures.accounted
+    assert figures.slo_fraction == pytest.approx((1200 - LATE - DROPPED) / 1200)
+    assert figures.measured_accuracy == pytest.approx(1 - SECONDS / (1200 - DROPPED))
+    assert figures.expected_accuracy == pytest.approx(0.88)
+    assert figures.p99_seconds == pytest.approx(2.5, rel=0.01)
+    assert figures.mean_cores == pytest.approx(1.25, abs=0.01)
+    assert figures.most_cores == 1.5
+    assert (figures.plan_changes, figures.variant_changes) == (2, {"first": 2, "second": 0})
+    assert (figures.load_low_rps, figures.load_high_rps) == (10, 10)
+
+
+def test_figures_without_a_load_come_from_the_router() -> None:
+    figures = figures_of(a_run(with_load=False))
+    assert figures.received == 1200
+    assert figures.expected_accuracy == pytest.approx(0.88)
+    assert np.isnan(figures.measured_accuracy)
+    assert (figures.p50_seconds, figures.p99_seconds) == (0.5, 2.0)
+
+
+def test_stretches_are_where_a_stage_ran_the_same() -> None:
+    found = series.stretches(a_run(), "first")
+    assert [(s.start, s.end, s.stage.variant, s.stage.ready_replicas) for s in found] == [
+        (0, 40, "fast", 1),
+        (40, 60, "slow", 1),
+        (60, 80, "slow", 2),
+        (80, 120, "fast", 2),
+    ]
+
+
+def test_lost_requests_have_their_reason_and_time() -> None:
+    lost = series.lost(a_run())
+    assert {reason: curve.value.sum() for reason, curve in lost.items()} == {
+        "answered late": LATE,
+        "dropped in second: Predicted": DROPPED,
+    }
+    assert lost["answered late"].value[:30].sum() == 0
+
+
+def test_cards_show_whether_a_promise_was_kept() -> None:
+    shown = {card.label: card.holds for card in cards(a_run())}
+    assert shown["requests received"] is True
+    assert shown["within the SLO"] is False
+    assert shown["latency p99"] is None
+
+
+def test_window_shows_only_the_last_seconds() -> None:
+    window = Window()
+    for sample in a_run().samples:
+        window.add(sample)
+    assert len(window.samples) == 11
+    assert window.rps == pytest.approx(10)
+    assert (window.latency_seconds(0.4), window.latency_seconds(0.99)) == (0.5, 2.0)
+
+
+def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    run = a_run()
+    record.save(run, tmp_path)
+    again = record.load(tmp_path)
+    assert again.samples == run.samples
+    assert list(again.plans) == list(run.plans)
+    assert list(again.faults) == list(run.faults)
+    assert figures_of(again) == figures_of(run)
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match=r"holds no recorded run: .*run\.json: No such file"):
+        record.load(tmp_path)
+    record.save(a_run(), tmp_path)
+    (tmp_path / "samples.jsonl").write_text("{}\n")
+    with pytest.raises(DocumentError, match="Sample"):
+        record.load(tmp_path)
+
+
+def test_demo_holds_only_where_all_its_promises_do() -> None:
+    outcome = demo_outcome(figures_of(a_run()))
+    assert {b.bar: b.holds for b in outcome.bars} == {
+        "failed requests": True,
+        "received - ok - late - dropped - refused - failed": True,
+        "|measured - expected| accuracy": True,
+        "variant changes of the stage that changed least": False,
+        "greatest over least load": False,
+    }
+
+
+def test_comparison_needs_an_accuracy_between_the_two() -> None:
+    """Three equal runs gain nothing; the share is then not a number, and does not hold."""
+    figures = figures_of(a_run())
+    held = {b.bar: b.holds for b in comparison_outcome(figures, figures, figures).bars}
+    assert held["share of the accuracy between lightest and heaviest"] is False
+    assert held["adaptive: fraction within the SLO"] is False

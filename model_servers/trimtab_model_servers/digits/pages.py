@@ -20,8 +20,8 @@ MAX_SCRIBBLES: Final = 2
 SMALLEST_PX, LARGEST_PX = 20.0, 34.0
 """Side of the square a digit is drawn in; its ink fills 24/28 of it."""
 
-CENTRE_TOLERANCE: Final = 0.25
-"""A box finds a digit when their centres lie within this share of the digit's side (5 to 8.5 px)."""
+CENTRE_TOLERANCE: Final = 0.15
+"""A box finds a digit when their centres lie within this share of the digit's side (3 to 5 px)."""
 
 _PLACEMENT_TRIES: Final = 12
 _STRUCK_SHARE: Final = 0.4

@@ -48,8 +48,8 @@ class Reader(nn.Module):
         Brightness and contrast are taken out of each crop first: ink may be lighter or darker than its ground.
         """
         x = crops.to(self.classes.weight.dtype)
-        mean = x.mean(dim=(2, 3), keepdim=True)
-        x = (x - mean) / (x.std(dim=(2, 3), keepdim=True) + 4)
+        x = x - x.mean(dim=(2, 3), keepdim=True)
+        x = x / (x.square().mean(dim=(2, 3), keepdim=True).sqrt() + 4)
         x = x.contiguous(memory_format=torch.channels_last)
         if self.side == _CROP_SIDE_PX // 2:
             x = fn.avg_pool2d(x, 2)

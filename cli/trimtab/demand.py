@@ -18,6 +18,7 @@ CALM_SHARE = 0.5
 PRESSURE = 1.1
 LEAST_RATIO = 8.0
 BREATH = 0.85
+UP_AND_DOWN_TWICE_SEED = 299  # within three minutes, with time at either end
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class Demand:
     low_rps: float
     high_rps: float
 
-    def load(self, seed: int = 299, plateau_seconds: int = 25) -> str:
-        """Write it as a load of the bundled generator; this seed goes up and down twice within three minutes."""
+    def load(self, seed: int = UP_AND_DOWN_TWICE_SEED, plateau_seconds: int = 25) -> str:
+        """Write it as a load of the bundled generator."""
         rates = f"low={self.low_rps:.3g},high={self.high_rps:.3g}"
         return f"generated:{rates},seed={seed},plateau={plateau_seconds}"
 

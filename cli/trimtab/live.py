@@ -99,7 +99,7 @@ def _tell(session: Session, window: Window, console: Console) -> None:
     window.add(session.samples[-1])
     since = session.samples[-2].at if len(session.samples) > 1 else 0.0
     for fault in session.local.faults:
-        if fault.at > since:
+        if since < fault.at <= session.samples[-1].at:
             console.print(f"! {fault.what}")
     if len(session.samples) % PLAIN_EVERY_SAMPLES != 1:
         return

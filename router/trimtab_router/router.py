@@ -30,9 +30,12 @@ from trimtab_router.queue import DeadlineQueue
 from trimtab_router.refusal import Code, Refusal, invalid
 from trimtab_router.replicas import Replica
 from trimtab_router.telemetry import record_request
+from trimtab_router.turnstile import Turnstile
 from trimtab_router.work import Work
 
 MEBIBYTE = 2**20
+PATIENCE_SHARE = 0.2
+"""Of the SLO, how long a request may wait to be let in before it is refused: what is left must be worth serving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as ingress hands it over; `deadline_seconds` is what the transport says is left, None without a say."""
+    """A request as ingress hands it over.
+
+    `arrived_at` is in monotonic seconds; `deadline_seconds` is what the transport said was left then, None if nothing.
+    """
 
     request: InferRequest
+    arrived_at: float
     deadline_seconds: float | None = None
     request_id: str = ""
     trace_parent: str = ""
@@ -89,6 +96,7 @@ class Router:
         self._graph = Graph(pipeline.spec)
         self._dispatchers = self._build_dispatchers(policy)
         self._output_datatypes = _datatypes(pipeline)
+        self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.latency_seconds)
         self._bytes_in_flight = 0
         self._journeys: set[Journey] = set()
         self._rows = RowCounter()
@@ -110,11 +118,10 @@ class Router:
     async def infer(self, call: Call) -> InferResponse:
         """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
         self.metrics.received.inc()
-        arrived_at = time.monotonic()
         journey: Journey | None = None
         outcome = "failed"
         try:
-            journey = self._begin(call, arrived_at)
+            journey = self._begin(call)
             outputs = await journey.done
             outcome = self._count_answer(journey)
             return self._answer(call.request, journey, outputs)
@@ -129,6 +136,13 @@ class Router:
             self.metrics.outcomes[outcome].inc()
             if journey is not None:
                 self._end(journey, outcome)
+
+    async def enter(self, arrived_at: float) -> None:
+        """Wait at the door for a turn of the event loop; raises Refusal, already counted, in overload."""
+        try:
+            await self._turnstile.enter(arrived_at)
+        except Refusal as refusal:
+            raise self.turn_away(refusal) from refusal
 
     def turn_away(self, refusal: Refusal) -> Refusal:
         """Count a request that ingress refuses before it is one; returns the refusal, to be raised."""
@@ -224,7 +238,7 @@ class Router:
             dispatcher.followers = tuple(dispatchers[follower] for follower in self._graph.following(name))
         return dispatchers
 
-    def _begin(self, call: Call, arrived_at: float) -> Journey:
+    def _begin(self, call: Call) -> Journey:
         request = call.request
         admitted = admit(self.pipeline.name, self.pipeline.spec, request)
         timeout = _sooner(timeout_seconds(request.parameters), call.deadline_seconds)
@@ -235,8 +249,8 @@ class Router:
         self.arrivals.record(time.time())
         journey = Journey(
             Walk(self._graph, admitted.inputs, admitted.wanted),
-            deadline=arrived_at + (self.pipeline.spec.slo.latency_seconds if timeout is None else timeout),
-            arrived_at=arrived_at,
+            deadline=call.arrived_at + (self.pipeline.spec.slo.latency_seconds if timeout is None else timeout),
+            arrived_at=call.arrived_at,
             request_id=call.request_id,
             trace_parent=call.trace_parent,
             advance=self._advance,

@@ -56,4 +56,6 @@ def _string(text: str) -> bytes:
 
 def percent_encoded(text: str) -> str:
     """As gRPC writes messages: printable ASCII as it is, the rest and `%` as %XX."""
+    if text.isascii() and text.isprintable() and "%" not in text:
+        return text
     return "".join(chr(byte) if 0x20 <= byte <= 0x7E and byte != 0x25 else f"%{byte:02X}" for byte in text.encode())

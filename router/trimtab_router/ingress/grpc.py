@@ -6,6 +6,7 @@ Messages are parsed here, so that a malformed one is the caller's fault with a m
 import asyncio
 import logging
 import re
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
@@ -117,12 +118,14 @@ class GrpcIngress:
         return _encoded("ModelMetadata", **model_metadata(self._router.pipeline))
 
     async def _model_infer(self, call: UnaryCall) -> UnaryAnswer:
-        metadata = call.metadata
+        metadata, arrived_at = call.metadata, time.monotonic()
+        await self._router.enter(arrived_at)
         request, deadline_seconds = self._parse_infer(call)
         request_id = metadata.get("x-request-id", "")
         response = await self._router.infer(
             Call(
                 request,
+                arrived_at,
                 deadline_seconds=deadline_seconds,
                 request_id=request_id,
                 trace_parent=metadata.get("traceparent", ""),

@@ -102,7 +102,8 @@ class RestIngress:
         return _json(self._router.state())
 
     async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.Response:
-        router, length = self._router, request.content_length or 0
+        router, length, arrived_at = self._router, request.content_length or 0, time.monotonic()
+        await router.enter(arrived_at)
         try:
             self._check_length(length)
             reservation = router.reserve(length)
@@ -115,7 +116,7 @@ class RestIngress:
             except Refusal as refusal:
                 raise router.turn_away(refusal) from refusal
             with unforeseen:
-                call = self._parse(request, body, name, version)
+                call = self._parse(request, arrived_at, body, name, version)
                 return _answered(call, await router.infer(call))
 
     async def _read(self, request: web.BaseRequest) -> bytes:
@@ -128,13 +129,15 @@ class RestIngress:
         except web.HTTPRequestEntityTooLarge as error:
             raise self._router.turn_away(self._too_large(error.text or "")) from error
 
-    def _parse(self, request: web.BaseRequest, body: bytes, name: str, version: str) -> Call:
+    def _parse(self, request: web.BaseRequest, arrived_at: float, body: bytes, name: str, version: str) -> Call:
         headers = request.headers
         try:
             parsed = rest.decode_request(name, body, headers.get(rest.HEADER_LENGTH), model_version=version)
         except ProtocolError as error:
             raise self._router.turn_away(malformed(error)) from error
-        return Call(parsed, request_id=headers.get("x-request-id", ""), trace_parent=headers.get("traceparent", ""))
+        return Call(
+            parsed, arrived_at, request_id=headers.get("x-request-id", ""), trace_parent=headers.get("traceparent", "")
+        )
 
     def _check_length(self, length: int) -> None:
         if length > self._router.limits.max_payload_bytes:

@@ -1,0 +1,69 @@
+"""At the door: a few a turn, in order, and those who waited too long are told at once."""
+
+import asyncio
+import time
+
+import pytest
+
+from trimtab_router.refusal import Code, Refusal
+from trimtab_router.turnstile import MAX_WAITING, PER_TURN, Turnstile
+
+
+async def test_a_crowd_enters_in_order_a_few_each_turn_of_the_loop():
+    turnstile = Turnstile(10.0)
+    entered: list[int] = []
+
+    async def enter(number: int) -> None:
+        await turnstile.enter(time.monotonic())
+        entered.append(number)
+
+    crowd = [asyncio.ensure_future(enter(number)) for number in range(5 * PER_TURN)]
+    most, before = 0, 0
+    while len(entered) < len(crowd):
+        await asyncio.sleep(0)
+        most, before = max(most, len(entered) - before), len(entered)
+
+    assert entered == list(range(5 * PER_TURN))
+    assert most <= 2 * PER_TURN
+
+
+async def test_a_lone_request_does_not_wait():
+    turnstile = Turnstile(10.0)
+    coroutine = turnstile.enter(time.monotonic())
+
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+    await asyncio.sleep(0)
+
+
+async def test_who_waited_too_long_is_refused():
+    turnstile = Turnstile(0.5)
+    long_ago = time.monotonic() - 1.0
+    outcomes = await asyncio.gather(*(turnstile.enter(long_ago) for _ in range(PER_TURN + 1)), return_exceptions=True)
+
+    refusal = outcomes[-1]
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.reason, refusal.outcome) == (Code.RESOURCE_EXHAUSTED, "Overload", "refused")
+    assert refusal.message.startswith("the router is overloaded: the request waited 1.0")
+
+
+async def test_the_crowd_is_bounded():
+    turnstile = Turnstile(10.0)
+    crowd = [asyncio.ensure_future(turnstile.enter(time.monotonic())) for _ in range(PER_TURN + MAX_WAITING + 1)]
+    outcomes = await asyncio.gather(*crowd, return_exceptions=True)
+
+    refused = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
+    assert [str(refusal) for refusal in refused] == [
+        f"the router is overloaded: {MAX_WAITING} requests wait to be let in; try again later"
+    ]
+
+
+async def test_callers_who_left_take_nobodys_turn():
+    turnstile = Turnstile(10.0)
+    crowd = [asyncio.ensure_future(turnstile.enter(time.monotonic())) for _ in range(3 * PER_TURN)]
+    await asyncio.sleep(0)
+    for leaving in crowd[PER_TURN : 2 * PER_TURN]:
+        leaving.cancel()
+    outcomes = await asyncio.gather(*crowd, return_exceptions=True)
+
+    assert sum(outcome is None for outcome in outcomes) >= 2 * PER_TURN

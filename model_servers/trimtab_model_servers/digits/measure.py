@@ -19,7 +19,7 @@ from trimtab_model_servers.digits.locator import Locator
 from trimtab_model_servers.digits.pages import Page, match_boxes
 from trimtab_model_servers.digits.reader import Reader
 
-_BATCH: Final = 32
+_BATCH: Final = 16
 _Z_95: Final = 1.959964
 
 
@@ -103,7 +103,7 @@ def locate_all(locator: Locator, pages: Sequence[Page]) -> Found:
 
 def read_all(reader: Reader, found: Found) -> int:
     """Count the crops that ``reader`` reads rightly."""
-    right, step = 0, 2 * _BATCH
+    right, step = 0, _BATCH
     for start in range(0, len(found.labels), step):
         with torch.inference_mode():
             digits, _ = reader(found.crops[start : start + step])

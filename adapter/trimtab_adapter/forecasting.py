@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trimtab_adapter.hysteresis import outgrows
 from trimtab_adapter.observation import MOST_RPS, Load, ObservationError
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.spec import Adaptation
@@ -48,11 +49,18 @@ def _oracle(trace: PlayedTrace | None) -> Forecaster:
         return ReactiveForecaster(f"the oracle's trace cannot be used: {error}")
 
 
-def forecast_record(forecaster: Forecaster, load: Load) -> ForecastRecord:
-    """Ask the forecaster; raise ObservationError where nothing of the load was measured."""
+def forecast_record(forecaster: Forecaster, load: Load, headroom: float = 0.0) -> ForecastRecord:
+    """Ask the forecaster; raise ObservationError where nothing of the load was measured.
+
+    A forecast below what came in the newest second, headroom included, is replaced by that.
+    """
     found = _ask(forecaster, load)
     if not found.is_measured:
         raise ObservationError(f"the load is not known: {found.reason}")
+    if outgrows(load.newest_rps, found.peak_rps, headroom):
+        came, expected = f"{load.newest_rps:g} requests/s came in the newest second", f"{found.peak_rps:.3g}"
+        reason = f"{came}; {found.source} expected no more than {expected}"
+        return ForecastRecord(peak_rps=load.newest_rps, observed_rps=load.peak_rps, source="reactive", reason=reason)
     return ForecastRecord(
         peak_rps=found.peak_rps,
         observed_rps=load.peak_rps,

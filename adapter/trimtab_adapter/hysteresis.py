@@ -28,6 +28,14 @@ def planning_load(
     return planned_rps if wanted >= drop_below(planned_rps) else wanted
 
 
+def outgrows(newest_rps: float, planned_rps: float, headroom: float) -> bool:
+    """Tell whether one second's arrivals are more than a plan for `planned_rps` has room for, noise apart.
+
+    Below the headroom, and one request a second more, the plan still carries them.
+    """
+    return newest_rps > (1.0 + headroom) * planned_rps + 1.0
+
+
 def drop_below(planned_rps: float) -> float:
     """Return the load under which a plan for `planned_rps` is larger than noise explains."""
     noise = NOISE_WIDTHS * math.sqrt(planned_rps)

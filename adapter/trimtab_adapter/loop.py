@@ -1,7 +1,7 @@
 """The slow loop: each interval observe, forecast, decide, publish. Shell around `decide`.
 
 One fault in one tick costs that tick only: it is logged once, the plan in force stays, and the journal says that it was
-held and why.
+held and why. A load that outgrows the plan between two ticks is not waited out: it brings the next tick forward.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from pathlib import Path
 from trimtab_adapter.decide import PlanningError, Situation, decide, initial_plan
 from trimtab_adapter.documents import Documents
 from trimtab_adapter.forecasting import forecast_record
+from trimtab_adapter.hysteresis import outgrows
 from trimtab_adapter.journal import Journal
 from trimtab_adapter.observation import (
     MOST_ROWS,
@@ -31,6 +32,8 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_predictor.forecaster import Forecaster
 
 log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5  # how often to look whether the load has outgrown the plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,32 @@ class Loop:
         due = loop.time()
         while not stop.is_set():
             due = max(due + self._documents.pipeline.spec.adaptation.interval_seconds, loop.time())
+            if await self._wait(stop, due):
+                due = loop.time()
+            if not stop.is_set():
+                await self.tick(clock())
+
+    async def _wait(self, stop: asyncio.Event, due: float) -> bool:
+        """Wait until the next tick is due, or the end; True where the load outgrew the plan before that."""
+        loop = asyncio.get_running_loop()
+        while (left := due - loop.time()) > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), due - loop.time())
-                break
-            await self.tick(clock())
+                await asyncio.wait_for(stop.wait(), min(left, LOOK_SECONDS))
+                return False
+            if due > loop.time() and await self._outgrown():
+                return True
+        return False
+
+    async def _outgrown(self) -> bool:
+        """Look at the router's newest second; whatever is wrong with the answer, the next tick will say."""
+        if self._router is None or self.current is None or self.current.spec.forecast is None:
+            return False
+        try:
+            load = await self._router.load(0.0)
+        except ObservationError:
+            return False
+        headroom = self._documents.pipeline.spec.adaptation.headroom
+        return outgrows(load.newest_rps, self.current.spec.forecast.peak_rps, headroom)
 
     async def tick(self, now_seconds: float) -> None:
         """Decide once; no exception leaves."""
@@ -135,8 +160,8 @@ class Loop:
             self._ratios[key] = damp(self._ratios.get(key), ratio, *RATIO_RANGE)
 
     def _decide(self, load: Load, now_seconds: float) -> PipelinePlan:
-        forecast = forecast_record(self._forecaster, load)
         pipeline = self._documents.pipeline
+        forecast = forecast_record(self._forecaster, load, pipeline.spec.adaptation.headroom)
         hold = pipeline.spec.adaptation.hold_seconds
         self._recent = [(at, rps) for at, rps in self._recent if at >= now_seconds - hold]
         situation = Situation(

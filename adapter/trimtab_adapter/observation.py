@@ -31,6 +31,12 @@ class Load:
         """The most arrivals in one of the last ten seconds."""
         return max(self.history_rps[-10:], default=0.0)
 
+    @property
+    def newest_rps(self) -> float:
+        """Arrivals in the newest second; 0 where it was not measured."""
+        newest = self.history_rps[-1] if self.history_rps else 0.0
+        return newest if math.isfinite(newest) else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of
 from tests.builders import a_point_profile, a_profile
 from trimtab_adapter.decide import PlanningError, initial_plan
-from trimtab_adapter.hysteresis import drop_below, planning_load
+from trimtab_adapter.hysteresis import drop_below, outgrows, planning_load
 from trimtab_adapter.options import Question, service_ratio
 from trimtab_pipelines.quantity import parse_quantity
 
@@ -259,3 +259,8 @@ def test_spare_time_of_a_node_is_no_capacity_of_a_replica_that_asked_for_less_th
     ratio = service_ratio(question, pipeline.spec.stages[0], light, points[0])
 
     assert ratio == (0.5 if counts else 1.0)
+
+
+@pytest.mark.parametrize(("newest", "expected_answer"), [(0.0, False), (100.0, False), (110.0, False), (112.0, True)])
+def test_a_plan_is_outgrown_beyond_its_headroom(newest, expected_answer):
+    assert outgrows(newest, planned_rps=100.0, headroom=0.1) is expected_answer

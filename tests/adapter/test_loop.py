@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from watchfiles import awatch
 
 from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
 from trimtab_adapter.__main__ import main
@@ -314,3 +315,31 @@ def test_a_signal_ends_it_cleanly(tmp_path):
         assert "plan 1: first plan" in process.stderr.readline()
         process.terminate()
         assert process.wait(timeout=20) == 0
+
+
+async def test_a_load_that_outgrows_the_plan_is_not_waited_out(site):
+    site.write(adaptation={"interval": "1h"})
+    loop, stop = site.loop(), asyncio.Event()
+    running = asyncio.create_task(loop.run(stop))
+    await site.router.asked.acquire()
+    offer(site.router, 300.0)
+    async for changes in awatch(site.folder, stop_event=stop):
+        if any(Path(path).name == "plan.json" for _, path in changes) and site.plan().forecast.peak_rps == 300.0:
+            stop.set()
+    await running
+
+    assert site.plan().generation == 2
+
+
+async def test_a_forecast_below_what_comes_already_is_not_believed(site):
+    class Sleepy:
+        name = "lstm"
+
+        def forecast(self, history_rps, now_seconds):  # noqa: ARG002 - the shared signature
+            return Forecast(peak_rps=10.0, source="lstm", reason="dreaming")
+
+    offer(site.router, 300.0)
+    await site.loop(Sleepy()).tick(1000.0)
+
+    assert site.plan().forecast.peak_rps == 300.0
+    assert site.plan().forecast.reason == "300 requests/s came in the newest second; lstm expected no more than 10"

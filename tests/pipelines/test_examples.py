@@ -1,0 +1,39 @@
+"""The example pipelines are valid, and say of their accuracy what was measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trimtab_pipelines.documents import load_pipeline
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "pipelines").glob("*/pipeline.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+def test_an_example_is_valid_and_its_weights_are_there(path):
+    pipeline = load_pipeline(path)
+    local = [v.storage_uri for s in pipeline.spec.stages for v in s.variants if "://" not in v.storage_uri]
+
+    assert pipeline.name == path.parent.name
+    assert [uri for uri in local if not (path.parent / uri).is_file()] == []
+
+
+def test_there_is_an_example():
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in EXAMPLES if (p.parent / "accuracy.json").exists()], ids=lambda p: p.parent.name
+)
+def test_accuracies_are_the_measured_ones(path):
+    measured = json.loads((path.parent / "accuracy.json").read_text())["variants"]
+    declared = {v.name: v for stage in load_pipeline(path).spec.stages for v in stage.variants}
+
+    assert declared.keys() == measured.keys()
+    for name, variant in declared.items():
+        evidence = variant.accuracy_evidence
+        assert evidence.source == "Measured"
+        assert (variant.accuracy, evidence.samples, evidence.low, evidence.high) == tuple(
+            measured[name][field] for field in ("accuracy", "n", "low", "high")
+        )

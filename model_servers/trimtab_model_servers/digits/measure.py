@@ -82,7 +82,8 @@ def wilson(right: int, n: int) -> Accuracy:
     share, spread = right / n, _Z_95**2 / n
     middle = (share + spread / 2) / (1 + spread)
     reach = _Z_95 / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
-    return Accuracy(share, n, max(0.0, middle - reach), min(1.0, middle + reach))
+    low, high = max(0.0, middle - reach), min(1.0, middle + reach)
+    return Accuracy(share, n, min(low, share), max(high, share))  # rounding may put an end a hair beyond the share
 
 
 def locate_all(locator: Locator, pages: Sequence[Page]) -> Found:

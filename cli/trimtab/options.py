@@ -1,5 +1,6 @@
 """Options several verbs share, in the same words everywhere."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,8 @@ ProfilesOption = Annotated[
     typer.Option("--profiles", help="Profile to plan with; default: beside the pipeline, else measured here"),
 ]
 
-console = Console(highlight=False, soft_wrap=True)
+LOG_WIDTH = 150
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else LOG_WIDTH)
 
 
 def load_order(  # noqa: PLR0913, PLR0917  (one for each option)

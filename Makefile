@@ -11,8 +11,8 @@ help: ## this list
 venv: ## make .venv as requirements.txt locks it
 	@bash hack/venv.sh
 
-test: venv ## run every test
-	$(PY) -m pytest
+test: venv ## run every test; those on traces need DATA, the folder they are in
+	TRIMTAB_DATA=$(abspath $(wildcard $(DATA))) $(PY) -m pytest
 
 check: venv ## ruff, mypy --strict, import-linter, generated files
 	.venv/bin/ruff check .

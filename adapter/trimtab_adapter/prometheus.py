@@ -35,19 +35,23 @@ class PrometheusSource:
         by_time = dict(means)
         bins = [(peak, min(by_time.get(at, peak), peak)) for at, peak in peaks]
         if not bins:
-            raise ObservationError(f"{self._url} has no history of {PEAK}{self._labels}")
+            raise self._unknown()
         return Load(now_seconds, _seconds(bins))
 
     async def _require_fresh(self) -> None:
         """Raise unless a sample is recent by the server's own clock."""
         found = await self._query("query", {"query": f"time() - max(timestamp({PEAK}{self._labels}))"})
         if not found:
-            raise ObservationError(f"{self._url} knows no {PEAK}{self._labels}; is the router scraped?")
+            raise self._unknown()
         age = _value(found[0].get("value"), "age of the newest sample")[1]
         if age > STALE_SECONDS:
             raise ObservationError(
                 f"{self._url}: the newest {PEAK}{self._labels} is {age:.0f} s old, above {STALE_SECONDS:.0f} s"
             )
+
+    def _unknown(self) -> ObservationError:
+        """No series, or one that ended between two questions."""
+        return ObservationError(f"{self._url} knows no {PEAK}{self._labels}; is the router scraped?")
 
     async def _range(self, expression: str, now_seconds: float) -> list[tuple[float, float]]:
         parameters = {

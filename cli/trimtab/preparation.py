@@ -1,6 +1,8 @@
 """What every run needs before it starts: the pipeline with its weights in place, and profiles to plan with."""
 
 import asyncio
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -10,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trimtab.local import profiles
+from trimtab.local.processes import StartError
 from trimtab_model_servers.settings import resolve_uri
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.spec import InferencePipeline
@@ -17,7 +20,8 @@ from trimtab_profiler.profile import Progress as Measured
 
 
 def prepare(pipeline_file: Path) -> InferencePipeline:
-    """Read the pipeline; raise DocumentError where weights kept in files are missing."""
+    """Read the pipeline; raise DocumentError where weights kept in files are missing, StartError without PyTorch."""
+    require_installed()
     pipeline = load_pipeline(pipeline_file)
     folder = pipeline_file.resolve()
     folder = folder if folder.is_dir() else folder.parent
@@ -29,6 +33,13 @@ def prepare(pipeline_file: Path) -> InferencePipeline:
                 where = f"{pipeline_file}: stage {stage.name}, variant {variant.name}: storageUri {variant.storage_uri}"
                 raise DocumentError(f"{where}: there is no {path}")
     return pipeline
+
+
+def require_installed(packages: Sequence[str] = ("mlserver", "torch")) -> None:
+    """Raise StartError where this installation can plan, but not serve: the command line alone needs no PyTorch."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise StartError(f"model servers need {' and '.join(missing)}: pip install 'trimtab[all]'")
 
 
 def choose_profiles(pipeline_file: Path, pipeline: InferencePipeline, chosen: Path | None, console: Console) -> Path:

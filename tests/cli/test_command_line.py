@@ -11,6 +11,8 @@ from trimtab import record
 from trimtab.commands import run
 from trimtab.demand import changing_demand
 from trimtab.local.hosting import hosted_variants, memory_bytes_per_replica
+from trimtab.local.processes import StartError
+from trimtab.preparation import require_installed
 from trimtab_pipelines.documents import dump_yaml, load_plan
 
 Captured = pytest.CaptureFixture[str]
@@ -166,3 +168,8 @@ def test_pipelines_of_the_tests_agree(tmp_path: Path) -> None:
     """The document on disk is the value the tests compare with."""
     assert a_pipeline_document(echo_stages())["spec"]["stages"] == echo_stages()
     assert write_echo_pipeline(tmp_path).exists()
+
+
+def test_without_pytorch_the_cure_is_named() -> None:
+    with pytest.raises(StartError, match=r"model servers need no_such_package: pip install 'trimtab\[all\]'"):
+        require_installed(("sys", "no_such_package"))

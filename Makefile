@@ -20,28 +20,55 @@ check: venv ## ruff, mypy --strict, import-linter, generated files
 	.venv/bin/mypy .
 	.venv/bin/lint-imports
 	$(PY) -m trimtab_pipelines.schema pipelines/schema --check
+	$(PY) -m trimtab_pipelines.crd charts/trimtab-crds/templates --check
+	$(PY) hack/dashboards.py charts/trimtab/dashboards --check
 
 generate: venv ## render the generated files anew
 	$(PY) -m trimtab_pipelines.schema pipelines/schema
+	$(PY) -m trimtab_pipelines.crd charts/trimtab-crds/templates
+	$(PY) hack/dashboards.py charts/trimtab/dashboards
 
 format: venv ## format and fix what can be fixed
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-lock: venv ## resolve requirements.txt anew
+lock: venv ## resolve requirements.txt anew, and from it what each image installs
 	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --all-extras --group dev \
 	  --no-emit-index-url --custom-compile-command "make lock" -o requirements.txt pyproject.toml
+	$(LOCK_IMAGE) -o requirements/control.txt $(CONTROL_EXTRAS)
+	$(LOCK_IMAGE) -o requirements/trainer.txt $(CONTROL_EXTRAS) --extra predictor
+	$(LOCK_IMAGE) -o requirements/model-server.txt --extra model-servers --extra digits --extra transformers --extra kubernetes
+
+LOCK_IMAGE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+  --custom-compile-command "make lock" --no-emit-package trimtab --constraint requirements.txt pyproject.toml
+CONTROL_EXTRAS = --extra router --extra operator --extra solvers --no-emit-package plotly --no-emit-package narwhals
 
 models: venv ## train the digits models anew (fixed seeds)
 	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
 
 .PHONY: bench-solver
-bench-solver: venv ## time the exact solver and compare it with brute force
+bench-solver: venv ## time exact, HiGHS and Gurobi on the same problems, and compare them with brute force
 	$(PY) -m benchmarks.solver
+
+.PHONY: bench-operator
+bench-operator: venv ## reconcile 300 pipelines on a real API server without nodes: time, CPU, memory, requests
+	$(PY) -m benchmarks.operator_scale
 
 .PHONY: train-predictor
 train-predictor: venv ## train the load forecaster anew
 	$(PY) -m trimtab_predictor.train --trace $(DATA)/twitter_rps_train.csv.gz -o predictor/trimtab_predictor/weights
+
+.PHONY: bench-simulator
+bench-simulator: venv ## simulated against served on digits: latencies, drops, through a change of plan
+	$(PY) -m benchmarks.simulator --out $(OUT)
+
+.PHONY: bench-queueing
+bench-queueing: venv ## the planner's latency of a stage against the simulator's, over loads, batches and replicas
+	$(PY) -m benchmarks.queueing
+
+.PHONY: reproduce-ipa
+reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in the simulator; out/ipa/ipa.html
+	$(PY) -m benchmarks.ipa --data $(DATA) --out $(OUT)/ipa $(if $(TRACE),--trace $(TRACE)) $(IPA)
 
 .PHONY: bench-router
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload
@@ -59,3 +86,32 @@ chaos: venv ## kill model servers and the adapter under load
 
 profile: venv ## measure the digits pipeline on this machine
 	.venv/bin/trimtab profile pipelines/digits
+
+.PHONY: cluster-tools cluster-up cluster-down images
+cluster-tools: ## build the programs of the test cluster that are missing
+	@hack/cluster/packages && hack/cluster/build-tools
+
+cluster-up: ## bring up a Kubernetes node on this machine, as root; prints its kubeconfig
+	@hack/cluster/up
+
+cluster-down: ## stop it and leave nothing; WIPE=1 forgets its images too
+	@hack/cluster/down $(if $(WIPE),--wipe)
+
+images: ## build the images and load them into the node where it runs
+	@hack/cluster/images
+
+.PHONY: lint-charts
+lint-charts: ## helm lint of both charts, promtool on the alerts
+	PATH=$(HOME)/.cache/trimtab/tools/bin:$$PATH helm lint --strict --kube-version 1.34.0 charts/trimtab-crds charts/trimtab
+	promtool check rules charts/trimtab/alerts.yaml
+
+.PHONY: bench-forecast
+bench-forecast: venv ## every forecaster on the same windows: error by shape, size and quantile, and what an error costs
+	$(PY) -m benchmarks.forecast --trace $(DATA)/twitter_rps_train.csv.gz
+
+.PHONY: e2e chaos-cluster
+e2e: venv ## in a real cluster: install, apply, three minutes of load, plans timed; as root, or where KUBECONFIG points
+	$(PY) -m benchmarks.cluster.e2e $(E2E)
+
+chaos-cluster: venv ## in the same cluster, break one part after the other under load
+	$(PY) -m benchmarks.cluster.faults

@@ -47,17 +47,18 @@ def _pinned(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], w
     question = Question(pipeline.spec, profiles, 0.0)
     objective = pipeline.spec.objective.model_copy(update={"accuracy_floor": None, "goal": "Weighted"})
     spec = pipeline.spec.model_copy(update={"objective": objective})
-    pins = {stage.name: _pick(question, stage, which) for stage in pipeline.spec.stages}
-    return pipeline.model_copy(update={"spec": _with_pins(spec, pins)})
+    pins = {stage.name: pick(question, stage, which) for stage in pipeline.spec.stages}
+    return pipeline.model_copy(update={"spec": with_pins(spec, pins)})
 
 
-def _with_pins(spec: InferencePipelineSpec, pins: Mapping[str, Pin]) -> InferencePipelineSpec:
+def with_pins(spec: InferencePipelineSpec, pins: Mapping[str, Pin]) -> InferencePipelineSpec:
     """Return the pipeline with other pins, validated anew: a mere copy would carry along what it has cached."""
     stages = tuple(stage.model_copy(update={"pin": pins[stage.name]}) for stage in spec.stages)
     return InferencePipelineSpec.model_validate(spec.model_copy(update={"stages": stages}).model_dump(by_alias=True))
 
 
-def _pick(question: Question, stage: Stage, which: Which) -> Pin:
+def pick(question: Question, stage: Stage, which: Which) -> Pin:
+    """Pin a stage's cheapest point by core-seconds a row, or its most accurate; of equals the better one."""
     points = profiled_points(question, stage)
 
     def core_seconds(entry: tuple[Variant, OperatingPoint, PointProfile]) -> float:
@@ -115,7 +116,7 @@ def _spread(question: Question, found: Answer) -> Answer:
         )
         for name, option in chosen.items()
     }
-    spread = answer(replace(question, spec=_with_pins(question.spec, pins)))
+    spread = answer(replace(question, spec=with_pins(question.spec, pins)))
     return spread if spread.feasible else found
 
 

@@ -15,7 +15,7 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
 
-__all__ = ["PlanningError", "Situation", "decide", "initial_plan", "plan_of"]
+__all__ = ["PlanningError", "Situation", "decide", "first_situation", "initial_plan", "plan_of", "question_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,14 @@ def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], si
 
     Raises PlanningError where the profiles do not fit the pipeline or its budget cannot hold any plan.
     """
+    question, forecast = question_of(pipeline, profiles, situation)
+    return plan_of(pipeline, question, answer(question), forecast, situation.now_seconds)
+
+
+def question_of(
+    pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation
+) -> tuple[Question, ForecastRecord]:
+    """Return what to ask of the solver, and the load it is for: the forecast, held and steadied."""
     current = situation.current
     planned_rps = current.spec.forecast.peak_rps if current is not None and current.spec.forecast is not None else None
     load_rps = planning_load(
@@ -47,8 +55,7 @@ def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], si
     question = Question(
         pipeline.spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current
     )
-    forecast = situation.forecast.model_copy(update={"peak_rps": load_rps})
-    return plan_of(pipeline, question, answer(question), forecast, situation.now_seconds)
+    return question, situation.forecast.model_copy(update={"peak_rps": load_rps})
 
 
 def initial_plan(
@@ -58,8 +65,12 @@ def initial_plan(
     now_seconds: float = 0.0,
 ) -> PipelinePlan:
     """Return the plan to start with, before any load was seen: the best one for a small load."""
-    forecast = ForecastRecord(peak_rps=load_rps, source="initial", reason="no load seen yet")
-    return decide(pipeline, profiles, Situation(forecast, now_seconds))
+    return decide(pipeline, profiles, first_situation(load_rps, now_seconds))
+
+
+def first_situation(load_rps: float = 1.0, now_seconds: float = 0.0) -> Situation:
+    """Return what is known before any load was seen."""
+    return Situation(ForecastRecord(peak_rps=load_rps, source="initial", reason="no load seen yet"), now_seconds)
 
 
 def plan_of(

@@ -1,7 +1,8 @@
-"""Shell: the pipeline and its profiles as they are on disk now; a broken edit keeps the last good ones."""
+"""The pipeline and its profiles as they are now; a broken edit keeps the last good ones. From files, or a cluster."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from trimtab_pipelines.documents import DocumentError, load_pipeline, load_profiles
 from trimtab_pipelines.profile import ModelProfile
@@ -10,8 +11,32 @@ from trimtab_pipelines.spec import InferencePipeline
 Stamp = tuple[int, int] | None
 
 
-class Documents:
-    """The two files a decision stands on, read again when they change."""
+class Documents(Protocol):
+    """What a decision stands on."""
+
+    @property
+    def pipeline(self) -> InferencePipeline:
+        """The pipeline, its budget as far as it can be used."""
+        ...
+
+    @property
+    def profiles(self) -> Mapping[str, ModelProfile]:
+        """The profiles by stage."""
+        ...
+
+    @property
+    def remark(self) -> str:
+        """What about the pipeline differs from what the user wrote, for the explanation; else empty."""
+        ...
+
+    def refresh(self) -> str | None:
+        """Take up what changed; return what is wrong with it, or None."""
+
+
+class FileDocuments:
+    """Two files, read again when they change."""
+
+    remark = ""
 
     def __init__(self, pipeline: Path, profiles: Path) -> None:
         self._paths = (_file(pipeline, "pipeline.yaml"), _file(profiles, "profile.yaml"))

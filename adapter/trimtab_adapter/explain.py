@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trimtab_adapter.least_bad import Answer
-from trimtab_adapter.program import TOLERANCE, Option, Program, models
+from trimtab_adapter.program import TOLERANCE, Option, Program, Solution, models
 from trimtab_adapter.solvers.exact import solve
 from trimtab_pipelines.plan import Explanation, PipelinePlan, RunnerUp, StagePlan
 
@@ -13,9 +13,15 @@ def explain(answer: Answer, stages: Sequence[StagePlan], current: PipelinePlan |
     """Explain a solution against the plan before it."""
     return Explanation(
         change=_change(stages, current, cause),
-        binding_constraint=binding_constraint(answer.program, answer.solution.objective),
+        binding_constraint=binding_constraint(answer),
         runner_up=runner_up(answer),
+        solver=_solver(answer.solution),
+        gap=answer.solution.gap,
     )
+
+
+def _solver(solution: Solution) -> str:
+    return f"{solution.solver} ({solution.note})" if solution.note else solution.solver
 
 
 def line(option: Option | StagePlan) -> str:
@@ -24,13 +30,14 @@ def line(option: Option | StagePlan) -> str:
     return f"{option.variant}{point} ×{option.replicas} batch {option.batch_size}"
 
 
-def binding_constraint(program: Program, objective: float) -> str:
+def binding_constraint(answer: Answer) -> str:
     """Name the constraint whose absence would gain most."""
+    program, objective = answer.program, answer.solution.objective
     relaxations = {
         "slo.latency": replace(program, slo_seconds=1e9),
-        "budget.cores": replace(program, cores=1e12),
+        answer.cores_are: replace(program, cores=1e12),
         "objective.accuracyFloor": replace(program, accuracy_floor=0.0),
-        "budget.gpus": replace(program, gpus=10**9),
+        answer.gpus_are: replace(program, gpus=10**9),
     }
     gains = {name: _gain(relaxed, program, objective) for name, relaxed in relaxations.items()}
     name = max(gains, key=lambda candidate: gains[candidate])

@@ -1,7 +1,8 @@
 """What to do where no plan keeps every constraint: give up as little as possible, in a fixed order, and say what. Pure.
 
 First the accuracy floor, then part of the load, then the SLO, then pinned sizes, at last the pins. The budget is never
-given up: cores that do not exist cannot be planned with.
+given up: cores that do not exist cannot be planned with. Only the first try is the chosen solver's; the many that look
+for the least violation are `exact`'s.
 """
 
 import math
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from trimtab_adapter.options import PlanningError, Question, Relaxation, pose
 from trimtab_adapter.program import TIE_BREAK, Program, Solution, Weights
+from trimtab_adapter.solvers.chosen import solver_of
 from trimtab_adapter.solvers.exact import solve
 
 _HALVINGS = 12
@@ -24,6 +26,8 @@ class Answer:
     solution: Solution
     fraction: float = 1.0
     reason: str = "Optimal"
+    cores_are: str = "budget.cores"  # whose cores and GPUs the program's are
+    gpus_are: str = "budget.gpus"
 
     @property
     def feasible(self) -> bool:
@@ -34,7 +38,7 @@ class Answer:
 def answer(question: Question) -> Answer:
     """Return the optimal plan, or the least bad one; raise PlanningError where the budget cannot hold any."""
     program = pose(question)
-    solution = solve(program)
+    solution = solver_of(question.spec.adaptation.solver)(program)
     if solution is not None:
         return Answer(program, solution)
     for give_up in (_floor, _load, _slo, _sizes, _pins):

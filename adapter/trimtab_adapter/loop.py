@@ -1,34 +1,26 @@
 """The slow loop: each interval observe, forecast, decide, publish. Shell around `decide`.
 
-One fault in one tick costs that tick only: it is logged once, the plan in force stays, and the journal says that it was
-held and why. A load that outgrows the plan between two ticks is not waited out: it brings the next tick forward.
+One fault in one tick costs that tick only: it is logged once, the plan in force stays, and what is told says that it
+was held and why. A load that outgrows the plan between two ticks is not waited out: it brings the next tick forward.
 """
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 
-from trimtab_adapter.decide import PlanningError, Situation, decide, initial_plan
+from trimtab_adapter.decide import PlanningError, Situation, decide, first_situation
 from trimtab_adapter.documents import Documents
 from trimtab_adapter.forecasting import forecast_record
 from trimtab_adapter.hysteresis import outgrows
-from trimtab_adapter.journal import Journal
-from trimtab_adapter.observation import (
-    MOST_ROWS,
-    RATIO_RANGE,
-    Load,
-    Measured,
-    ObservationError,
-    damp,
-)
-from trimtab_adapter.sources import LoadSource, RouterSource
-from trimtab_pipelines.documents import DocumentError, load_plan, write_json
-from trimtab_pipelines.plan import PipelinePlan
+from trimtab_adapter.observation import MOST_ROWS, RATIO_RANGE, Load, Measured, ObservationError, Served, damp
+from trimtab_adapter.outlets import Outlets
+from trimtab_adapter.sharing import Planner
+from trimtab_adapter.sources import LoadSource, StateSource
+from trimtab_adapter.tick import Tick
+from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_predictor.forecaster import Forecaster
 
 log = logging.getLogger(__name__)
@@ -37,11 +29,12 @@ LOOK_SECONDS = 0.5  # how often to look whether the load has outgrown the plan
 
 
 @dataclass(frozen=True, slots=True)
-class Outlets:
-    """Where decisions go."""
+class Senses:
+    """Where a loop learns of the load, and of what the routers measured."""
 
-    plan: Path
-    journal: Journal
+    loads: LoadSource
+    routers: StateSource | None
+    look_seconds: Callable[[], float] = lambda: LOOK_SECONDS
 
 
 class Loop:
@@ -51,117 +44,174 @@ class Loop:
         self,
         documents: Documents,
         outlets: Outlets,
-        loads: LoadSource,
-        router: RouterSource | None,
+        senses: Senses,
         forecaster: Forecaster,
+        solving: Executor | None = None,
     ) -> None:
-        self._documents, self._outlets = documents, outlets
-        self._loads, self._router, self._forecaster = loads, router, forecaster
+        """Take its surroundings; `solving` keeps the event loop free while a decision is made."""
+        self._documents, self._outlets, self._senses = documents, outlets, senses
+        self._forecaster, self._solving = forecaster, solving
         self._recent: list[tuple[float, float]] = []
         self._rows: dict[str, Measured] = {}
         self._ratios: dict[tuple[str, str], Measured] = {}
-        self.current = self._take_up()
+        self._served: Served | None = None
+        self._held_for = ""  # the problem of the last held tick
+        self.current: PipelinePlan | None = None
+        self.planner: Planner = decide  # or one that minds other pipelines too
+        self.ticked_at = time.monotonic()
+        self._woken = asyncio.Event()
+        self._take_up()
 
-    async def run(self, stop: asyncio.Event, clock: Callable[[], float] = time.time) -> None:
-        """Tick until told to stop. An interval that was overrun is followed by the next tick at once."""
-        self._begin(clock())
+    def wake(self) -> None:
+        """Bring the next tick forward: something was changed that is worth a decision."""
+        self._woken.set()
+
+    @property
+    def interval_seconds(self) -> float:
+        """How often it ticks."""
+        return self._documents.pipeline.spec.adaptation.interval_seconds
+
+    async def run(self, stop: asyncio.Event, clock: Callable[[], float] = time.time, first: float = 1.0) -> None:
+        """Tick until told to stop. An interval that was overrun is followed by the next tick at once.
+
+        `first` is the share of an interval after which the first tick is due: many loops need not all tick together.
+        """
+        await self._begin(clock())
         loop = asyncio.get_running_loop()
-        due = loop.time()
+        due = loop.time() + (first - 1.0) * self.interval_seconds
         while not stop.is_set():
-            due = max(due + self._documents.pipeline.spec.adaptation.interval_seconds, loop.time())
+            due = max(due + self.interval_seconds, loop.time())
             if await self._wait(stop, due):
                 due = loop.time()
             if not stop.is_set():
                 await self.tick(clock())
 
     async def _wait(self, stop: asyncio.Event, due: float) -> bool:
-        """Wait until the next tick is due, or the end; True where the load outgrew the plan before that."""
+        """Wait until the next tick is due, or the end; True where it was brought forward."""
         loop = asyncio.get_running_loop()
-        while (left := due - loop.time()) > 0:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), min(left, LOOK_SECONDS))
-                return False
-            if due > loop.time() and await self._outgrown():
-                return True
+        alarms = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self._woken.wait())]
+        try:
+            while (left := due - loop.time()) > 0:
+                look = min(left, self._senses.look_seconds())
+                if (await asyncio.wait(alarms, timeout=look, return_when=asyncio.FIRST_COMPLETED))[0]:
+                    return not stop.is_set()
+                if due > loop.time() and await self._outgrown():
+                    return True
+        finally:
+            for alarm in alarms:
+                alarm.cancel()
         return False
 
     async def _outgrown(self) -> bool:
-        """Look at the router's newest second; whatever is wrong with the answer, the next tick will say."""
-        if self._router is None or self.current is None or self.current.spec.forecast is None:
+        """Look at the routers' newest second; whatever is wrong with the answer, the next tick will say."""
+        routers, pipeline = self._senses.routers, self._documents.pipeline
+        if routers is None or self.current is None or self.current.spec.forecast is None:
+            return False
+        if pipeline.spec.mode == "Paused":
             return False
         try:
-            load = await self._router.load(0.0)
+            load = await routers.load(time.time())
         except ObservationError:
             return False
-        headroom = self._documents.pipeline.spec.adaptation.headroom
+        headroom = pipeline.spec.adaptation.headroom
         return outgrows(load.newest_rps, self.current.spec.forecast.peak_rps, headroom)
 
     async def tick(self, now_seconds: float) -> None:
         """Decide once; no exception leaves."""
-        problem = self._documents.refresh()
-        if problem is not None:
+        self.ticked_at = time.monotonic()
+        self._woken.clear()
+        problem = self._documents.refresh() or ""
+        if problem:
             log.warning("%s", problem)
-        if self._documents.pipeline.spec.mode == "Paused":
-            return
+        self._take_up()
+        found = await self._tick(now_seconds)
+        self.ticked_at = time.monotonic()
+        await self._outlets.tell(replace(found, documents_problem=problem, served=self._served))
+
+    async def _tick(self, now_seconds: float) -> Tick:
+        pipeline = self._documents.pipeline
+        found = Tick(now_seconds, pipeline, "paused", self.current)
         try:
-            load = await self._loads.load(now_seconds)
+            load = await self._senses.loads.load(now_seconds)
+            found = replace(found, load=load)
             await self._measure()
-            self._publish(self._decide(load, now_seconds))
-        except (ObservationError, PlanningError) as error:
-            log.warning("plan %s held: %s", self._generation, error)
-            self._hold(str(error), now_seconds)
+            if pipeline.spec.mode == "Paused":
+                return found
+            forecast = self._forecast(load)
+            found = replace(found, forecast=forecast)
+            plan = await self._decide(forecast, now_seconds)
+            changed = self.current is None or plan.spec.generation != self.current.spec.generation
+            found = replace(found, decided="changed" if changed else "kept", plan=plan)
+            await self._publish(plan)
+            self._held_for = ""
+        except ObservationError as error:
+            return self._held(found, str(error), replace(found, fault=error.fault))
+        except PlanningError as error:
+            return self._held(found, str(error), found)
         except Exception as error:
             log.exception("plan %s held", self._generation)
-            self._hold(f"{type(error).__name__}: {error}", now_seconds)
+            return replace(found, decided="held", plan=self.current, problem=f"{type(error).__name__}: {error}")
+        return found
+
+    def _held(self, before: Tick, problem: str, found: Tick) -> Tick:
+        if before.pipeline.spec.mode == "Paused":
+            return found
+        if problem != self._held_for:  # a fault that lasts is told of by the status, not by a line each tick
+            log.warning("%s: plan %s held: %s", before.pipeline.name, self._generation, problem)
+            self._held_for = problem
+        return replace(found, decided="held", plan=self.current, problem=problem)
 
     @property
     def _generation(self) -> int:
         return 0 if self.current is None else self.current.spec.generation
 
-    def _take_up(self) -> PipelinePlan | None:
-        """Go on from the plan on disk, if it is one of this pipeline."""
-        path, pipeline = self._outlets.plan, self._documents.pipeline
-        if not path.exists():
-            return None
-        try:
-            plan = load_plan(path)
-        except DocumentError as error:
-            log.warning("%s; starting from a first plan", error)
-            return None
-        if plan.spec.pipeline != pipeline.name:
-            log.warning("%s is a plan of %s, not of %s; starting anew", path, plan.spec.pipeline, pipeline.name)
-            return None
-        if plan.spec.forecast is not None:
+    def _take_up(self) -> None:
+        """Go on from the plan in force, where that is not our own any more."""
+        plan = self._outlets.take_up(self._documents.pipeline, self.current)
+        if plan is not None and plan is not self.current and plan.spec.forecast is not None:
             self._recent.append((plan.spec.created_at, plan.spec.forecast.peak_rps))
-        return plan
+        self.current = plan
 
-    def _begin(self, now_seconds: float) -> None:
+    async def _begin(self, now_seconds: float) -> None:
         """Publish a first plan where there is none."""
         pipeline = self._documents.pipeline
         if self.current is not None or pipeline.spec.mode == "Paused":
             return
         try:
-            self._publish(initial_plan(pipeline, self._documents.profiles, now_seconds=now_seconds))
-        except PlanningError as error:
-            log.warning("no first plan: %s", error)
+            plan = await self._solve(first_situation(now_seconds=now_seconds))
+            await self._publish(plan)
+        except (PlanningError, OSError) as error:
+            log.warning("%s: no first plan: %s", pipeline.name, error)
+            return
+        await self._outlets.tell(Tick(now_seconds, pipeline, "changed", plan))
 
     async def _measure(self) -> None:
-        """Follow what the router measured; without it the values so far stay in use."""
-        if self._router is None:
+        """Follow what the routers measured; without it the values so far stay in use."""
+        self._served = None
+        if self._senses.routers is None:
             return
         try:
-            state = await self._router.state()
+            state = await self._senses.routers.state()
         except ObservationError as error:
             log.warning("service times and rows stay as they were: %s", error)
             return
+        self._served = state.served
         for stage, rows in state.rows_per_request.items():
             self._rows[stage] = damp(self._rows.get(stage), rows, 0.0, MOST_ROWS)
         for key, ratio in state.service_ratios.items():
             self._ratios[key] = damp(self._ratios.get(key), ratio, *RATIO_RANGE)
 
-    def _decide(self, load: Load, now_seconds: float) -> PipelinePlan:
+    def _forecast(self, load: Load) -> ForecastRecord:
+        """Forecast; where part of the load could not be seen, never below what the plan stands on."""
+        forecast = forecast_record(self._forecaster, load, self._documents.pipeline.spec.adaptation)
+        planned = self.current.spec.forecast if self.current is not None else None
+        if not load.missing or planned is None or forecast.peak_rps >= planned.peak_rps:
+            return forecast
+        reason = f"not below the plan's, for part of the load is not known: {load.missing}"
+        return forecast.model_copy(update={"peak_rps": planned.peak_rps, "reason": reason})
+
+    async def _decide(self, forecast: ForecastRecord, now_seconds: float) -> PipelinePlan:
         pipeline = self._documents.pipeline
-        forecast = forecast_record(self._forecaster, load, pipeline.spec.adaptation.headroom)
         hold = pipeline.spec.adaptation.hold_seconds
         self._recent = [(at, rps) for at, rps in self._recent if at >= now_seconds - hold]
         situation = Situation(
@@ -173,34 +223,25 @@ class Loop:
             service_ratios={key: ratio.used for key, ratio in self._ratios.items()},
         )
         started = time.perf_counter()
-        plan = decide(pipeline, self._documents.profiles, situation)
+        plan = await self._solve(situation)
         spent = time.perf_counter() - started
         self._recent.append((now_seconds, forecast.peak_rps))
-        explanation = plan.spec.explanation.model_copy(update={"solve_seconds": spent})
+        explanation = plan.spec.explanation
+        remark = "; ".join(filter(None, (explanation.change, self._documents.remark)))
+        explanation = explanation.model_copy(update={"solve_seconds": spent, "change": remark})
         return plan.model_copy(update={"spec": plan.spec.model_copy(update={"explanation": explanation})})
 
-    def _publish(self, plan: PipelinePlan) -> None:
-        """Journal the decision; in Auto mode also put it into force, where it differs from what is."""
-        if self._documents.pipeline.spec.mode == "Auto":
-            if self.current is None or _essence(plan) != _essence(self.current) or not self._outlets.plan.exists():
-                write_json(self._outlets.plan, plan)
-                log.info("plan %s: %s", plan.spec.generation, plan.spec.explanation.change)
-            self.current = plan
-        self._outlets.journal.append(plan)
+    async def _solve(self, situation: Situation) -> PipelinePlan:
+        pipeline, profiles = self._documents.pipeline, self._documents.profiles
+        if self._solving is None:
+            return self.planner(pipeline, profiles, situation)
+        solving = asyncio.get_running_loop().run_in_executor
+        return await solving(self._solving, self.planner, pipeline, profiles, situation)
 
-    def _hold(self, why: str, now_seconds: float) -> None:
-        if self.current is None:
+    async def _publish(self, plan: PipelinePlan) -> None:
+        """Put the decision into force in Auto mode, propose it in Advisory mode."""
+        if self._documents.pipeline.spec.mode != "Auto":
+            await self._outlets.advise(plan)
             return
-        explanation = self.current.spec.explanation.model_copy(update={"change": f"held: {why}"})
-        held = self.current.spec.model_copy(update={"explanation": explanation, "created_at": now_seconds})
-        try:
-            self._outlets.journal.append(self.current.model_copy(update={"spec": held}))
-        except OSError as error:
-            log.warning("the journal cannot be written: %s", error)
-
-
-def _essence(plan: PipelinePlan) -> tuple[object, ...]:
-    """Return what a reader of the plan acts on."""
-    spec = plan.spec
-    peak_rps = math.nan if spec.forecast is None else spec.forecast.peak_rps
-    return spec.generation, spec.stages, spec.feasible, spec.reason, spec.planned_fraction, peak_rps
+        self.current = plan
+        await self._outlets.publish(plan)

@@ -103,6 +103,8 @@ class Solution:
     choice: tuple[Option, ...]
     objective: float
     gap: float = 0.0  # proven: no choice is better by more than this
+    solver: str = "Exact"
+    note: str = ""  # why another solver than the one asked for answered
 
 
 def models(choice: Iterable[Option]) -> tuple[tuple[str, str], ...]:

@@ -1,10 +1,15 @@
 """Shell: where load and state come from, over HTTP. A failure becomes an ObservationError that names the address."""
 
+import json
+from collections.abc import Mapping
 from typing import Protocol
 
 import httpx
 
 from trimtab_adapter.observation import Load, ObservationError, State, read_load, read_state
+
+MOST_BYTES = 8 * 2**20  # ten minutes of seconds are a few kilobytes; what is longer is no answer to our question
+_SHOWN = 120
 
 
 class LoadSource(Protocol):
@@ -12,6 +17,13 @@ class LoadSource(Protocol):
 
     async def load(self, now_seconds: float) -> Load:
         """Return the recent load; raise ObservationError where it is missing, stale or absurd."""
+
+
+class StateSource(LoadSource, Protocol):
+    """Whoever knows what the routers measured, too."""
+
+    async def state(self) -> State:
+        """Return service ratios, rows per request and the last minute's outcomes."""
 
 
 class RouterSource:
@@ -29,16 +41,34 @@ class RouterSource:
         return read_state(await get_json(self._client, f"{self._url}/trimtab/v1/state"))
 
 
-async def get_json(client: httpx.AsyncClient, url: str, parameters: dict[str, str] | None = None) -> object:
+async def get_json(
+    client: httpx.AsyncClient,
+    url: str,
+    parameters: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> object:
     """Return the parsed answer of an address."""
     try:
-        response = await client.get(url, params=parameters)
-        response.raise_for_status()
-        content: object = response.json()
-    except httpx.HTTPStatusError as error:
-        raise ObservationError(f"{url} answered {error.response.status_code}: {error.response.text[:120]}") from error
+        async with client.stream("GET", url, params=parameters, headers=headers) as response:
+            body = await _bounded(response, url)
     except httpx.HTTPError as error:
-        raise ObservationError(f"{url} cannot be reached: {type(error).__name__} {error}".rstrip()) from error
+        raise ObservationError(
+            f"{url} cannot be reached: {type(error).__name__} {error}".rstrip(), "Missing"
+        ) from error
+    if response.status_code != httpx.codes.OK:
+        shown = body[:_SHOWN].decode(errors="replace")
+        raise ObservationError(f"{url} answered {response.status_code}: {shown}", "Missing")
+    try:
+        content: object = json.loads(body)
     except ValueError as error:
         raise ObservationError(f"{url} answered no JSON: {error}") from error
     return content
+
+
+async def _bounded(response: httpx.Response, url: str) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise ObservationError(f"{url} answered more than {MOST_BYTES // 2**20} MiB; this is no load of ours")
+    return bytes(body)

@@ -9,14 +9,15 @@ import typer
 from trimtab.local.processes import StartError
 from trimtab.local.replicas import end_fork_server
 from trimtab.local.router_client import RouterUnreachable
-from trimtab.verbs import compare, demo, load, plan, profile, report, status, up
+from trimtab.verbs import compare, demo, explain, load, plan, profile, report, simulate, status, up
 from trimtab_adapter.decide import PlanningError
+from trimtab_adapter.what_if import WhatIfError
 from trimtab_loadtester.load import LoadError
 from trimtab_pipelines.documents import DocumentError
 from trimtab_predictor.trace import TraceError
 from trimtab_profiler.replica import ProfileError
 
-USERS_FAULT = (DocumentError, LoadError, TraceError)
+USERS_FAULT = (DocumentError, LoadError, TraceError, WhatIfError)
 FAILURES = (StartError, RouterUnreachable, ProfileError, PlanningError, OSError, ValueError)
 
 
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Serves multi-stage machine-learning pipelines, adapting variants, batch sizes and replicas to the load.",
 )
-for verb in (up, load, profile, plan, compare, report, status, demo):
+for verb in (up, load, profile, plan, explain, simulate, compare, report, status, demo):
     app.command(verb.__name__.rpartition(".")[2])(exiting(verb.command))
 
 

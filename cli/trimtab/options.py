@@ -25,6 +25,13 @@ ProfilesOption = Annotated[
     Path | None,
     typer.Option("--profiles", help="Profile to plan with; default: beside the pipeline, else measured here"),
 ]
+WhatIfOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--what-if",
+        help="Try others beside it: load=40/80,slo=200ms,budget=x1.5 (/ between values, x multiplies); repeat",
+    ),
+]
 
 LOG_WIDTH = 150
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else LOG_WIDTH)

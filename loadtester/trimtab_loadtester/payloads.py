@@ -1,8 +1,9 @@
 """What is sent: real inputs with known truth where there are some, else random tensors; never one sample repeated.
 
 A pipeline names its payloads in the annotation `trimtab.dev/payloads`: `digits` for pages of handwritten digits whose
-truth is known, or `random`, the default, for tensors of the pipeline's input specs. In random tensors a dimension of
-any size (-1) gets what `trimtab.dev/default-dimension` says, else 16.
+truth is known, `TENSOR=LAW, …` for inputs as long as a task's (`trimtab_pipelines.samples`), or `random`, the default,
+for tensors of the pipeline's input specs. In random tensors a dimension of any size (-1) gets what
+`trimtab.dev/default-dimension` says, else 16.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_pipelines import samples
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
@@ -72,6 +74,36 @@ class RandomPayloads:
         return Score()
 
 
+class TaskPayloads:
+    """Inputs as long as a task's, each drawn by its law; inputs without one are random tensors."""
+
+    def __init__(
+        self, specs: tuple[TensorSpec, ...], written: str, seed: int = 0, default_dimension: int = DEFAULT_DIMENSION
+    ) -> None:
+        self._specs = specs
+        self._laws = samples.read_laws(written, specs)
+        self._seed = seed
+        self._default_dimension = default_dimension
+
+    def payload(self, index: int) -> Payload:
+        """Draw one row of each input."""
+        drawn = samples.draw(self._laws, self._specs, 1, (self._seed, index))
+        random = np.random.default_rng([self._seed, index])
+        return Payload(
+            tuple(
+                Tensor(spec.name, spec.datatype, drawn[spec.name])
+                if spec.name in drawn
+                else _random_tensor(spec, self._default_dimension, random)
+                for spec in self._specs
+            )
+        )
+
+    def score(self, truth: object, outputs: Outputs) -> Score:
+        """Nothing is known of noise."""
+        del truth, outputs
+        return Score()
+
+
 class DigitPayloads:
     """Pages that neither training nor the measured accuracies have seen drawn, with the digits on them as truth."""
 
@@ -101,7 +133,9 @@ def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
         return DigitPayloads(seed)
     if kind == "random":
         return RandomPayloads(pipeline.spec.inputs, seed, _default_dimension(pipeline))
-    raise ValueError(f"metadata.annotations[{ANNOTATION}] {kind!r} is not known; there are: digits, random")
+    if "=" in kind:
+        return TaskPayloads(pipeline.spec.inputs, kind, seed, _default_dimension(pipeline))
+    raise ValueError(f"metadata.annotations[{ANNOTATION}] {kind!r} is not known; there are: digits, random, TENSOR=LAW")
 
 
 def _default_dimension(pipeline: InferencePipeline) -> int:

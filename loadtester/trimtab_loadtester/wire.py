@@ -20,7 +20,7 @@ from trimtab_protocol.grpc_messages import (
     response_class,
     response_from_message,
 )
-from trimtab_router.connection import ConnectionBroken, HttpConnection, request_head
+from trimtab_router.connection import ConnectionBroken, ConnectionPool, request_head
 
 STAGE_HEADER, REASON_HEADER = "x-trimtab-stage", "x-trimtab-reason"
 _CHANNELS = 4
@@ -69,7 +69,7 @@ class RestWire:
             raise ValueError(f"address {address!r} must be HOST:PORT, such as 127.0.0.1:8080")
         self._port = int(port)
         self._model = model
-        self._idle: list[HttpConnection] = []
+        self._connections = ConnectionPool(self._host, self._port)
 
     def encode(
         self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any]
@@ -88,14 +88,14 @@ class RestWire:
         """Post one body."""
         head, body = encoded
         try:
-            connection = await self._connection()
+            connection = await self._connections.take()
         except ConnectionBroken as error:
             return Answer("ConnectionRefused", detail=str(error))
         try:
             reply = await connection.exchange(head + f"x-request-id: {request_id}\r\n\r\n".encode(), (body,))
         except ConnectionBroken as error:
             return Answer("ConnectionLost", detail=str(error))
-        self._idle.append(connection)
+        self._connections.give_back(connection)
         if reply.status != 200:
             return Answer(str(reply.status), detail=_message(reply.body), headers=reply.headers)
         try:
@@ -103,22 +103,13 @@ class RestWire:
         except ProtocolError as error:
             return Answer("ProtocolError", detail=str(error))
 
-    async def _connection(self) -> HttpConnection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                return connection
-        return await HttpConnection.open(self._host, self._port)
-
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for connection in self._idle:
-            connection.close()
-        await asyncio.gather(*(connection.closed for connection in self._idle))
+        await asyncio.gather(*self._connections.close())
 
 
 class GrpcWire:

@@ -1,34 +1,101 @@
-"""One replica on the command line: prints its ports as one line of JSON once every model is loaded and warmed."""
+"""One replica on the command line: prints its ports as one line of JSON once every model is loaded and warmed.
+
+In a pod the models stand in an environment variable, so that a pod differs from another only where what it serves does.
+"""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.ports import Ports
-from trimtab_model_servers.server import run
+from trimtab_model_servers.settings import ModelSpec, write_models
+from trimtab_pipelines.cluster import DATA_PORT, MLSERVER_GRPC_PORT, MLSERVER_HTTP_PORT
+
+TERMINATION_LOG = Path("/dev/termination-log")
+_POD_PORTS = Ports(DATA_PORT, MLSERVER_HTTP_PORT, MLSERVER_GRPC_PORT)
+_POD_DRAIN_SECONDS = 2.0
 
 
 def main() -> int:
     """Serve until SIGTERM; return the process's exit code."""
-    parser = argparse.ArgumentParser(prog="python -m trimtab_model_servers", description=__doc__)
-    parser.add_argument("folder", type=Path, help="holds settings.json and NAME/model-settings.json")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--data-port", type=int, default=0, help="port of the data port (default: a free one)")
-    arguments = parser.parse_args()
+    given = _parser().parse_args()
+    default_ports, default_drain_seconds = (_POD_PORTS, _POD_DRAIN_SECONDS) if given.models_env else (Ports(0, 0, 0), 0)
+    asked = {name: number for name in default_ports.as_dict() if (number := getattr(given, name)) is not None}
+    ports = replace(default_ports, **asked)
+    drain_seconds = default_drain_seconds if given.drain_seconds is None else given.drain_seconds
     try:
-        run(arguments.folder, _announce, address=arguments.host, data_port=arguments.data_port)
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(_written(given.models_env)) if given.models_env else given.folder
+            from trimtab_model_servers.server import run  # noqa: PLC0415  (imports torch, in vain if this fails)
+
+            run(folder, _announce, address=given.host, ports=ports, drain_seconds=drain_seconds)
     except (ModelError, OSError) as error:
-        sys.stderr.write(f"trimtab_model_servers: {error}\n")
+        _report(f"trimtab_model_servers: {error}\n")
         return 1
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trimtab_model_servers", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("folder", type=Path, nargs="?", help="holds settings.json and NAME/model-settings.json")
+    what.add_argument("--models-env", metavar="NAME", help="environment variable with a JSON list of models")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    for name, port in _POD_PORTS.as_dict().items():
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=int, help=f"default: {port} with --models-env, else a free one")
+    parser.add_argument(
+        "--drain-seconds",
+        type=float,
+        help=f"after SIGTERM, serve until nothing came for so long (default: {_POD_DRAIN_SECONDS:g} with --models-env)",
+    )
+    return parser
+
+
+@contextlib.contextmanager
+def _written(variable: str) -> Iterator[Path]:
+    """The models of an environment variable as a folder, for as long as it is needed."""
+    specs = _models(variable)
+    with tempfile.TemporaryDirectory(prefix="trimtab-models-") as written:
+        write_models(specs, Path(written))
+        yield Path(written)
+
+
+def _models(variable: str) -> list[ModelSpec]:
+    text = os.environ.get(variable)
+    if not text:
+        raise ModelError(f"{variable} is not set; it must hold a JSON list of models")
+    try:
+        specs = TypeAdapter(list[ModelSpec]).validate_json(text)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise ModelError(f"{variable}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
+    names = [spec.name for spec in specs]
+    if not names or len(set(names)) != len(names):
+        raise ModelError(f"{variable} must hold at least one model, each of a name of its own; it holds: {names}")
+    return specs
 
 
 def _announce(ports: Ports) -> None:
     sys.stdout.write(json.dumps(ports.as_dict()) + "\n")
     sys.stdout.flush()
+
+
+def _report(reason: str) -> None:
+    """Say why it ends, also where Kubernetes looks for a container's last words."""
+    sys.stderr.write(reason)
+    with contextlib.suppress(OSError):
+        if TERMINATION_LOG.exists():
+            TERMINATION_LOG.write_text(reason)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,9 @@ class DataPort:
                 raise RefusalError(405, f"{request.method} {request.path}: infer takes POST")
             return await self._infer(request, name)
         model = self._host.model(name)
-        return _json({"name": name, "ready": True} if action else model.metadata())
+        if action:
+            return _json({"name": name, "ready": self._host.answers}, 200 if self._host.answers else 503)
+        return _json(model.metadata())
 
     def _server_route(self, request: web.BaseRequest) -> web.StreamResponse:
         match request.path:

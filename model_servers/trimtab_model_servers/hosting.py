@@ -25,10 +25,20 @@ class Host:
     data_port: "DataPort | None" = None
     expected: set[str] = field(default_factory=set)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: bool = False
+    """Whether this process is about to end; it still answers."""
 
     @property
     def ready(self) -> bool:
-        """Whether every model that this process has begun to load can answer, and no drain has begun."""
+        """Whether callers are welcome: every model can answer, and the process is not about to end."""
+        return self.answers and not self.leaving
+
+    @property
+    def answers(self) -> bool:
+        """Whether every model that this process has begun to load can answer, and no drain has begun.
+
+        Before the last one is loaded, loading would hold up the batches of those before it.
+        """
         return bool(self.models) and self.expected <= self.models.keys() and not self.worker.draining
 
     def loaded(self, name: str, model: "HostedModel") -> None:

@@ -18,7 +18,7 @@ from trimtab_model_servers.tensors import DATATYPES, to_torch, to_wire, torch_dt
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.spec import OperatingPoint
 from trimtab_pipelines.tensors import StageOutput
-from trimtab_protocol import InferRequest, InferResponse, Tensor
+from trimtab_protocol import InferRequest, InferResponse, Parameter, Tensor
 
 Weights = Literal["stored", "random", "none"]
 WARM_UP_SECONDS = 0.5
@@ -36,7 +36,8 @@ class HostedModel:
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
         """Answer one request, its batch computed by `worker`.
 
-        The answer's parameters are `operating_point` and `compute_seconds`.
+        The answer's parameters are `operating_point`, `compute_seconds` and, where other batches came first,
+        `waited_seconds`.
 
         Raises:
             RefusalError: 400 where the request does not fit the model, 429 or 503 from the worker, 500 where it fails.
@@ -45,16 +46,14 @@ class HostedModel:
         point = chosen_point(self.spec, request.parameters)
         wanted = chosen_outputs(self.spec, request.requested_outputs)
         try:
-            outputs, seconds = await worker.batch(partial(self.compute, request.inputs, point, wanted))
+            (outputs, seconds), waited = await worker.batch(partial(self.compute, request.inputs, point, wanted))
         except (RuntimeError, ValueError, IndexError, KeyError, MemoryError) as error:
             _log.exception("model %s failed on a batch of %d rows", self.spec.name, rows)
             raise RefusalError(500, f"model {self.spec.name!r} failed on a batch of {rows} rows: {error}") from error
-        return InferResponse(
-            model_name=self.spec.name,
-            outputs=outputs,
-            id=request.id,
-            parameters={OPERATING_POINT: point.name, "compute_seconds": round(seconds, 9)},
-        )
+        parameters: dict[str, Parameter] = {OPERATING_POINT: point.name, "compute_seconds": round(seconds, 9)}
+        if waited:
+            parameters["waited_seconds"] = round(waited, 9)
+        return InferResponse(model_name=self.spec.name, outputs=outputs, id=request.id, parameters=parameters)
 
     def compute(
         self, inputs: Sequence[Tensor], point: OperatingPoint, wanted: Sequence[str]

@@ -1,30 +1,58 @@
-"""Weights from S3 or MinIO, as the usual variables say: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY."""
+"""Weights from S3 or MinIO, as the usual variables say: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
+
+AWS_REGION, AWS_SESSION_TOKEN and AWS_CA_BUNDLE (a file of certificates to trust) count too. A store that is away, slow
+or overloaded is asked again, from where it left off, as long as now and then something comes; one that refuses is not.
+"""
 
 import hashlib
+import logging
 import os
-import tempfile
+import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from time import monotonic
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 import urllib3
 from minio import Minio
-from minio.error import MinioException, S3Error
+from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
+from trimtab_model_servers.cache import kept
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.store import SUFFIX, Limits, cache_folder, require_digest, sha256
+from trimtab_model_servers.store import SUFFIX, Limits, sha256
 
 _DEFAULT_ENDPOINT = "https://s3.amazonaws.com"
 _CHUNK_BYTES = 2**20
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 10.0
 _CURES = {
     "AccessDenied": "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY and what they may read",
     "InvalidAccessKeyId": "check AWS_ACCESS_KEY_ID",
     "SignatureDoesNotMatch": "check AWS_SECRET_ACCESS_KEY",
     "NoSuchBucket": "correct the bucket in storageUri",
     "NoSuchKey": "correct the key in storageUri",
+    "PreconditionFailed": "it was replaced while it was fetched; fetch it anew",
 }
+_PASSING = frozenset(
+    {"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "XMinioServerNotInitialized"}
+)
+_log = logging.getLogger(__name__)
+
+
+class _PassingError(Exception):
+    """It failed, but may succeed later."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """An object as the store describes it."""
+
+    size: int
+    etag: str
 
 
 def fetch(bucket: str, key: str, digest: str | None, limits: Limits) -> Path:
@@ -36,64 +64,123 @@ def fetch(bucket: str, key: str, digest: str | None, limits: Limits) -> Path:
     address = f"s3://{bucket}/{key}"
     if not bucket or not key.endswith(SUFFIX):
         raise ModelError(f"storageUri {address}: write s3://BUCKET/KEY{SUFFIX}")
+    source = _Source(bucket, key, digest, limits)
     if digest is not None:
-        kept = cache_folder() / f"{digest.replace(':', '-')}{SUFFIX}"
-        if kept.is_file() and sha256(kept) == digest:
-            return kept
-    with _errors(address, limits):
-        client = _client(limits)
-        facts = client.stat_object(bucket, key)
-        size = int(facts.size or 0)
-        if size > limits.max_bytes:
-            raise ModelError(f"{address}: {size} bytes are more than the {limits.max_bytes} allowed for weights")
-        if digest is None:
-            identity = hashlib.sha256(f"{_endpoint()}|{address}|{facts.etag}".encode()).hexdigest()
-            kept = cache_folder() / f"content-{identity}{SUFFIX}"
-            if kept.is_file():
-                return kept
-        return _download(client, bucket, key, digest, kept, limits)
+        name = digest.replace(":", "-") + SUFFIX
+        return kept(name, lambda path: sha256(path) == digest, source.write, limits.total_seconds)
+    identity = hashlib.sha256(f"{_endpoint()}|{address}|{source.find().etag}".encode()).hexdigest()
+    return kept(f"content-{identity}{SUFFIX}", lambda _: True, source.write, limits.total_seconds)
 
 
-def _download(client: Minio, bucket: str, key: str, digest: str | None, kept: Path, limits: Limits) -> Path:  # noqa: PLR0913, PLR0917
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=kept.parent, prefix=".fetching-")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for chunk in _chunks(client, bucket, key, limits):
-                file.write(chunk)
-        require_digest(temporary, digest, f"s3://{bucket}/{key}")
-        temporary.replace(kept)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return kept
+class _Source:
+    """One object of a store, from which nothing may come for only so long."""
+
+    def __init__(self, bucket: str, key: str, digest: str | None, limits: Limits) -> None:
+        self._address = f"s3://{bucket}/{key}"
+        self._bucket, self._key = bucket, key
+        self._digest = digest
+        self._limits = limits
+        self._client = _client(limits)
+        self._found: _Object | None = None
+        self._give_up_at = time.monotonic() + limits.total_seconds
+        self._heard_at = time.monotonic()
+
+    def find(self) -> _Object:
+        """Ask what the object is like; raises ModelError where it is none that may be fetched."""
+        pauses = _pauses()
+        while self._found is None:
+            try:
+                with _errors(self._address, self._limits):
+                    facts = self._client.stat_object(self._bucket, self._key)
+                self._found = _Object(int(facts.size or 0), str(facts.etag))
+            except _PassingError as error:
+                self._pause_or_give_up(error, next(pauses))
+        if self._found.size > self._limits.max_bytes:
+            raise self._too_large(f"{self._found.size} bytes")
+        return self._found
+
+    def write(self, file: BinaryIO) -> None:
+        """Write the whole object, checked by its digest where one is asked for; raises ModelError."""
+        found, sha = self.find(), hashlib.sha256()
+        pauses = _pauses()
+        while file.tell() < found.size:
+            before = file.tell()
+            try:
+                for chunk in self._chunks(found, file.tell()):
+                    file.write(chunk)
+                    sha.update(chunk)
+            except _PassingError as error:
+                if file.tell() > before:
+                    pauses = _pauses()
+                self._pause_or_give_up(error, next(pauses))
+        digest = f"sha256:{sha.hexdigest()}"
+        if self._digest not in {None, digest}:
+            raise ModelError(f"{self._address}: the weights have digest {digest}, but {self._digest} is asked for")
+
+    def _chunks(self, found: _Object, offset: int) -> Iterator[bytes]:
+        """Yield what follows the first `offset` bytes, of the object as it was found and no other.
+
+        Raises _PassingError where the connection ends before the object does.
+        """
+        with _errors(self._address, self._limits):
+            response = self._client.get_object(
+                self._bucket, self._key, offset, request_headers={"If-Match": f'"{found.etag}"'}
+            )
+        known = offset if response.status != HTTPStatus.PARTIAL_CONTENT else 0  # it sends what we have once more
+        try:
+            while offset < found.size:
+                with _errors(self._address, self._limits):
+                    chunk = response.read1(min(_CHUNK_BYTES, found.size - offset + known))
+                if not chunk:
+                    raise _PassingError(f"the connection ended after {offset} of {found.size} bytes")
+                self._require_time(f"only {offset} of {found.size} bytes came")
+                known, new = max(known - len(chunk), 0), chunk[known:]
+                if new:
+                    self._heard_at = time.monotonic()
+                    offset += len(new)
+                    yield new
+        finally:
+            response.close()
+            response.release_conn()
+
+    def _pause_or_give_up(self, error: _PassingError, pause_seconds: float) -> None:
+        self._require_time(str(error))
+        silent_seconds = time.monotonic() - self._heard_at
+        if silent_seconds + pause_seconds > self._limits.patience_seconds:
+            raise ModelError(
+                f"{self._address} at {_endpoint()}: {error}; nothing came for {silent_seconds:.0f} s; "
+                "check AWS_ENDPOINT_URL, and whether the object store is up"
+            ) from error
+        _log.warning("%s: %s; again in %.1f s", self._address, error, pause_seconds)
+        time.sleep(pause_seconds)
+
+    def _require_time(self, what: str) -> None:
+        if time.monotonic() > self._give_up_at:
+            raise ModelError(
+                f"{self._address} at {_endpoint()}: {what} in {self._limits.total_seconds:g} s; "
+                "is the object store overloaded?"
+            )
+
+    def _too_large(self, size: str) -> ModelError:
+        return ModelError(f"{self._address}: {size} are more than the {self._limits.max_bytes} allowed for weights")
 
 
-def _chunks(client: Minio, bucket: str, key: str, limits: Limits) -> Iterator[bytes]:
-    """Yield the object's bytes; raise ModelError where they are too many or come too slowly."""
-    deadline = monotonic() + limits.total_seconds
-    received = 0
-    response = client.get_object(bucket, key)
-    try:
-        for chunk in response.stream(_CHUNK_BYTES):
-            received += len(chunk)
-            if received > limits.max_bytes:
-                raise ModelError(f"s3://{bucket}/{key}: more than the {limits.max_bytes} bytes allowed for weights")
-            if monotonic() > deadline:
-                raise ModelError(
-                    f"s3://{bucket}/{key}: only {received} bytes came in {limits.total_seconds:g} s; "
-                    "is the object store overloaded?"
-                )
-            yield chunk
-    finally:
-        response.close()
-        response.release_conn()
+def _pauses() -> Iterator[float]:
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def _client(limits: Limits) -> Minio:
     parts = urlsplit(_endpoint())
+    if parts.username or parts.password:
+        raise ModelError("AWS_ENDPOINT_URL holds credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead")
     if parts.scheme not in {"http", "https"} or not parts.netloc:
         raise ModelError(f"AWS_ENDPOINT_URL is {_endpoint()!r}; write for instance http://minio:9000")
+    bundle = os.environ.get("AWS_CA_BUNDLE") or None
+    if bundle is not None and not Path(bundle).is_file():
+        raise ModelError(f"AWS_CA_BUNDLE is {bundle!r}, but there is no such file")
     return Minio(
         parts.netloc,
         access_key=os.environ.get("AWS_ACCESS_KEY_ID"),
@@ -103,7 +190,9 @@ def _client(limits: Limits) -> Minio:
         region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
         http_client=urllib3.PoolManager(
             timeout=urllib3.Timeout(connect=limits.connect_seconds, read=limits.read_seconds),
-            retries=urllib3.Retry(total=2, backoff_factor=0.2, status_forcelist=[500, 502, 503, 504]),
+            retries=urllib3.Retry(total=0, raise_on_status=False),
+            ca_certs=bundle,
+            cert_reqs="CERT_REQUIRED",
         ),
     )
 
@@ -114,14 +203,21 @@ def _endpoint() -> str:
 
 @contextmanager
 def _errors(address: str, limits: Limits) -> Iterator[None]:
-    """Turn what the client raises into one line that names the address and the cure."""
+    """Turn what the client raises into what may pass, or into one line that names the address and the cure."""
     try:
         yield
     except S3Error as error:
+        if error.code in _PASSING:
+            raise _PassingError(f"{error.code}: {error.message}") from error
         cure = _CURES.get(str(error.code), "check the object store")
         raise ModelError(f"{address} at {_endpoint()}: {error.code}: {error.message}; {cure}") from error
+    except (ServerError, InvalidResponseError) as error:
+        raise _PassingError(f"{type(error).__name__}: {error}") from error
     except (MinioException, urllib3.exceptions.HTTPError, OSError) as error:
-        raise ModelError(
-            f"{address} at {_endpoint()}: {type(error).__name__}: {error} (waited up to {limits.connect_seconds:g} s "
-            f"to connect, {limits.read_seconds:g} s for data); check AWS_ENDPOINT_URL"
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, urllib3.exceptions.SSLError | ssl.SSLError):
+            raise ModelError(f"{address} at {_endpoint()}: {reason}; name its certificates in AWS_CA_BUNDLE") from error
+        raise _PassingError(
+            f"{type(reason).__name__}: {reason} (waited up to {limits.connect_seconds:g} s to connect, "
+            f"{limits.read_seconds:g} s for data)"
         ) from error

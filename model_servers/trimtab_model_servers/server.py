@@ -18,6 +18,7 @@ from mlserver.repository.load import load_model_settings
 from pydantic import ValidationError
 
 import trimtab_model_servers.runtime  # noqa: F401  (imports torch ahead of the fork)
+from trimtab_model_servers.body_limit import BodyLimit
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.hosting import Host, host
@@ -27,36 +28,50 @@ from trimtab_model_servers.settings import server_settings
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_SECONDS = 0.005
+_ANY_PORT = Ports(0, 0, 0)
+LONGEST_DRAIN_SECONDS = 20.0
 
 
-def run(folder: Path, on_ready: Callable[[Ports], None], *, address: str = "127.0.0.1", data_port: int = 0) -> None:
+def run(
+    folder: Path,
+    on_ready: Callable[[Ports], None],
+    *,
+    address: str = "127.0.0.1",
+    ports: Ports = _ANY_PORT,
+    drain_seconds: float = 0.0,
+) -> None:
     """Serve the models of a folder until SIGTERM or SIGINT.
 
     Args:
         folder: holds settings.json and NAME/model-settings.json, as `settings.write_model_folder` writes them.
         on_ready: called once, when every model is loaded and warmed and all ports listen.
         address: where to listen.
-        data_port: port of the data port; 0 takes a free one. MLServer's own ports are always free ones.
+        ports: for each 0 a free one is taken.
+        drain_seconds: once told to stop, go on until nothing was asked for so long, but no longer than
+            LONGEST_DRAIN_SECONDS.
 
     Raises:
         ModelError: a model cannot be loaded, or the folder holds none.
-        OSError: the data port is taken.
+        OSError: a port is taken.
     """
     gc.freeze()  # or each full collection would walk all of torch, and a fork would copy what it walks
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(folder, on_ready, address, data_port))
+        runner.run(_serve(folder, on_ready, address, ports, drain_seconds))
 
 
-async def _serve(folder: Path, on_ready: Callable[[Ports], None], address: str, data_port: int) -> None:
+async def _serve(
+    folder: Path, on_ready: Callable[[Ports], None], address: str, asked: Ports, drain_seconds: float
+) -> None:
     models = _model_settings(folder)
     process = host()
     process.expected |= {settings.name for settings in models}
     stopping = asyncio.Event()
     process.data_port = DataPort(process)
-    await process.data_port.start(address, data_port)
-    with ReservedPort(address) as http, ReservedPort(address) as grpc:
+    await process.data_port.start(address, asked.data_port)
+    with ReservedPort(address, asked.http_port) as http, ReservedPort(address, asked.grpc_port) as grpc:
         ports = Ports(process.data_port.port, http.number, grpc.number)
         server = mlserver.MLServer(_settings(folder, address, ports))
+        server._rest_server._app.add_middleware(BodyLimit)  # noqa: SLF001 - MLServer offers no other way
         _stop_on_signals(stopping)
         serving = asyncio.create_task(server.start(list(models)))
         ready = await _until_ready(process, serving, stopping, ports, address)
@@ -66,6 +81,8 @@ async def _serve(folder: Path, on_ready: Callable[[Ports], None], address: str, 
         gc.freeze()
         on_ready(ports)
         await _first({serving}, stopping)
+        process.leaving = True
+        await _until_quiet(process, drain_seconds)
         await process.worker.drain()
         await server.stop()
         await serving
@@ -121,6 +138,18 @@ async def _until_ready(
                 raise ModelError(f"MLServer stopped before its models were ready: {serving.exception()}")
             await asyncio.sleep(_POLL_SECONDS)  # MLServer does not say when it listens
     return not stopping.is_set()
+
+
+async def _until_quiet(process: Host, drain_seconds: float) -> None:
+    """Wait until no batch was asked for this long: callers learn only by and by that we go."""
+    loop = asyncio.get_running_loop()
+    told_at = loop.time()
+    while True:
+        quiet_at = max(told_at, process.worker.last_asked_at) + drain_seconds
+        left = min(quiet_at, told_at + LONGEST_DRAIN_SECONDS) - loop.time()
+        if drain_seconds <= 0 or left <= 0:
+            return
+        await asyncio.sleep(left)
 
 
 async def _first(tasks: "set[asyncio.Task[Any]]", stopping: asyncio.Event) -> None:

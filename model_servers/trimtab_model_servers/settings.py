@@ -76,9 +76,15 @@ def write_model_folder(  # noqa: PLR0913, PLR0917  (what, from where, which part
         KeyError: the pipeline has no such stage or variant.
     """
     owner = pipeline.spec.stage(stage)
-    for name in variants:
-        spec = model_spec(pipeline, pipeline_folder, owner, owner.variant(name), cores)
-        _write(folder / name / "model-settings.json", model_settings(spec))
+    write_models(
+        [model_spec(pipeline, pipeline_folder, owner, owner.variant(name), cores) for name in variants], folder
+    )
+
+
+def write_models(specs: Sequence[ModelSpec], folder: Path) -> None:
+    """Write settings.json and one NAME/model-settings.json each."""
+    for spec in specs:
+        _write(folder / spec.name / "model-settings.json", model_settings(spec))
     _write(folder / "settings.json", server_settings())
 
 

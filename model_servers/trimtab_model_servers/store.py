@@ -1,16 +1,16 @@
 """Where weights come from: a folder or file here, an object store, a hub, or a seed. Only safetensors, never pickle.
 
-Everything fetched is bounded in size and time, verified, and kept under its digest (or under what the object store
-calls its content) in ~/.cache/trimtab, or $TRIMTAB_CACHE, so that the next replica finds it on disk.
+Everything fetched is bounded in size and time, verified, and kept (see `cache`) under its digest or under what the
+object store calls its content, so that the next replica finds it on disk.
 """
 
 import hashlib
-import os
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from trimtab_model_servers.cache import cache_folder
 from trimtab_model_servers.errors import ModelError
 
 SUFFIX = ".safetensors"
@@ -19,11 +19,12 @@ _FORMS = "a path, file://PATH, s3://BUCKET/KEY, hf://OWNER/NAME/FILE or random:/
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much and how long fetching may take."""
+    """How much and how long fetching may take; `patience_seconds` is how long nothing at all may come."""
 
     max_bytes: int = 8 * 2**30
     connect_seconds: float = 5.0
     read_seconds: float = 30.0
+    patience_seconds: float = 60.0
     total_seconds: float = 900.0
 
 
@@ -54,18 +55,13 @@ def find_weights(storage_uri: str, digest: str | None, limits: Limits | None = N
         case "s3":
             from trimtab_model_servers.object_store import fetch  # noqa: PLC0415  (its client only where it is used)
 
-            path = fetch(parts.netloc, unquote(parts.path).lstrip("/"), digest, limits or Limits())
+            return fetch(parts.netloc, unquote(parts.path).lstrip("/"), digest, limits or Limits())
         case "hf":
             path = _from_hub(parts.netloc + parts.path)
         case _:
             raise ModelError(f"storageUri {storage_uri!r}: unknown scheme {parts.scheme!r}; write {_FORMS}")
     require_digest(path, digest, storage_uri)
     return path
-
-
-def cache_folder() -> Path:
-    """Where fetched weights are kept."""
-    return Path(os.environ.get("TRIMTAB_CACHE") or Path.home() / ".cache" / "trimtab") / "weights"
 
 
 def require_digest(path: Path, digest: str | None, name: str) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from trimtab_model_servers.errors import RefusalError
@@ -19,18 +20,20 @@ DEFAULT_MAX_WAITING = 64
 class _Job(Generic[Result]):
     """A batch on its way through the thread and back to the loop that waits for it."""
 
-    __slots__ = ("begun", "future", "loop", "work")
+    __slots__ = ("begun", "begun_at", "future", "loop", "work")
 
     def __init__(self, work: Callable[[], Result], loop: asyncio.AbstractEventLoop) -> None:
         self.work = work
         self.loop = loop
         self.begun = False
+        self.begun_at = 0.0
         self.future: asyncio.Future[Result] = loop.create_future()
 
     def run(self) -> None:
         if self.future.cancelled():
             return
         self.begun = True
+        self.begun_at = perf_counter()
         try:
             result = self.work()
         except BaseException as error:  # noqa: BLE001  (whoever waits for the batch must learn of any failure)
@@ -65,23 +68,32 @@ class BatchWorker:
         self._max_waiting = max_waiting
         self._unfinished = 0
         self.draining = False
+        self.last_asked_at = float("-inf")
+        """When the latest batch was asked for, by the event loop's clock."""
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def batch(self, work: Callable[[], Result]) -> Result:
-        """Run a batch in its turn.
+    async def batch(self, work: Callable[[], Result]) -> tuple[Result, float]:
+        """Run a batch in its turn; return its result, and the seconds it waited for batches before it.
 
         Raises:
             RefusalError: 503 while draining, 429 when too many batches wait.
         """
+        self.last_asked_at = asyncio.get_running_loop().time()
         if self.draining:
             raise RefusalError(503, "this replica is shutting down; send the batch to another one")
         if self._unfinished > self._max_waiting:
             raise RefusalError(429, f"{self._max_waiting} batches wait already; send fewer at once")
-        return await self.run(work)
+        asked_at, others = perf_counter(), self._unfinished
+        job = self._put(work)
+        result = await self._done(job)
+        return result, job.begun_at - asked_at if others else 0.0
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run work in its turn, whatever waits."""
+        return await self._done(self._put(work))
+
+    def _put(self, work: Callable[[], Result]) -> "_Job[Result]":
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="batches", daemon=True)
             self._thread.start()
@@ -90,6 +102,9 @@ class BatchWorker:
         self._idle.clear()
         self._jobs.put(job)
         job.future.add_done_callback(self._finished)
+        return job
+
+    async def _done(self, job: "_Job[Result]") -> Result:
         try:
             return await asyncio.shield(job.future)
         except asyncio.CancelledError:

@@ -10,7 +10,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.pool import Pools
+from trimtab_pipelines.profile import ModelProfile, by_stage
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -30,12 +31,15 @@ def load_pipeline(path: Path) -> InferencePipeline:
 
 
 def load_profiles(path: Path) -> dict[str, ModelProfile]:
-    """Read the profiles of a pipeline's stages: a YAML file of several documents, or a folder holding profile.yaml."""
+    """Read the profiles of a pipeline's stages: a YAML file of several documents, or a folder holding profile.yaml.
+
+    A stage measured on several kinds of hardware has a document for each.
+    """
     if path.is_dir():
         path = path / "profile.yaml"
     documents = _read_yaml_documents(path)
     profiles = [parse(ModelProfile, document, f"{path}, document {n}") for n, document in enumerate(documents, 1)]
-    return {profile.spec.stage: profile for profile in profiles}
+    return by_stage(profiles)
 
 
 def load_plan(path: Path) -> PipelinePlan:
@@ -46,6 +50,11 @@ def load_plan(path: Path) -> PipelinePlan:
 def load_endpoints(path: Path) -> Endpoints:
     """Read the replicas of a pipeline."""
     return parse(Endpoints, _read_json_or_yaml(path), str(path))
+
+
+def load_pools(path: Path) -> Pools:
+    """Read the pools that pipelines share from YAML: `pools: {NAME: {cores: 16, gpus: 1}}`."""
+    return parse(Pools, _read_yaml(path), str(path))
 
 
 def parse(model: type[AnyModel], content: object, where: str) -> AnyModel:
@@ -61,7 +70,19 @@ def parse(model: type[AnyModel], content: object, where: str) -> AnyModel:
 def dump_yaml(*documents: BaseModel) -> str:
     """Write documents as YAML, one after the other."""
     plain = [document.model_dump(mode="json", by_alias=True, exclude_none=True) for document in documents]
-    return yaml.safe_dump_all(plain, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump_all(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes also what only other readers of YAML 1.1, kubectl's among them, take for a boolean."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Write a text, in quotes where it would be read as yes or no."""
+        quotes = "'" if text in {"y", "Y", "n", "N"} else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=quotes)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -33,6 +33,9 @@ class ForecastRecord(Model):
     """The load a plan stood on."""
 
     peak_rps: float = Field(ge=0, description="Requests per second planned for")
+    quantile: float | None = Field(
+        default=None, ge=0, le=1, description="Which quantile of the peak it is; none means the forecast's middle"
+    )
     observed_rps: float = Field(default=0.0, ge=0, description="Latest observed peak of requests per second")
     source: str = Field(description="lstm, reactive or oracle")
     reason: str = Field(default="", description="Why this source")
@@ -62,6 +65,8 @@ class Explanation(Model):
     change: str = Field(default="", description="What changed against the plan before, and why")
     binding_constraint: str = Field(default="", description="What keeps the objective from being better")
     runner_up: RunnerUp | None = None
+    solver: str = Field(default="", description="Exact, HiGHS or Gurobi; with the reason where another was asked for")
+    gap: float = Field(default=0.0, ge=0, description="Proven: no plan's objective is greater by more than this")
     solve_seconds: float = Field(default=0.0, ge=0)
 
 
@@ -74,7 +79,7 @@ class PipelinePlanSpec(Model):
     feasible: bool = Field(default=True, description="False: the least-bad plan; `reason` says what gives")
     reason: str = Field(default="Optimal", description="Optimal, or why no plan meets every constraint")
     planned_fraction: Fraction = Field(default=1.0, description="Share of the forecast load this plan can carry")
-    stages: tuple[StagePlan, ...] = Field(min_length=1)
+    stages: tuple[StagePlan, ...] = Field(min_length=1, max_length=32)
     forecast: ForecastRecord | None = None
     expected: Expectation | None = None
     explanation: Explanation = Explanation()

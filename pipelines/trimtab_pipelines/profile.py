@@ -4,6 +4,7 @@ The fit is IPA's latency law l(b) = α b² + β b + γ (section 4.1). Measured b
 answers only in between and beyond.
 """
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Literal, Self
 
@@ -43,7 +44,7 @@ class PointProfile(Model):
     variant: Name
     operating_point: Name = "default"
     cores: Cores = Field(gt=0)
-    measurements: tuple[Measurement, ...] = Field(min_length=1)
+    measurements: tuple[Measurement, ...] = Field(min_length=1, max_length=64)
     fit: LatencyFit
 
     @cached_property
@@ -91,7 +92,7 @@ class ModelProfileSpec(Model):
     pipeline: Name
     stage: Name
     hardware: Hardware
-    points: tuple[PointProfile, ...] = Field(min_length=1)
+    points: tuple[PointProfile, ...] = Field(min_length=1, max_length=4096)
     base_allocation: dict[str, Cores] = Field(
         default_factory=dict, description="Least cores at which each variant meets the stage's SLO and base load"
     )
@@ -112,3 +113,25 @@ class ModelProfile(Resource):
 
     kind: Literal["ModelProfile"] = "ModelProfile"
     spec: ModelProfileSpec
+
+
+def by_stage(profiles: Iterable[ModelProfile]) -> dict[str, ModelProfile]:
+    """Return one profile a stage: the points measured on several kinds of hardware, CPU and GPU, stand together.
+
+    A variant asks for one kind, so no point is there twice; if it is, the later profile's counts, as
+    does what else the later one says of the stage.
+    """
+    found: dict[str, ModelProfile] = {}
+    for profile in profiles:
+        before = found.get(profile.spec.stage)
+        found[profile.spec.stage] = profile if before is None else _together(before, profile)
+    return found
+
+
+def _together(one: ModelProfile, other: ModelProfile) -> ModelProfile:
+    points = {(p.variant, p.operating_point, p.cores): p for p in (*one.spec.points, *other.spec.points)}
+    together = {
+        "points": tuple(points.values()),
+        "base_allocation": one.spec.base_allocation | other.spec.base_allocation,
+    }
+    return other.model_copy(update={"spec": other.spec.model_copy(update=together)})

@@ -25,9 +25,11 @@ _SUFFIXES = {
     "Gi": Decimal(2**30),
     "Ti": Decimal(2**40),
 }
-_QUANTITY = re.compile(r"^([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(n|u|m|k|M|G|T|Ki|Mi|Gi|Ti|)$")
+QUANTITY_PATTERN = r"^([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(n|u|m|k|M|G|T|Ki|Mi|Gi|Ti|)$"
+_QUANTITY = re.compile(QUANTITY_PATTERN)
 _DURATION_UNITS = {"ms": Decimal("1e-3"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
-_DURATION = re.compile(r"^([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|m|h)$")
+DURATION_PATTERN = r"^([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|m|h)$"
+_DURATION = re.compile(DURATION_PATTERN)
 
 
 def parse_quantity(written: object) -> float:
@@ -87,19 +89,19 @@ Cores = Annotated[
     float,
     BeforeValidator(parse_quantity),
     PlainSerializer(format_cores, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": _QUANTITY.pattern, "examples": ["2", "500m"]}),
+    WithJsonSchema({"type": "string", "pattern": QUANTITY_PATTERN, "examples": ["2", "500m"]}),
 ]
 Bytes = Annotated[
     int,
     BeforeValidator(lambda written: int(parse_quantity(written))),
     PlainSerializer(format_bytes, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": _QUANTITY.pattern, "examples": ["256Mi"]}),
+    WithJsonSchema({"type": "string", "pattern": QUANTITY_PATTERN, "examples": ["256Mi"]}),
 ]
 Seconds = Annotated[
     float,
     BeforeValidator(parse_duration),
     PlainSerializer(format_duration, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": _DURATION.pattern, "examples": ["250ms", "1.5s"]}),
+    WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["250ms", "1.5s"]}),
 ]
 Fraction = Annotated[
     float,

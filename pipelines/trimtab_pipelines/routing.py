@@ -16,6 +16,10 @@ class Endpoint(Model):
         default="HTTP", description="Open Inference Protocol V2, binary tensors over HTTP/1.1"
     )
     variants: tuple[Name, ...] = Field(min_length=1, description="Variants it can serve at once, without a restart")
+    model_names: dict[Name, str] = Field(
+        default_factory=dict,
+        description="Variants that a server not of ours hosts, with the names it has for them",
+    )
     draining: bool = Field(default=False, description="Gets no new batch; goes once its last one is answered")
 
 

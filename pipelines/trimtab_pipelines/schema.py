@@ -5,13 +5,14 @@
 
 import json
 import sys
-from pathlib import Path
 
+from trimtab_pipelines.generated import write_or_check
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.resource import Resource
 from trimtab_pipelines.spec import InferencePipeline
 
+SUFFIX = ".schema.json"
 DOCUMENTS: tuple[type[Resource], ...] = (InferencePipeline, ModelProfile, PipelinePlan)
 
 
@@ -26,26 +27,5 @@ def render() -> dict[str, str]:
     }
 
 
-def differing(folder: Path) -> list[str]:
-    """Name the schemas in a folder that are not what the models render now."""
-    return [
-        name for name, text in render().items() if not (folder / name).is_file() or (folder / name).read_text() != text
-    ]
-
-
-def main(arguments: list[str]) -> int:
-    """Write or check the schemas in the folder named."""
-    folder = Path(next(argument for argument in arguments if not argument.startswith("--")))
-    if "--check" in arguments:
-        stale = differing(folder)
-        if stale:
-            sys.stderr.write(f"{folder}: out of date: {', '.join(stale)}; run `make generate`\n")
-        return 1 if stale else 0
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in render().items():
-        (folder / name).write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check(sys.argv[1:], render(), SUFFIX))

@@ -14,6 +14,7 @@ Reference = Annotated[
     str,
     Field(
         pattern=r"^[A-Za-z0-9_-]+\.(inputs|outputs)\.[A-Za-z_][A-Za-z0-9_.-]*$",
+        max_length=201,
         description="request.inputs.TENSOR or STAGE.outputs.TENSOR",
     ),
 ]
@@ -39,7 +40,9 @@ class OperatingPoint(Model):
     """How a loaded variant runs one batch: the modalities it reads and the tokens it adds or merges."""
 
     name: Name = "default"
-    modalities: tuple[TensorName, ...] = Field(default=(), description="Inputs it reads; empty means all")
+    modalities: tuple[TensorName, ...] = Field(
+        default=(), max_length=16, description="Inputs it reads; empty means all"
+    )
     token_delta: int = Field(default=0, description="Prompt tokens added (> 0) or tokens merged per layer (< 0)")
     accuracy: Fraction
 
@@ -61,25 +64,63 @@ class AccuracyEvidence(Model):
     high: Fraction | None = Field(default=None, description="Upper end of the 95 % interval")
 
 
+class Toleration(Model):
+    """A taint of a node that replicas put up with, as in a pod."""
+
+    key: str | None = None
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    toleration_seconds: int | None = Field(default=None, ge=0)
+
+
+class Container(Model):
+    """A container of the user's own that speaks the Open Inference Protocol V2 over HTTP."""
+
+    image: str = Field(min_length=1, max_length=1024)
+    command: tuple[str, ...] = Field(default=(), max_length=64)
+    args: tuple[str, ...] = Field(default=(), max_length=256)
+    env: dict[str, str] = Field(default_factory=dict)
+    port: int = Field(default=8080, ge=1, le=65535, description="Port of its HTTP endpoint")
+    model_name: str | None = Field(
+        default=None, min_length=1, description="What it calls its model; else the variant's name"
+    )
+    ready_path: str = Field(default="/v2/health/ready", pattern=r"^/", description="Answers 200 once it can serve")
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+
+
 class Variant(Model):
     """One model for the task of a stage."""
 
     name: Name
-    family: str = Field(min_length=1, description="Architecture the model server builds, such as torchvision/resnet18")
+    family: str = Field(
+        default="",
+        max_length=128,
+        description="Architecture the model server builds, such as torchvision/resnet18; empty with a container",
+    )
     parameters: dict[str, ParameterValue] = Field(default_factory=dict, description="Settings of the family")
     storage_uri: str = Field(
+        default="",
+        max_length=1024,
         description="Where the weights are: a path relative to this file, file://…, s3://bucket/key, hf://repository "
-        "or random://?seed=N"
+        "or random://?seed=N",
     )
+    secret_name: Name | None = Field(
+        default=None, description="Secret with the credentials and the endpoint of an s3:// storageUri"
+    )
+    container: Container | None = Field(default=None, description="Serve with this container instead of our own")
     digest: str | None = Field(
         default=None, pattern=r"^sha256:[0-9a-f]{64}$", description="Refuse weights whose SHA-256 is another"
     )
     accuracy: Fraction
     accuracy_evidence: AccuracyEvidence = AccuracyEvidence()
     resources: Resources = Resources()
+    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of the nodes it may run on")
+    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=16)
+    runtime_class_name: str | None = Field(default=None, description="RuntimeClass of its pods, such as nvidia")
     max_batch_size: int = Field(default=64, ge=1, le=4096, description="Rows one batch may hold")
     operating_points: tuple[OperatingPoint, ...] = Field(
-        default=(), description="Ways to run this variant; none listed means one, named default"
+        default=(), max_length=32, description="Ways to run this variant; none listed means one, named default"
     )
 
     @cached_property
@@ -96,8 +137,13 @@ class Variant(Model):
         raise KeyError(f"variant {self.name} has no operating point {name!r}; it has: {known}")
 
     @model_validator(mode="after")
-    def _unique_points(self) -> Self:
-        graph.require_unique((point.name for point in self.operating_points), f"variant {self.name}: operatingPoints")
+    def _consistent(self) -> Self:
+        where = f"variant {self.name}"
+        graph.require_unique((point.name for point in self.operating_points), f"{where}: operatingPoints")
+        if self.container is None and not (self.family and self.storage_uri):
+            raise ValueError(f"{where}: give family and storageUri, or a container")
+        if self.container is not None and self.family:
+            raise ValueError(f"{where}: give either a family or a container, not both")
         return self
 
 
@@ -106,22 +152,27 @@ class Pin(Model):
 
     variant: Name | None = None
     operating_point: Name | None = None
-    batch_size: int | None = Field(default=None, ge=1)
-    replicas: int | None = Field(default=None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1, le=4096)
+    replicas: int | None = Field(default=None, ge=1, le=1000)
 
 
 class Stage(Model):
     """One task, and the variants that can do it."""
 
     name: Name
-    inputs: tuple[StageInput, ...] = Field(min_length=1)
-    outputs: tuple[StageOutput, ...] = Field(min_length=1)
-    variants: tuple[Variant, ...] = Field(min_length=1)
-    batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(1, 2, 4, 8, 16, 32, 64), min_length=1, description="Batch sizes worth planning with"
+    inputs: tuple[StageInput, ...] = Field(min_length=1, max_length=16)
+    outputs: tuple[StageOutput, ...] = Field(min_length=1, max_length=16)
+    variants: tuple[Variant, ...] = Field(min_length=1, max_length=64)
+    batch_sizes: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field(
+        default=(1, 2, 4, 8, 16, 32, 64), min_length=1, max_length=32, description="Batch sizes worth planning with"
     )
-    min_replicas: int = Field(default=1, ge=1)
-    max_replicas: int = Field(default=64, ge=1)
+    min_replicas: int = Field(default=1, ge=1, le=1000)
+    max_replicas: int = Field(default=64, ge=1, le=1000)
+    hosting: Literal["Shared", "Separate"] = Field(
+        default="Shared",
+        description="Shared: a replica loads all variants that ask for the same resources, so that a change between "
+        "them starts nothing. Separate: one variant a replica",
+    )
     pin: Pin = Pin()
 
     def variant(self, name: str) -> Variant:
@@ -172,6 +223,10 @@ class Budget(Model):
     cores: Cores = Field(gt=0)
     gpus: int = Field(default=0, ge=0)
     surge_cores: Cores = Field(default=0.0, description="Extra cores allowed while a change is under way")
+    pool: Name | None = Field(
+        default=None,
+        description="Pipelines of one pool share its cores and GPUs and are planned together, within their budgets",
+    )
 
 
 class ServiceLevel(Model):
@@ -190,6 +245,13 @@ class Adaptation(Model):
     headroom: float = Field(default=0.1, ge=0, le=10, description="Capacity planned above the forecast, as a fraction")
     switching_cost: float = Field(default=0.05, ge=0, description="Objective a change must gain for each stage changed")
     hold_seconds: Seconds = Field(default=20.0, alias="hold", description="No scale-down sooner than this after a peak")
+    demand_quantile: float | None = Field(
+        default=None,
+        ge=0.5,
+        lt=1,
+        description="Plan for this quantile of the forecast peak, such as 0.9; else its middle",
+    )
+    solver: Literal["Exact", "HiGHS", "Gurobi"] = "Exact"
 
 
 class Queue(Model):
@@ -198,13 +260,31 @@ class Queue(Model):
     max_rows: int = Field(default=1024, ge=1, le=1_000_000)
 
 
+class RouterSettings(Model):
+    """The pods that take the requests, in a cluster."""
+
+    replicas: int = Field(default=1, ge=1, le=16)
+    resources: Resources = Resources(cpu=0.1, memory=256 * 2**20)
+
+
+class Rollout(Model):
+    """How a cluster makes a plan true."""
+
+    ready_timeout_seconds: Seconds = Field(
+        default=300.0, alias="readyTimeout", gt=0, description="A replica not ready by then counts as failed"
+    )
+    unschedulable_grace_seconds: Seconds = Field(
+        default=10.0, alias="unschedulableGrace", ge=0, description="How long a replica may wait for a node"
+    )
+
+
 class InferencePipelineSpec(Model):
     """A DAG of stages with one promise, one objective and one budget."""
 
     mode: Literal["Auto", "Advisory", "Paused"] = "Auto"
-    inputs: tuple[RequestInput, ...] = Field(min_length=1)
-    outputs: tuple[PipelineOutput, ...] = Field(min_length=1)
-    stages: tuple[Stage, ...] = Field(min_length=1)
+    inputs: tuple[RequestInput, ...] = Field(min_length=1, max_length=16)
+    outputs: tuple[PipelineOutput, ...] = Field(min_length=1, max_length=64)
+    stages: tuple[Stage, ...] = Field(min_length=1, max_length=32)
     slo: ServiceLevel
     objective: Objective = Objective()
     budget: Budget
@@ -214,6 +294,12 @@ class InferencePipelineSpec(Model):
         description="Drop a request once its predicted finish misses its deadline, once the deadline is past, or never",
     )
     queue: Queue = Queue()
+    router: RouterSettings = RouterSettings()
+    rollout: Rollout = Rollout()
+    deployer: Literal["Deployment", "SeldonDeployment"] = Field(
+        default="Deployment", description="What the operator writes for each replica set"
+    )
+    service_account_name: Name | None = Field(default=None, description="Service account of the model servers")
 
     @cached_property
     def order(self) -> tuple[Stage, ...]:

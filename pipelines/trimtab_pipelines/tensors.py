@@ -30,7 +30,7 @@ class TensorSpec(Model):
     name: TensorName
     datatype: Datatype
     shape: tuple[Annotated[int, Field(ge=-1)], ...] = Field(
-        default=(), description="Shape of one row; -1 where any size is accepted"
+        default=(), max_length=16, description="Shape of one row; -1 where any size is accepted"
     )
 
 

@@ -8,7 +8,7 @@ its keep.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,12 +43,11 @@ def scaled_load(rps: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
 def errors(fit: Windows, score: Windows, weights: LstmWeights) -> dict[str, float]:
     """Return the SMAPE of each forecaster over `score`; only AR(12) learns from `fit`."""
     actual = score.peaks_rps
-    peaks = _bin_peaks(score)
     return {
         "lstm": smape(forecast_peaks(weights, score.histories_rps), actual),
         "reactive": smape(score.histories_rps[:, -HORIZON_SECONDS:].max(axis=1), actual),
-        "last10": smape(peaks[:, -1], actual),
-        "ar12": smape(_with_intercept(peaks) @ _fit_ar(fit), actual),
+        "last10": smape(score.histories_rps[:, -BIN_SECONDS:].max(axis=1), actual),
+        "ar12": smape(ar_forecaster(fit)(score.histories_rps), actual),
     }
 
 
@@ -86,9 +85,20 @@ def outcome(name: str, table: Mapping[float, tuple[int, Mapping[str, float]]]) -
     return Outcome(name=name, figures=figures, bars=tuple(bars))
 
 
-def _bin_peaks(windows: Windows) -> NDArray[np.float64]:
-    peaks: NDArray[np.float64] = windows.histories_rps.reshape(-1, BINS, BIN_SECONDS).max(axis=2)
+def _bin_peaks(histories_rps: NDArray[np.float64]) -> NDArray[np.float64]:
+    peaks: NDArray[np.float64] = histories_rps.reshape(-1, BINS, BIN_SECONDS).max(axis=2)
     return peaks
+
+
+def ar_forecaster(fit: Windows) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    """Fit AR(12) and return it as a function of histories [N, 120] that gives peaks [N]."""
+    coefficients = _fit_ar(fit)
+
+    def forecast(histories_rps: NDArray[np.float64]) -> NDArray[np.float64]:
+        peaks: NDArray[np.float64] = _with_intercept(_bin_peaks(histories_rps)) @ coefficients
+        return peaks
+
+    return forecast
 
 
 def _with_intercept(peaks: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -96,7 +106,9 @@ def _with_intercept(peaks: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _fit_ar(windows: Windows) -> NDArray[np.float64]:
-    coefficients, *_ = np.linalg.lstsq(_with_intercept(_bin_peaks(windows)), windows.peaks_rps, rcond=None)
+    coefficients, *_ = np.linalg.lstsq(
+        _with_intercept(_bin_peaks(windows.histories_rps)), windows.peaks_rps, rcond=None
+    )
     return np.asarray(coefficients, dtype=np.float64)
 
 

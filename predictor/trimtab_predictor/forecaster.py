@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from trimtab_predictor.trace import MAX_RPS, Trace
 
 HORIZON_SECONDS = 20
+REACTIVE_ROOTS = ((0.5, 0.0), (0.9, 1.15), (0.99, 3.3))
+"""Quantiles of (next peak − last peak) / √last peak over eleven days of recorded load; Poisson alone: 0, 0.94, 1.79."""
 Source = Literal["lstm", "reactive", "oracle"]
 
 
@@ -32,6 +34,8 @@ class Forecast:
         horizon_seconds: how far ahead it looks.
         is_measured: False when no second of the history was observed. No metrics are not the same as no load:
             `peak_rps` then repeats the last forecast (0 where there was none), and is no ground to change a plan.
+        quantiles: (quantile, requests per second), both ascending: the peak stays below the second with the
+            probability of the first. Empty where nothing is known beyond `peak_rps`.
     """
 
     peak_rps: float
@@ -40,6 +44,14 @@ class Forecast:
     recent_error: float | None = None
     horizon_seconds: int = HORIZON_SECONDS
     is_measured: bool = True
+    quantiles: tuple[tuple[float, float], ...] = ()
+
+    def at(self, quantile: float) -> float:
+        """Return the peak that is not exceeded with this probability, read between the quantiles that are known."""
+        if not self.quantiles:
+            return self.peak_rps
+        known, levels = zip(*self.quantiles, strict=True)
+        return float(np.interp(quantile, known, levels))
 
 
 class Forecaster(Protocol):
@@ -104,14 +116,20 @@ def reactive(history: NDArray[np.float64], reason: str) -> Forecast:
     """Forecast from a checked history, for a reason."""
     newest = history[-HORIZON_SECONDS:]
     if np.isfinite(newest).any():
-        return Forecast(float(np.nanmax(newest)), "reactive", reason)
+        peak = float(np.nanmax(newest))
+        return Forecast(peak, "reactive", reason, quantiles=_around(peak))
     observed = np.flatnonzero(np.isfinite(history))
     if not observed.size:
         where = f"in the last {history.size} s" if history.size else "yet"
         return Forecast(0.0, "reactive", f"no load measured {where}", is_measured=False)
     age = history.size - 1 - int(observed[-1])
     peak = float(history[observed[-HORIZON_SECONDS:]].max())
-    return Forecast(peak, "reactive", f"the newest measured second is {age} s old")
+    return Forecast(peak, "reactive", f"the newest measured second is {age} s old", quantiles=_around(peak))
+
+
+def _around(peak_rps: float) -> tuple[tuple[float, float], ...]:
+    """Return how far the next peak may lie above the last: arrivals vary by the root of their number."""
+    return tuple((quantile, peak_rps + roots * peak_rps**0.5) for quantile, roots in REACTIVE_ROOTS)
 
 
 class OracleForecaster:

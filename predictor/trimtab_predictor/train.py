@@ -3,8 +3,8 @@
     python -m trimtab_predictor.train --trace FILE -o FOLDER
 
 The last days are held back: they are scored, never learned from. Half of what is learned is the trace itself, the rest
-the same days as smaller and larger services would have seen them, and drawn slopes and waves. The loss is the mean
-absolute error of log peaks, whose optimum is the median and which for small errors is the SMAPE.
+the same days as smaller and larger services would have seen them, and drawn slopes and waves. The loss is the pinball
+loss of log peaks; that of the median is the mean absolute error, which for small errors is the SMAPE.
 
 Files are replaced in one step at the very end, so a trainer killed at any moment leaves the old weights as they were.
 """
@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +24,35 @@ from numpy.typing import NDArray
 
 from trimtab_pipelines.documents import write_atomically
 from trimtab_predictor.evaluate import FACTORS, errors_by_factor, outcome, split
-from trimtab_predictor.lstm import BINS, FEATURES, UNITS, LstmWeights, features
+from trimtab_predictor.lstm import BINS, FEATURES, LEAST_RATIO, QUANTILES, UNITS, LstmWeights, describe
 from trimtab_predictor.trace import TraceError, read_trace
 from trimtab_predictor.windows import WINDOW_SECONDS, Windows, cut_windows, drawn_shapes, thickened, thinned
 
 SEED = 7
-EPOCHS = 14
+EPOCHS = 16
 BATCH_SIZE = 1024
 FIRST_LEARNING_RATE = 6e-3
+TUNING_LEARNING_RATE = 1e-3
+MOST_STEPS_OF_TUNING = 20_000  # some minutes on two cores, however long the history
 STRIDE_SECONDS = 1
-AUGMENTED_STRIDE_SECONDS = 12
-SHAPES_STRIDE_SECONDS = 4
+AUGMENTED_STRIDE_SECONDS = 40
+SHAPES_STRIDE_SECONDS = 6
 PIECE_SECONDS = 86_400
-THINNING_FACTORS = (2, 4, 8, 16, 30)
-THICKENING_FACTORS = (4, 16)
+THINNING_FACTORS = (2, 4, 8, 16, 30, 100, 200)
+THICKENING_FACTORS = (4, 16, 80)
+QUANTILE_WEIGHTS = (1.0, 0.3, 0.15)  # the median is what most plans ask for
+CALM_WEIGHT = 0.5  # losses grow with the noise of a load; this power of it is taken back, so that calm loads count
 FEWEST_WINDOWS = 2_000
 
 Pairs = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 def learning_pairs(rps: NDArray[np.float64], rng: np.random.Generator) -> Pairs:
-    """Return what the network learns from a load: itself, thinned, thickened, and drawn shapes a tenth its length."""
+    """Return what the network learns from a load: itself, thinned, thickened, and drawn shapes a quarter its length."""
     loads = [(rps, STRIDE_SECONDS)]
     loads += [(thinned(rps, factor, rng), AUGMENTED_STRIDE_SECONDS) for factor in THINNING_FACTORS]
     loads += [(thickened(rps, factor, rng), AUGMENTED_STRIDE_SECONDS) for factor in THICKENING_FACTORS]
-    loads.append((drawn_shapes(rps.size // 10, rng), SHAPES_STRIDE_SECONDS))
+    loads.append((drawn_shapes(rps.size // 4, rng), SHAPES_STRIDE_SECONDS))
     parts = [_pairs(windows) for load, stride in loads for windows in _in_pieces(load, stride)]
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
@@ -59,24 +64,40 @@ def _in_pieces(rps: NDArray[np.float64], stride_seconds: int) -> Iterator[Window
 
 
 def _pairs(windows: Windows) -> Pairs:
-    """Return inputs [N, 12, 5] and targets [N], the log of peak over window mean; windows without load left out."""
-    inputs, means = features(windows.histories_rps)
-    known = (means > 0) & (windows.peaks_rps > 0)
-    return inputs[known].astype(np.float32), np.log(windows.peaks_rps[known] / means[known]).astype(np.float32)
+    """Return inputs [N, 12, 6] and targets [N, 3]: log of peak over window mean, spread and reactive peak.
+
+    The loss needs the latter two to turn the network's correction into a peak. Windows without load are left out.
+    """
+    seen = describe(windows.histories_rps)
+    known = (seen.means > 0) & (windows.peaks_rps > 0)
+    logs = np.log(windows.peaks_rps[known] / seen.means[known])
+    targets = np.stack([logs, seen.spreads[known], seen.peaks[known]], axis=1)
+    return seen.inputs[known].astype(np.float32), targets.astype(np.float32)
 
 
-def build_network(steps: int) -> Any:
-    """Return the Keras model, compiled; `steps` is how many batches the learning rate falls over."""
+def build_network(steps: int, learning_rate: float = FIRST_LEARNING_RATE) -> Any:
+    """Return the Keras model, compiled; `steps` is how many batches the learning rate falls over.
+
+    The dense layer starts at zero: the untrained network is the reactive forecast.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     import keras  # noqa: PLC0415 - takes ten seconds, and only training needs it
 
+    def pinball(targets: Any, corrections: Any) -> Any:
+        logs, spreads, reactive = targets[:, 0:1], targets[:, 1:2], targets[:, 2:3]
+        ratios = keras.ops.maximum(1 + spreads * (reactive + corrections), LEAST_RATIO)
+        above = logs - keras.ops.log(ratios)
+        quantiles = keras.ops.convert_to_tensor([QUANTILES])
+        losses = keras.ops.maximum(quantiles * above, (quantiles - 1) * above)
+        calm = keras.ops.power(keras.ops.maximum(spreads[:, 0], 1e-3), -CALM_WEIGHT)
+        return calm * keras.ops.sum(losses * keras.ops.convert_to_tensor([QUANTILE_WEIGHTS]), axis=1)
+
     keras.utils.set_random_seed(SEED)
-    network = keras.Sequential(
-        [keras.layers.Input((BINS, FEATURES)), keras.layers.LSTM(UNITS, unroll=True), keras.layers.Dense(1)]
-    )
-    rate = keras.optimizers.schedules.CosineDecay(FIRST_LEARNING_RATE, max(steps, 1))
-    network.compile(optimizer=keras.optimizers.Adam(rate), loss="mae")
+    dense = keras.layers.Dense(len(QUANTILES), kernel_initializer="zeros")
+    network = keras.Sequential([keras.layers.Input((BINS, FEATURES)), keras.layers.LSTM(UNITS, unroll=True), dense])
+    rate = keras.optimizers.schedules.CosineDecay(learning_rate, max(steps, 1))
+    network.compile(optimizer=keras.optimizers.Adam(rate), loss=pinball)
     return network
 
 
@@ -98,13 +119,42 @@ def train(rps: NDArray[np.float64], epochs: int) -> LstmWeights:
             f"only {len(targets)} windows of 140 s without a gap to learn from; at least {FEWEST_WINDOWS} are needed"
         )
     network = build_network(epochs * len(targets) // BATCH_SIZE)
+    _fit(network, inputs, targets, epochs, rng)
+    return weights_of(network)
+
+
+def fine_tune(weights: LstmWeights, loads: Sequence[NDArray[np.float64]], epochs: int) -> LstmWeights:
+    """Go on training from weights, on loads [S] of several pipelines and, lest it forget, on drawn shapes.
+
+    Raises:
+        TraceError: too few windows without a gap to learn from.
+    """
+    rng = np.random.default_rng(SEED)
+    seconds = sum(load.size for load in loads)
+    windows = [one for load in loads for one in _in_pieces(load, STRIDE_SECONDS)]
+    known = sum(len(one) for one in windows)
+    if known < FEWEST_WINDOWS:
+        raise TraceError(
+            f"only {known} windows of 140 s without a gap to learn from; at least {FEWEST_WINDOWS} are needed"
+        )
+    shapes = drawn_shapes(max(seconds // 2, FEWEST_WINDOWS), rng)
+    parts = [_pairs(one) for one in (*windows, *_in_pieces(shapes, SHAPES_STRIDE_SECONDS))]
+    inputs, targets = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+    epochs = min(epochs, max(1, MOST_STEPS_OF_TUNING * BATCH_SIZE // len(targets)))
+    network = build_network(epochs * len(targets) // BATCH_SIZE, TUNING_LEARNING_RATE)
+    network.set_weights([getattr(weights, field.name) for field in fields(weights)])
+    _fit(network, inputs, targets, epochs, rng)
+    return weights_of(network)
+
+
+def _fit(network: Any, inputs: NDArray[np.float32], targets: NDArray[np.float32], epochs: int, rng: Any) -> None:
+    """Train, printing a line an epoch."""
     for epoch in range(1, epochs + 1):
         started = time.perf_counter()
         order = rng.permutation(len(targets))
         fitted = network.fit(inputs[order], targets[order], batch_size=BATCH_SIZE, verbose=0, shuffle=False)
         took = time.perf_counter() - started
         _say(f"epoch {epoch} of {epochs}: error of log peak {fitted.history['loss'][0]:.4f}, {took:.1f} s")
-    return weights_of(network)
 
 
 def _say(line: str) -> None:

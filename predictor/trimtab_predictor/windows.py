@@ -56,7 +56,7 @@ def thickened(rps: NDArray[np.float64], factor: float, rng: np.random.Generator)
 
 
 def drawn_shapes(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Draw a load of plateaus, ramps and waves, in pieces of 2 to 10 minutes at rates from 3 to 300 rps.
+    """Draw a load of plateaus, ramps and waves, in pieces of 2 to 10 minutes at rates from 0.3 to 10,000 rps.
 
     A recorded trace shows few slopes. Half the pieces are Poisson, half without any noise, as generated loads can be.
     """
@@ -64,7 +64,7 @@ def drawn_shapes(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:
     total = 0
     while total < seconds:
         length = int(rng.integers(120, 600))
-        level = float(np.exp(rng.uniform(np.log(3), np.log(300))))
+        level = float(np.exp(rng.uniform(np.log(0.3), np.log(10_000))))
         rates = level * _shape(length, rng)
         pieces.append(rng.poisson(rates).astype(np.float64) if rng.random() < 0.5 else rates)
         total += length

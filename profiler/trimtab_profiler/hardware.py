@@ -9,9 +9,9 @@ import psutil
 from trimtab_pipelines.profile import Hardware
 
 
-def this_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Hardware:
-    """Name the processor and count the cores this process may use."""
-    return Hardware(processor=_processor(cpuinfo), node_cores=usable_cores())
+def this_machine(cpuinfo: Path = Path("/proc/cpuinfo"), gpus: Path = Path("/proc/driver/nvidia/gpus")) -> Hardware:
+    """Name the processor and the accelerator, if any, and count the cores this process may use."""
+    return Hardware(processor=_processor(cpuinfo), accelerator=_accelerator(gpus), node_cores=usable_cores())
 
 
 def usable_cores() -> int:
@@ -19,6 +19,15 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return psutil.cpu_count() or 1
+
+
+def _accelerator(gpus: Path) -> str | None:
+    """What the driver says of the first GPU there is."""
+    for file in sorted(gpus.glob("*/information")):
+        models = [line.partition(":")[2].strip() for line in file.read_text().splitlines() if line.startswith("Model:")]
+        if models:
+            return models[0]
+    return None
 
 
 def _processor(cpuinfo: Path) -> str:

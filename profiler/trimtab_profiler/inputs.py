@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_pipelines import samples
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.spec import InferencePipeline, Stage
 from trimtab_pipelines.tensors import TensorSpec
@@ -23,15 +24,15 @@ Rows = Mapping[str, Array]
 
 
 def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict[str, Array]:
-    """Make `count` rows of every request input: pages of digits where the pipeline's annotation says so, else random.
+    """Make `count` rows of every request input: what the pipeline's annotation says, else random.
 
     Raises:
         ValueError: unknown payloads, or a default dimension that is no positive integer.
     """
     kind = pipeline.metadata.annotations.get(PAYLOADS_ANNOTATION, "random")
-    if kind not in {"digits", "random"}:
+    if kind not in {"digits", "random"} and "=" not in kind:
         raise ValueError(
-            f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is not known; there are: digits, random"
+            f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is not known; there are: digits, random, TENSOR=LAW"
         )
     size = default_dimension(pipeline)
     rows = {f"{REQUEST}.inputs.{spec.name}": random_rows(spec, count, size, seed) for spec in pipeline.spec.inputs}
@@ -40,6 +41,10 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
 
         pages = PageSource(split="held-out", seed=seed).pages(0, count)
         rows[f"{REQUEST}.inputs.image"] = np.stack([page.pixels for page in pages])
+    elif kind != "random":
+        laws = samples.read_laws(kind, pipeline.spec.inputs)
+        drawn = samples.draw(laws, pipeline.spec.inputs, count, (seed,))
+        rows |= {f"{REQUEST}.inputs.{name}": array for name, array in drawn.items()}
     return rows
 
 

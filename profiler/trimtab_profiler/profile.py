@@ -40,6 +40,7 @@ class ProfileOptions:
         longest_batch_seconds: a variant's larger batches are left out once one takes longer; None measures them all.
         threshold_rps: base load, in rows per second, a replica of the base allocation must carry.
         seed: of random inputs.
+        only: the variants to measure of each stage; a stage without any is left out, None measures all.
     """
 
     effort: Effort = FULL
@@ -49,6 +50,7 @@ class ProfileOptions:
     longest_batch_seconds: float | None = None
     threshold_rps: float = 1.0
     seed: int = 0
+    only: Mapping[str, Sequence[str]] | None = None
 
     @classmethod
     def full(cls, node_cores: int | None = None) -> "ProfileOptions":
@@ -57,10 +59,18 @@ class ProfileOptions:
         return cls(cores=tuple(float(2**power) for power in range(most.bit_length())))
 
     @classmethod
-    def quick(cls, pipeline: InferencePipeline) -> "ProfileOptions":
+    def quick(cls, pipeline: InferencePipeline, only: Mapping[str, Sequence[str]] | None = None) -> "ProfileOptions":
         """About 0.25 s a point: own cores, batch sizes worth planning with, none that takes longer than the SLO."""
         slo_seconds = pipeline.spec.slo.latency_seconds
-        return cls(effort=QUICK, planned_batches_only=True, longest_batch_seconds=slo_seconds)
+        return cls(effort=QUICK, planned_batches_only=True, longest_batch_seconds=slo_seconds, only=only)
+
+    def measured(self, stage: Stage) -> Stage:
+        """Return a stage with none but the variants to measure, perhaps without any."""
+        if self.only is None:
+            return stage
+        wanted = self.only.get(stage.name, ())
+        variants = tuple(variant for variant in stage.variants if variant.name in wanted)
+        return stage.model_copy(update={"variants": variants})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +130,13 @@ async def profile(
     options = options or ProfileOptions.full()
     rows = inputs.request_rows(pipeline, ROWS, options.seed)
     session = _Session(pipeline, pipeline_folder, options, on_progress, rows)
-    for stage in pipeline.spec.order:
+    stages = [stage for stage in map(options.measured, pipeline.spec.order) if stage.variants]
+    for stage in stages:
         sizes = stage.batch_sizes if options.planned_batches_only else options.batch_sizes
         session.grids[stage.name] = grid(stage, options.cores, usable_cores(), sizes)
         visits = sum(len(point.batch_sizes) for point in session.grids[stage.name])
         session.total += visits * options.effort.rounds
-    return {stage.name: await _profile_stage(session, stage) for stage in pipeline.spec.order}
+    return {stage.name: await _profile_stage(session, stage) for stage in stages}
 
 
 def write_profiles(profiles: Mapping[str, ModelProfile], folder: Path) -> Path:

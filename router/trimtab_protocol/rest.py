@@ -100,6 +100,12 @@ def encode_batch(inputs: Sequence[Sequence[Tensor]], parameters: Parameters) -> 
     return _join({"parameters": {**parameters, "binary_data_output": True}, "inputs": entries}, buffers)
 
 
+def encode_json(inputs: Sequence[Tensor], parameters: Parameters) -> bytes:
+    """Write a request all in JSON, for a server that reads no binary data; ProtocolError for what JSON cannot hold."""
+    entries, _ = _encode_tensors(inputs, frozenset())
+    return json.dumps({"parameters": dict(parameters), "inputs": entries}, separators=(",", ":")).encode()
+
+
 def encode_response(response: InferResponse, binary: frozenset[str]) -> tuple[list[Buffer], int | None]:
     """Write an answer.
 

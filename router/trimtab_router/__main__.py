@@ -16,8 +16,16 @@ def parse_options(arguments: list[str] | None = None) -> Options:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="trimtab_router", description=__doc__)
     parser.add_argument("--pipeline", type=Path, required=True, help="pipeline.yaml or its folder")
-    parser.add_argument("--plan", type=Path, required=True, help="plan.json, followed as it changes")
-    parser.add_argument("--endpoints", type=Path, required=True, help="endpoints.json, followed as it changes")
+    parser.add_argument("--plan", type=Path, required=True, help="plan.json to start with; followed without --cluster")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--endpoints", type=Path, help="endpoints.json, followed as it changes")
+    where.add_argument("--cluster", action="store_true", help="follow plan and replicas by the Kubernetes API")
+    parser.add_argument("--namespace", help="the pipeline's namespace (default: as the pipeline says)")
+    parser.add_argument(
+        "--linger-seconds",
+        type=float,
+        help="how long to take requests after SIGTERM, while callers learn that we go (default: 5 with --cluster)",
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--rest-port", type=int, default=0, help="0 lets the system choose")
     parser.add_argument("--grpc-port", type=int, default=0, help="0 lets the system choose")
@@ -34,6 +42,8 @@ def parse_options(arguments: list[str] | None = None) -> Options:
         pipeline=given.pipeline,
         plan=given.plan,
         endpoints=given.endpoints,
+        namespace=given.namespace,
+        linger_seconds=(5.0 if given.cluster else 0.0) if given.linger_seconds is None else given.linger_seconds,
         host=given.host,
         rest_port=given.rest_port,
         grpc_port=given.grpc_port,
@@ -42,7 +52,7 @@ def parse_options(arguments: list[str] | None = None) -> Options:
 
 
 def main() -> int:
-    """Run the router; exit code 2 for a pipeline that cannot be used, 1 for a port that is taken."""
+    """Run the router; exit code 2 for a pipeline that cannot be used, 1 for a port that is taken or no cluster."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         uvloop.run(serve(parse_options()))

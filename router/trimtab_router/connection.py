@@ -1,4 +1,4 @@
-"""One HTTP/1.1 keep-alive connection to a model server, one exchange at a time, with no copy of a body on either way.
+"""HTTP/1.1 keep-alive connections to a model server, one exchange at a time, with no copy of a body on either way.
 
 A general HTTP client spends more on a batch than everything else in the router together; this one knows only what the
 data port speaks: answers with a Content-Length, received straight into the buffer that the tensors will share.
@@ -41,7 +41,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._headers: dict[str, str] = {}
         self._body: memoryview | None = None
         self._body_filled = 0
-        self.closed = asyncio.get_running_loop().create_future()
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def open(cls, host: str, port: int) -> "HttpConnection":
@@ -139,6 +139,35 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _fail(self, why: str) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(ConnectionBroken(why))
+
+
+class ConnectionPool:
+    """Connections to one address: as many as there are exchanges under way, kept for the next ones."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._idle: list[HttpConnection] = []
+
+    async def take(self) -> HttpConnection:
+        """An idle connection, else a new one; raises ConnectionBroken where nobody listens."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return await HttpConnection.open(self._host, self._port)
+
+    def give_back(self, connection: HttpConnection) -> None:
+        """Keep a connection whose exchange is over, unless it was closed."""
+        if connection.usable:
+            self._idle.append(connection)
+
+    def close(self) -> list[asyncio.Future[None]]:
+        """Close the idle ones; returns what is done once each is."""
+        closing, self._idle = self._idle, []
+        for connection in closing:
+            connection.close()
+        return [connection.closed for connection in closing]
 
 
 def request_head(method: str, path: str, host: str, headers: dict[str, str], content_length: int) -> bytes:

@@ -22,7 +22,7 @@ from trimtab_router.queue import DeadlineQueue
 from trimtab_router.refusal import Code, Refusal, invalid
 from trimtab_router.replicas import BatchRequest, Replica, ReplicaLost, ReplicaRefused
 from trimtab_router.scatter import BrokenAnswer, scatter
-from trimtab_router.service_time import WEIGHT, Key, ServiceTimes
+from trimtab_router.service_time import WEIGHT, Key, ServiceTimes, wait_for_others
 from trimtab_router.work import Served, Slice
 
 log = logging.getLogger(__name__)
@@ -168,13 +168,21 @@ class Delivery:
         now = time.monotonic()
         replica, compute_seconds = parcel.replica, answer.parameters.get("compute_seconds")
         seconds = now - max(parcel.departed_at, replica.completed_at)
-        self.times.observe(parcel.key, parcel.rows, seconds)
+        others = self._wait_for_others(parcel, answer)
+        self.times.observe_wait(others)
+        self.times.observe(parcel.key, parcel.rows, max(seconds - others, 0.0))
         self._metrics.served(parcel.request.variant, parcel.rows, seconds, self.times.ratio(parcel.key))
         if isinstance(compute_seconds, float):
             self._compute_times.observe(parcel.key, parcel.rows, compute_seconds)
             if parcel.found_idle:
-                transfer_seconds = max(seconds - compute_seconds, 0.0)
+                transfer_seconds = max(seconds - others - compute_seconds, 0.0)
                 replica.transfer_seconds += WEIGHT * (transfer_seconds - replica.transfer_seconds)
+
+    def _wait_for_others(self, parcel: Parcel, answer: InferResponse) -> float:
+        waited, replica = answer.parameters.get("waited_seconds"), parcel.replica
+        if not isinstance(waited, float):
+            return 0.0
+        return wait_for_others(waited, parcel.departed_at, replica.completed_at, replica.transfer_seconds)
 
     def _plan_ahead(self, parcel: Parcel) -> None:
         """Open the replica for a full batch just before it is free."""

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from watchfiles import awatch
 
+from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError, load_endpoints, load_plan
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.routing import Endpoints
-from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
@@ -23,28 +23,13 @@ POLL_SECONDS = 1.0
 Document = TypeVar("Document", PipelinePlan, Endpoints)
 
 
-def check_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
-    """The plan, if it is one for this pipeline; raises DocumentError naming what does not fit."""
-    if plan.spec.pipeline != pipeline.name:
-        raise DocumentError(f"spec.pipeline: the plan is for {plan.spec.pipeline!r}, not for {pipeline.name!r}")
-    for stage in pipeline.spec.stages:
-        try:
-            planned = plan.spec.stage(stage.name)
-            stage.variant(planned.variant).point(planned.operating_point)
-            for fallback in planned.fallback_operating_points:
-                stage.variant(planned.variant).point(fallback)
-        except KeyError as error:
-            raise DocumentError(f"spec.stages: {error.args[0]}") from error
-    return plan
-
-
 class FileWatcher:
     """Applies plan and endpoints to a router whenever their files change."""
 
-    def __init__(self, router: Router, plan: Path, endpoints: Path) -> None:
+    def __init__(self, router: Router, plan: Path, endpoints: Path | None) -> None:
         self._router = router
         self._plan_path = plan.resolve()
-        self._endpoints_path = endpoints.resolve()
+        self._endpoints_path = endpoints.resolve() if endpoints else None
         self._seen: dict[Path, tuple[int, int, int]] = {}
 
     def read(self) -> None:
@@ -54,6 +39,8 @@ class FileWatcher:
         if plan is not None:
             self._router.apply_plan(plan)
             log.info("plan %d is in force", plan.spec.generation)
+        if self._endpoints_path is None:
+            return
         endpoints = self._load(self._endpoints_path, load_endpoints)
         if endpoints is not None:
             self._router.apply_endpoints(endpoints)
@@ -61,7 +48,7 @@ class FileWatcher:
     async def watch(self) -> None:
         """Follow both files for ever; they need not exist yet, their folders must."""
         self.read()
-        folders = {self._plan_path.parent, self._endpoints_path.parent}
+        folders = {path.parent for path in (self._plan_path, self._endpoints_path) if path is not None}
         period = int(POLL_SECONDS * 1000)
         async for _ in awatch(
             *folders, recursive=False, step=20, debounce=100, rust_timeout=period, yield_on_timeout=True

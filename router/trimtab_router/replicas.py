@@ -2,7 +2,8 @@
 
 A replica is ready for a variant once its data port says so; losing a connection, a probe that fails or an answer that
 it is not ready takes that back at once, and a probe brings it back. Whoever dispatches sees only `Replica`, so that
-another wire can take the place of this one.
+another wire can take the place of this one. What a model server not of ours calls its models, and whether it reads
+binary tensors, is settled here too.
 """
 
 import asyncio
@@ -10,17 +11,21 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from trimtab_pipelines.routing import Endpoint
-from trimtab_protocol import InferResponse, Parameters, Tensor, rest
-from trimtab_router.connection import ConnectionBroken, HttpConnection, Reply, request_head
+from trimtab_protocol import Buffer, InferResponse, Parameters, Tensor, rest
+from trimtab_router.connection import ConnectionBroken, ConnectionPool, HttpConnection, Reply, request_head
 
 log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_SECONDS = 1.0
 PROBE_TIMEOUT_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 0.05
+BINARY_EXTENSION = "binary_tensor_data"
 
 
 class ReplicaLost(Exception):  # noqa: N818 - reads as what happened
@@ -68,13 +73,15 @@ class Replica:
         self._concurrency = concurrency
         self._on_change = on_change
         self._ready: frozenset[str] = frozenset()
-        self._idle: list[HttpConnection] = []
+        self._reads_binary = True
         self._probe: HttpConnection | None = None
         self._doubted = asyncio.Event()
+        self._stale = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
         host, _, port = endpoint.address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
+        self._connections = ConnectionPool(self._host, self._port)
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"watch {endpoint.name}")
 
     @property
@@ -95,8 +102,9 @@ class Replica:
     def update(self, endpoint: Endpoint) -> None:
         """Take a new description of the same address."""
         known, self.endpoint = self.endpoint, endpoint
-        if known.variants != endpoint.variants:
-            self.doubt()
+        if known.variants != endpoint.variants or known.model_names != endpoint.model_names:
+            self._set_ready(self._ready & frozenset(endpoint.variants))  # what it goes on to offer stays in service
+            self._stale.set()
 
     def take(self, use: int) -> None:
         """Hold one more batch; `use` counts the stage's batches."""
@@ -143,24 +151,18 @@ class Replica:
             ReplicaRefused: it answered with an error.
             trimtab_protocol.ProtocolError: its answer cannot be read.
         """
-        body, header_length = rest.encode_batch(batch.inputs, batch.parameters)
-        headers = {
-            "Content-Type": rest.BINARY_CONTENT_TYPE,
-            rest.HEADER_LENGTH: str(header_length),
-            **batch.headers,
-        }
-        path = f"/v2/models/{quote(batch.variant)}/infer"
+        body, headers = _encoded(batch) if self._reads_binary else _encoded_as_json(batch)
+        path = self._path(batch.variant, "infer")
         head = request_head("POST", path, self.endpoint.address, headers, sum(map(len, body)))
         try:
             async with asyncio.timeout(batch.timeout_seconds):
-                connection = await self._connection()
+                connection = await self._connections.take()
                 reply = await connection.exchange(head, body)
         except TimeoutError as error:
             raise ReplicaLost(f"{self.name} gave no answer within {batch.timeout_seconds:.1f} s") from error
         except ConnectionBroken as error:
             raise ReplicaLost(f"{self.name}: {error}") from error
-        if connection.usable:
-            self._idle.append(connection)
+        self._connections.give_back(connection)
         if reply.status != 200:
             raise ReplicaRefused(reply.status, _error_message(reply))
         return rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
@@ -169,22 +171,17 @@ class Replica:
         """Stop watching and close all connections."""
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
-        for connection in [*self._idle, *([self._probe] if self._probe else [])]:
-            connection.close()
-
-    async def _connection(self) -> HttpConnection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                return connection
-        return await HttpConnection.open(self._host, self._port)
+        self._connections.close()
+        if self._probe is not None:
+            self._probe.close()
 
     async def _watch(self) -> None:
         backoff_seconds = FIRST_BACKOFF_SECONDS
         while True:
             self._doubted.clear()
+            self._stale.clear()
             ready = await self._probe_variants()
-            self._set_ready(ready)
+            self._set_ready(ready & frozenset(self.endpoint.variants))
             doubted = await self._pause(PROBE_INTERVAL_SECONDS if ready else backoff_seconds)
             if doubted:  # one that fails while it says that it is ready is not asked again at once
                 await asyncio.sleep(backoff_seconds)
@@ -198,13 +195,14 @@ class Replica:
             self._on_change()
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait, but not beyond the moment the probe's connection is lost or somebody doubts the replica; tell if so."""
-        doubt = asyncio.ensure_future(self._doubted.wait())
-        watched = [doubt, *([self._probe.closed] if self._probe else [])]
+        """Wait, but not beyond the moment the replica is lost, doubted or described anew; tell if it is in doubt."""
+        events = [asyncio.ensure_future(event.wait()) for event in (self._doubted, self._stale)]
+        watched: list[asyncio.Future[Any]] = [*events, *([self._probe.closed] if self._probe else [])]
         try:
             await asyncio.wait(watched, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            doubt.cancel()
+            for event in events:
+                event.cancel()
         if self._probe is not None and self._probe.closed.done():
             self._probe = None
             self.doubt()
@@ -215,6 +213,7 @@ class Replica:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 if self._probe is None or not self._probe.usable:
                     self._probe = await HttpConnection.open(self._host, self._port)
+                    self._reads_binary = not self.endpoint.model_names or await self._offers_binary(self._probe)
                 answers = {variant: await self._ask(self._probe, variant) for variant in self.endpoint.variants}
         except (ConnectionBroken, TimeoutError) as error:
             log.debug("replica %s: probe failed: %s", self.name, error)
@@ -225,9 +224,41 @@ class Replica:
         return frozenset(variant for variant, ready in answers.items() if ready)
 
     async def _ask(self, connection: HttpConnection, variant: str) -> bool:
-        path = f"/v2/models/{quote(variant)}/ready"
-        reply = await connection.exchange(request_head("GET", path, self.endpoint.address, {}, 0))
-        return reply.status == 200
+        return (await self._get(connection, self._path(variant, "ready"))).status == 200
+
+    async def _offers_binary(self, connection: HttpConnection) -> bool:
+        """Whether a server not of ours says that it reads binary tensors; one that says nothing gets JSON."""
+        reply = await self._get(connection, "/v2")
+        try:
+            return reply.status == 200 and BINARY_EXTENSION in json.loads(bytes(reply.body))["extensions"]
+        except (ValueError, KeyError, TypeError):
+            return False
+
+    async def _get(self, connection: HttpConnection, path: str) -> Reply:
+        return await connection.exchange(request_head("GET", path, self.endpoint.address, {}, 0))
+
+    def _path(self, variant: str, action: str) -> str:
+        return f"/v2/models/{quote(self.endpoint.model_names.get(variant, variant), safe='')}/{action}"
+
+
+def _encoded(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
+    body, header_length = rest.encode_batch(batch.inputs, batch.parameters)
+    headers = {
+        "Content-Type": rest.BINARY_CONTENT_TYPE,
+        rest.HEADER_LENGTH: str(header_length),
+        **batch.headers,
+    }
+    return body, headers
+
+
+def _encoded_as_json(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
+    inputs = [_joined(pieces) for pieces in batch.inputs]
+    return [rest.encode_json(inputs, batch.parameters)], {"Content-Type": rest.JSON_CONTENT_TYPE, **batch.headers}
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    first = pieces[0]
+    return Tensor(first.name, first.datatype, np.concatenate([piece.array for piece in pieces]))
 
 
 def _error_message(reply: Reply) -> str:

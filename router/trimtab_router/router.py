@@ -27,6 +27,7 @@ from trimtab_router.load import ArrivalCounter, RowCounter
 from trimtab_router.metrics import Metrics
 from trimtab_router.policies import Policy, fixed
 from trimtab_router.queue import DeadlineQueue
+from trimtab_router.recent import RECEIVED, RecentOutcomes
 from trimtab_router.refusal import Code, Refusal, invalid
 from trimtab_router.replicas import Replica
 from trimtab_router.telemetry import record_request
@@ -91,7 +92,11 @@ class Router:
         self.metrics = Metrics(pipeline.metadata.namespace, pipeline.name, pipeline.spec.slo.latency_seconds)
         self.arrivals = ArrivalCounter(time.time())
         self.plan = plan
+        self.plan_applied_at = time.time() if plan else None
+        self.leaving = False
+        """Whether callers should go to another router; requests are still taken."""
         self.draining = False
+        """Whether requests are no longer taken."""
         self._tracer = tracer
         self._graph = Graph(pipeline.spec)
         self._dispatchers = self._build_dispatchers(policy)
@@ -100,6 +105,7 @@ class Router:
         self._bytes_in_flight = 0
         self._journeys: set[Journey] = set()
         self._rows = RowCounter()
+        self._recent = RecentOutcomes()
         self._closing: set[asyncio.Task[None]] = set()
         self.metrics.plan_generation.set(self.plan_generation)
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
@@ -112,12 +118,13 @@ class Router:
 
     @property
     def ready(self) -> bool:
-        """Whether every stage has a replica and requests are taken."""
-        return not self.draining and all(stage.ready_replicas for stage in self._dispatchers.values())
+        """Whether every stage has a replica and callers are welcome."""
+        return not (self.leaving or self.draining) and all(stage.ready_replicas for stage in self._dispatchers.values())
 
     async def infer(self, call: Call) -> InferResponse:
         """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
         self.metrics.received.inc()
+        self._recent.count(call.arrived_at, RECEIVED)
         journey: Journey | None = None
         outcome = "failed"
         try:
@@ -134,6 +141,7 @@ class Router:
             raise
         finally:
             self.metrics.outcomes[outcome].inc()
+            self._recent.count(time.monotonic(), outcome)
             if journey is not None:
                 self._end(journey, outcome)
 
@@ -146,8 +154,11 @@ class Router:
 
     def turn_away(self, refusal: Refusal) -> Refusal:
         """Count a request that ingress refuses before it is one; returns the refusal, to be raised."""
+        outcome, now = self._count_refusal(refusal), time.monotonic()
         self.metrics.received.inc()
-        self.metrics.outcomes[self._count_refusal(refusal)].inc()
+        self.metrics.outcomes[outcome].inc()
+        self._recent.count(now, RECEIVED)
+        self._recent.count(now, outcome)
         if refusal.code is Code.RESOURCE_EXHAUSTED:
             self.arrivals.record(time.time())
         return refusal
@@ -175,6 +186,7 @@ class Router:
     def apply_plan(self, plan: PipelinePlan) -> None:
         """Follow a new plan from the next batch on."""
         self.plan = plan
+        self.plan_applied_at = time.time()
         self.metrics.plan_generation.set(plan.spec.generation)
         for name, dispatcher in self._dispatchers.items():
             dispatcher.follow(plan.spec.stage(name))
@@ -187,10 +199,13 @@ class Router:
 
     def state(self) -> dict[str, Any]:
         """What runs now, as `/trimtab/v1/state` tells it."""
-        rows_per_request = self._rows.per_request(time.monotonic())
+        now = time.monotonic()
+        rows_per_request = self._rows.per_request(now)
         return {
             "plan_generation": self.plan_generation,
+            "plan_applied_at": self.plan_applied_at,
             "ready": self.ready,
+            "served": self._recent.summary(now),
             "stages": {
                 name: {
                     "variant": stage.variant,
@@ -320,8 +335,10 @@ class Router:
 
     def _count_answer(self, journey: Journey) -> str:
         now = time.monotonic()
-        self.metrics.latency.observe(now - journey.arrived_at)
-        self.metrics.accuracy.observe(journey.accuracy)
+        latency_seconds, accuracy = now - journey.arrived_at, journey.accuracy
+        self.metrics.latency.observe(latency_seconds)
+        self.metrics.accuracy.observe(accuracy)
+        self._recent.answered(now, latency_seconds, accuracy)
         self._rows.record(now, journey.rows_by_stage)
         return "ok" if now <= journey.deadline else "late"
 

@@ -1,15 +1,19 @@
-"""Wires a router to its files, its front doors and its signals; listens, serves, drains."""
+"""Wires a router to its files or its cluster, its front doors and its signals; listens, serves, drains."""
 
 import asyncio
 import json
 import signal
 import sys
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
 from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.ingress.grpc import GrpcIngress
 from trimtab_router.ingress.rest import RestIngress
 from trimtab_router.plans import FileWatcher
@@ -22,11 +26,18 @@ BACKLOG = 4096
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says; port 0 lets the system choose."""
+    """What the command line says; port 0 lets the system choose.
+
+    Without `endpoints` the replicas, and every plan after the first, are what the cluster's API says. `namespace` is
+    where the pipeline lives, if the file does not say so. `linger_seconds` is how long a router that was told to stop
+    takes requests, not ready any more.
+    """
 
     pipeline: Path
     plan: Path
-    endpoints: Path
+    endpoints: Path | None
+    namespace: str | None = None
+    linger_seconds: float = 0.0
     host: str = "127.0.0.1"
     rest_port: int = 0
     grpc_port: int = 0
@@ -51,6 +62,12 @@ class FrontDoors:
         self.rest_port = int(self._runner.addresses[0][1])
         self.grpc_port = await self._grpc.open(host, grpc_port, BACKLOG)
 
+    async def leave(self, linger_seconds: float) -> None:
+        """Be not ready, and send callers on to other routers, for a time in which requests are still taken."""
+        self._router.leaving = True
+        self._grpc.leave()
+        await asyncio.sleep(linger_seconds)
+
     async def close(self) -> None:
         """Answer what was accepted, then stop listening."""
         await self._router.drain(DRAIN_SECONDS)
@@ -59,23 +76,57 @@ class FrontDoors:
 
 
 async def serve(options: Options) -> None:
-    """Serve until SIGTERM or SIGINT; raises DocumentError where the pipeline cannot be used."""
-    pipeline = load_pipeline(options.pipeline)
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        DocumentError: the pipeline cannot be used.
+        RuntimeError: there is no cluster to follow.
+    """
+    pipeline = _within(load_pipeline(options.pipeline), options.namespace)
     router = Router(pipeline, limits=options.limits, tracer=configured_tracer(pipeline.name))
-    watcher = FileWatcher(router, options.plan, options.endpoints)
-    watcher.read()
-    doors = FrontDoors(router)
-    await doors.open(options.host, options.rest_port, options.grpc_port)
-    watching = asyncio.create_task(watcher.watch())
+    async with AsyncExitStack() as stack:
+        files = FileWatcher(router, options.plan, options.endpoints)
+        files.read()
+        if options.endpoints is None:
+            follow = await _follow_cluster(router, stack)
+        else:
+            follow = files.watch()
+        doors = FrontDoors(router)
+        await doors.open(options.host, options.rest_port, options.grpc_port)
+        await _serve_until_stopped(doors, asyncio.ensure_future(follow), options.linger_seconds)
+
+
+async def _follow_cluster(router: Router, stack: AsyncExitStack) -> Awaitable[None]:
+    from trimtab_kubernetes import Cluster, ClusterError  # noqa: PLC0415  (takes a second of processor time to import)
+    from trimtab_router.cluster import ClusterWatcher  # noqa: PLC0415
+
+    try:
+        cluster = await stack.enter_async_context(await Cluster.connect())
+    except ClusterError as error:
+        raise RuntimeError(str(error)) from error
+    return ClusterWatcher(router, cluster, router.pipeline.metadata.namespace).watch()
+
+
+async def _serve_until_stopped(doors: FrontDoors, watching: "asyncio.Future[None]", linger_seconds: float) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     sys.stdout.write(json.dumps({"rest_port": doors.rest_port, "grpc_port": doors.grpc_port}) + "\n")
     sys.stdout.flush()
     stopped = asyncio.create_task(stopping.wait())
-    await asyncio.wait({stopped, watching}, return_when=asyncio.FIRST_COMPLETED)
+    first: set[asyncio.Future[Any]] = {stopped, watching}
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    if stopped.done():
+        await doors.leave(linger_seconds)
     await doors.close()
+    stopped.cancel()
     if watching.done():
         watching.result()  # a watcher that failed is an error of the process
     watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
+    await asyncio.gather(watching, stopped, return_exceptions=True)
+
+
+def _within(pipeline: InferencePipeline, namespace: str | None) -> InferencePipeline:
+    if namespace is None:
+        return pipeline
+    return pipeline.model_copy(update={"metadata": pipeline.metadata.model_copy(update={"namespace": namespace})})

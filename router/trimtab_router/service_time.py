@@ -2,7 +2,8 @@
 
 A plan brings the profiled seconds of each batch size. The machine at hand may be slower, faster or noisy, so the ratio
 of observed to profiled is followed by a moving average, and its spread with it (as TCP follows its round trip). Without
-a profile the observed seconds themselves are averaged per batch size.
+a profile the observed seconds themselves are averaged per batch size. What a batch waits at its replica for those of
+other routers is followed apart: it makes answers late, but says nothing of how fast the machine is.
 """
 
 from bisect import bisect_left
@@ -14,6 +15,8 @@ WEIGHT = 0.125
 """Weight of the newest observation, as in TCP's round-trip estimate (RFC 6298)."""
 RATIO_BOUNDS = (0.05, 50.0)
 DOUBT = 0.95
+LEAST_WAIT_SECONDS = 0.001
+"""Less than this is no other router's batch but the jitter of sending and being told."""
 OUTLIER = 4.0
 """An observation this many times the estimate counts only so much: one pause must not drop a whole queue."""
 
@@ -41,6 +44,8 @@ class ServiceTimes:
     def __init__(self) -> None:
         self._estimates: dict[Key, _Estimate] = {}
         self._latest_ratio = 1.0
+        self._wait_seconds = 0.0
+        self._wait_spread = 0.0
 
     def set_profile(self, key: Key, seconds_by_rows: Mapping[int, float]) -> None:
         """Take a plan's table.
@@ -61,7 +66,9 @@ class ServiceTimes:
     def predict(self, key: Key, rows: int) -> float:
         """Seconds a batch of so many rows will take, on the safe side; 0 where nothing is known yet."""
         estimate = self._estimates.get(key)
-        return estimate.base(rows) * (estimate.ratio + estimate.spread) if estimate else 0.0
+        if estimate is None:
+            return 0.0
+        return estimate.base(rows) * (estimate.ratio + estimate.spread) + self._wait_seconds + self._wait_spread
 
     def expect(self, key: Key, rows: int) -> float:
         """Seconds a batch of so many rows takes on average; 0 where nothing is known yet."""
@@ -82,6 +89,13 @@ class ServiceTimes:
         if estimate is not None:
             estimate.ratio = max(estimate.ratio * DOUBT, RATIO_BOUNDS[0])
             estimate.spread *= DOUBT
+        self._wait_seconds *= DOUBT
+        self._wait_spread *= DOUBT
+
+    def observe_wait(self, seconds: float) -> None:
+        """Learn how long a batch waited for those of other routers."""
+        self._wait_spread += WEIGHT * (abs(seconds - self._wait_seconds) - self._wait_spread)
+        self._wait_seconds += WEIGHT * (seconds - self._wait_seconds)
 
     def observe(self, key: Key, rows: int, seconds: float) -> None:
         """Learn from a batch that was served."""
@@ -97,6 +111,20 @@ class ServiceTimes:
         estimate.ratio += WEIGHT * (observed - estimate.ratio)
         if estimate.profiled:
             self._latest_ratio = estimate.ratio
+
+
+def wait_for_others(waited_seconds: float, departed_at: float, completed_at: float, transfer_seconds: float) -> float:
+    """Seconds a batch waited at its replica for batches of other routers, not for our own before it.
+
+    Args:
+        waited_seconds: what the replica says that it waited.
+        departed_at: when it left.
+        completed_at: when our batch before it was answered; before `departed_at` where there was none.
+        transfer_seconds: what a batch takes there and back.
+    """
+    ours = max(completed_at - departed_at - transfer_seconds, 0.0)
+    others = waited_seconds - ours
+    return others if others > LEAST_WAIT_SECONDS else 0.0
 
 
 def interpolate(sizes: list[int], seconds: list[float], rows: int) -> float:

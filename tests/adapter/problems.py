@@ -103,6 +103,17 @@ def a_large_program(seed: int, stages: int = 10, variants: int = 10, cores: floa
     return Program(tuple(chain), slo_seconds, cores, 0, "Product", Weights(ratio, 1.0, 1e-6))
 
 
+def a_large_graph(seed: int, stages: int = 8) -> Program:
+    """Return a random DAG too large for brute force: each stage waits for up to two earlier ones."""
+    rng = np.random.default_rng(seed)
+    waits_for = [tuple(sorted({int(n) for n in rng.integers(0, k, 2)})) if k else () for k in range(stages)]
+    listed = tuple(StageOptions(f"s{k}", before, _options(rng, 8)) for k, before in enumerate(waits_for))
+    cores = sum(max(option.cores for option in stage.options) for stage in listed) * float(rng.uniform(0.3, 1.0))
+    weights = WEIGHTS[int(rng.integers(len(WEIGHTS)))]
+    metric = ("Product", "NormalizedRanks")[int(rng.integers(2))]
+    return Program(listed, float(rng.uniform(0.4, 1.2)), cores, int(rng.integers(2, 9)), metric, weights)
+
+
 def brute_force(program: Program) -> tuple[Option, ...] | None:
     """Return the best of all choices, or None where none is feasible."""
     choices = itertools.product(*(stage.options for stage in program.stages))

@@ -73,14 +73,14 @@ class FakeRouter:
         return web.json_response(content)
 
     @asynccontextmanager
-    async def serve(self, port: int = 0) -> AsyncIterator["FakeRouter"]:
-        """Listen on loopback while the block runs."""
+    async def serve(self, port: int = 0, host: str = "127.0.0.1") -> AsyncIterator["FakeRouter"]:
+        """Listen while the block runs."""
         app = web.Application()
         app.router.add_get("/trimtab/v1/load", self._answer)
         app.router.add_get("/trimtab/v1/state", self._answer)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", port)
+        site = web.TCPSite(runner, host, port)
         await site.start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:

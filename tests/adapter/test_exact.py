@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.adapter.problems import a_large_program, a_program, brute_force, second_best
+from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, second_best
 from trimtab_adapter.program import Program, weights_of
 from trimtab_adapter.solvers.exact import solve
 from trimtab_adapter.solvers.frontier import undominated
@@ -27,12 +27,25 @@ def assert_same_as_brute_force(program: Program) -> bool:
     return True
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(10))
 def test_equals_brute_force(block):
-    """Chains and DAGs, all goals, both metrics, budgets, floors, penalties, infeasible ones."""
-    feasible = [assert_same_as_brute_force(a_program(seed)) for seed in range(block * 100, block * 100 + 100)]
+    """Thousands of chains and DAGs, all goals, both metrics, CPU and GPU, floors, penalties, infeasible ones."""
+    feasible = [assert_same_as_brute_force(a_program(seed)) for seed in range(block * 300, block * 300 + 300)]
 
-    assert 20 < sum(feasible) < 100
+    assert 60 < sum(feasible) < 300
+
+
+@pytest.mark.parametrize("width", [1, 2, 8, 30])
+def test_the_gap_covers_what_a_search_without_room_may_have_missed(width):
+    unsure = 0
+    for seed in range(60):
+        program = a_large_graph(seed)
+        best, found = solve(program), solve(program, widths=(width,))
+        if best is not None and found is not None:
+            assert best.gap == 0
+            assert best.objective - found.objective <= found.gap + 1e-9
+            unsure += found.gap > 0
+    assert unsure > 0
 
 
 @settings(max_examples=150, deadline=None)

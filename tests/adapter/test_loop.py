@@ -19,9 +19,10 @@ from watchfiles import awatch
 from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
 from trimtab_adapter.__main__ import main
 from trimtab_adapter.decide import initial_plan
-from trimtab_adapter.documents import Documents
+from trimtab_adapter.documents import FileDocuments
 from trimtab_adapter.journal import Journal
-from trimtab_adapter.loop import Loop, Outlets
+from trimtab_adapter.loop import Loop, Senses
+from trimtab_adapter.outlets import FileOutlets
 from trimtab_adapter.sources import RouterSource
 from trimtab_pipelines.documents import dump_yaml, load_plan
 from trimtab_predictor.forecaster import Forecast, ReactiveForecaster
@@ -37,9 +38,9 @@ class Site:
 
     def loop(self, forecaster=None) -> Loop:
         source = RouterSource(self.client, self.router.url)
-        outlets = Outlets(self.folder / "plan.json", Journal(self.folder / "decisions.jsonl"))
-        documents = Documents(self.folder / "pipeline.yaml", self.folder / "profile.yaml")
-        return Loop(documents, outlets, source, source, forecaster or ReactiveForecaster())
+        outlets = FileOutlets(self.folder / "plan.json", Journal(self.folder / "decisions.jsonl"))
+        documents = FileDocuments(self.folder / "pipeline.yaml", self.folder / "profile.yaml")
+        return Loop(documents, outlets, Senses(source, source), forecaster or ReactiveForecaster())
 
     def plan(self):
         return load_plan(self.folder / "plan.json").spec
@@ -109,7 +110,7 @@ async def test_a_router_that_goes_away_and_comes_back_costs_only_those_ticks(sit
         f"held: {site.router.url}/trimtab/v1/load answered 503: the router is not well"
     )
     assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == [
-        f"plan 1 held: {site.router.url}/trimtab/v1/load answered 503: the router is not well"
+        f"sample: plan 1 held: {site.router.url}/trimtab/v1/load answered 503: the router is not well"
     ]
     site.router.status = 200
     offer(site.router, 400.0)

@@ -1,6 +1,8 @@
 """The load as Prometheus has it: a fake that speaks its protocol for the faults, a real server for the truth."""
 
 import asyncio
+import contextlib
+import math
 import shutil
 import socket
 import time
@@ -15,9 +17,12 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from trimtab_adapter.observation import ObservationError
-from trimtab_adapter.prometheus import PEAK, PrometheusSource
+from trimtab_adapter.prometheus import PrometheusSource, Server, trust
+from trimtab_pipelines.documents import DocumentError
+from trimtab_predictor.recorded import PEAK, RECEIVED
 
 NOW = 1_700_000_000.0
+ADDRESSES = ("/api/v1/query", "/api/v1/query_range")
 LABELS = '{namespace="default",pipeline="sample"}'
 
 
@@ -27,6 +32,7 @@ class FakePrometheus:
     def __init__(self, age: float | None, peaks: list[Any], means: list[Any]) -> None:
         self.age, self.peaks, self.means = age, peaks, means
         self.queries: list[str] = []
+        self.left_out: set[int] = set()  # bins without a sample
 
     async def instant(self, request: web.Request) -> web.Response:
         self.queries.append(request.query["query"])
@@ -36,7 +42,9 @@ class FakePrometheus:
     async def range(self, request: web.Request) -> web.Response:
         self.queries.append(request.query["query"])
         values = self.means if "rate(" in request.query["query"] else self.peaks
-        samples = [[NOW - 10 * (len(values) - 1 - n), str(value)] for n, value in enumerate(values)]
+        samples = [
+            [NOW - 10 * (len(values) - 1 - n), str(value)] for n, value in enumerate(values) if n not in self.left_out
+        ]
         result = [{"metric": {}, "values": samples}] if samples else []
         return web.json_response({"status": "success", "data": {"resultType": "matrix", "result": result}})
 
@@ -57,9 +65,11 @@ async def serve(routes: dict[str, Any], port: int = 0) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def a_source(fake: FakePrometheus) -> AsyncIterator[PrometheusSource]:
-    routes = {"/api/v1/query": fake.instant, "/api/v1/query_range": fake.range}
-    async with serve(routes) as url, httpx.AsyncClient() as client:
-        yield PrometheusSource(client, url, "default", "sample")
+    async with (
+        serve(dict(zip(ADDRESSES, (fake.instant, fake.range), strict=True))) as url,
+        httpx.AsyncClient() as client,
+    ):
+        yield PrometheusSource(Server(client, url), "default", "sample")
 
 
 async def test_seconds_keep_each_bin_s_peak_and_mean():
@@ -103,7 +113,7 @@ async def test_something_that_is_no_prometheus_is_refused():
 
     async with serve({"/api/v1/query": other}) as url, httpx.AsyncClient() as client:
         with pytest.raises(ObservationError, match=r"expected a Prometheus answer, got \"\{'hello'"):
-            await PrometheusSource(client, url, "default", "sample").load(NOW)
+            await PrometheusSource(Server(client, url), "default", "sample").load(NOW)
 
 
 @pytest.mark.skipif(
@@ -127,18 +137,103 @@ async def test_a_real_prometheus_tells_the_load_and_when_the_router_is_gone(tmp_
         target = await router.enter_async_context(serve({"/metrics": metrics}))
         url = await rest.enter_async_context(a_prometheus(tmp_path, target))
         client = await rest.enter_async_context(httpx.AsyncClient())
-        source = PrometheusSource(client, url, "default", "sample")
+        source = PrometheusSource(Server(client, url), "default", "sample")
         for _ in range(4):
             await scraped.acquire()
         load = await source.load(time.time())
         with pytest.raises(ObservationError, match=r"knows no trimtab_arrivals_peak_rps.*is the router scraped\?"):
-            await PrometheusSource(client, url, "elsewhere", "sample").load(time.time())
+            await PrometheusSource(Server(client, url), "elsewhere", "sample").load(time.time())
         await router.aclose()
         with pytest.raises(ObservationError, match=r"knows no trimtab_arrivals_peak_rps.*is the router scraped\?"):
             await asyncio.wait_for(keep_asking(source), 20)
 
     assert load.peak_rps == 42.0
     assert 0 < sum(load.history_rps[-10:]) <= 420.0
+
+
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="needs the prometheus binary (Debian: apt install prometheus)"
+)
+async def test_a_real_prometheus_s_ghosts_of_dead_routers_do_not_count(tmp_path):
+    """A sample with a time of its own is no longer renewed, but shown for five minutes: so is a dead router's."""
+    scraped = asyncio.Semaphore(0)
+
+    async def metrics(_: web.Request) -> web.Response:
+        scraped.release()
+        labels = 'namespace="default",pipeline="sample"'
+        ago = int(1000 * (time.time() - 60))
+        lines = [f'{PEAK}{{{labels},pod="alive"}} 42', f'{PEAK}{{{labels},pod="dead"}} 500 {ago}']
+        lines.append(f'{RECEIVED}{{{labels},pod="alive"}} 1')
+        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
+
+    async with (
+        serve({"/metrics": metrics}) as target,
+        a_prometheus(tmp_path, target) as url,
+        httpx.AsyncClient() as client,
+    ):
+        for _ in range(3):
+            await scraped.acquire()
+        load = await PrometheusSource(Server(client, url), "default", "sample", ready_routers=lambda: 2).load(
+            time.time()
+        )
+
+    assert load.peak_rps == 42.0
+    assert load.missing == "Prometheus has 1 of 2 routers"
+
+
+async def test_seconds_without_samples_are_not_measured():
+    fake = FakePrometheus(2.0, [10, 20, 30], [10, 20, 30])
+    fake.left_out = {1}
+    async with a_source(fake) as source:
+        load = await source.load(NOW)
+
+    assert [math.isnan(rps) for rps in load.history_rps] == [False] * 10 + [True] * 10 + [False] * 10
+    assert load.peak_rps == 30.0
+
+
+async def test_the_token_is_read_anew_for_each_question(tmp_path):
+    token, seen = tmp_path / "token", []
+    fake = FakePrometheus(2.0, [10], [10])
+
+    async def guarded(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        answer = fake.range if "query_range" in request.path else fake.instant
+        return await answer(request)
+
+    async with serve(dict.fromkeys(ADDRESSES, guarded)) as url, httpx.AsyncClient() as client:
+        source = PrometheusSource(Server(client, url, token), "default", "sample")
+        with pytest.raises(ObservationError, match=r"the Prometheus token .*token: No such file") as missing:
+            await source.load(NOW)
+        token.write_text("first\n")
+        await source.load(NOW)
+        token.write_text("second\n")
+        await source.load(NOW)
+
+    assert missing.value.fault == "Missing"
+    assert seen == ["Bearer first"] * 3 + ["Bearer second"] * 3
+
+
+async def test_an_answer_without_end_is_cut_off():
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b" " * 2**20)
+        return response
+
+    async with serve({"/api/v1/query": endless}) as url, httpx.AsyncClient() as client:
+        with pytest.raises(ObservationError, match="answered more than 8 MiB"):
+            await PrometheusSource(Server(client, url), "default", "sample").load(NOW)
+
+
+def test_certificates_that_are_missing_are_named(tmp_path):
+    with pytest.raises(DocumentError, match=r"--prometheus-ca .*ca.crt: No such file"):
+        trust(tmp_path / "ca.crt")
+    (tmp_path / "ca.crt").write_text("nothing")
+    with pytest.raises(DocumentError, match=r"--prometheus-ca .*ca.crt"):
+        trust(tmp_path / "ca.crt")
+    assert trust(None) is True
 
 
 async def keep_asking(source: PrometheusSource) -> None:

@@ -173,3 +173,34 @@ def test_pipelines_of_the_tests_agree(tmp_path: Path) -> None:
 def test_without_pytorch_the_cure_is_named() -> None:
     with pytest.raises(StartError, match=r"model servers need no_such_package: pip install 'trimtab\[all\]'"):
         require_installed(("sys", "no_such_package"))
+
+
+def test_explain_prices_the_next_step_and_writes_a_page(tmp_path: Path, capsys: Captured) -> None:
+    pipeline, profiles = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
+    page = tmp_path / "why.html"
+    asked = ["--what-if", "load=300/20", "--what-if", "budget=x2"]
+    assert run(["explain", pipeline, "--load", "10", "--profiles", profiles, *asked, "-o", str(page)]) == 0
+    said_ = " ".join(capsys.readouterr().out.split())
+
+    assert "solved by: Exact, proven optimal" in said_
+    assert "1 core less" in said_
+    assert "load=300 0.6400 (-0.1700)" in said_
+    written = page.read_text()
+    assert "Accuracy against cores" in written
+    assert "budget=x2" in written
+    assert "http" not in written.split("<script>")[0].replace("http-equiv", "")
+
+
+def test_explain_goes_by_the_load_of_a_plan(tmp_path: Path, capsys: Captured) -> None:
+    pipeline, profiles = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
+    plan = tmp_path / "plan.json"
+    assert run(["plan", pipeline, "--load", "7", "--profiles", profiles, "-o", str(plan)]) == 0
+    assert run(["explain", pipeline, "--plan", str(plan), "--profiles", profiles]) == 0
+    assert "sample at 7 requests/s" in capsys.readouterr().out
+    assert "give --load" in said(capsys, 2, "explain", pipeline, "--profiles", profiles)
+
+
+def test_what_if_that_cannot_be_read(tmp_path: Path, capsys: Captured) -> None:
+    pipeline, profiles = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
+    error = said(capsys, 2, "plan", pipeline, "--load", "7", "--profiles", profiles, "--what-if", "slo=soon")
+    assert "'soon' is not a duration" in error

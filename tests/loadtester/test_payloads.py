@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from trimtab_loadtester.payloads import DigitPayloads, Outputs, RandomPayloads, Score
+from tests.builders import a_pipeline_document, a_stage
+from trimtab_loadtester.payloads import DigitPayloads, Outputs, RandomPayloads, Score, payload_source
 from trimtab_model_servers.digits.pages import Page
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec
 
 
@@ -51,3 +53,23 @@ def test_digit_payloads_know_what_is_on_the_page() -> None:
     assert source.score(truth, wrong) == source.score(truth, nothing) == Score(0, digits)
     with pytest.raises(KeyError, match="boxes"):
         source.score(truth, {"digit": truth.labels})
+
+
+def test_task_payloads_are_as_long_as_their_law_and_random_elsewhere() -> None:
+    specs = (
+        TensorSpec(name="question", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="threshold", datatype="FP32", shape=(2,)),
+    )
+    inputs = [spec.model_dump(mode="json") for spec in specs]
+    document = a_pipeline_document([a_stage(source="request.inputs.threshold")], inputs=inputs)
+    document["metadata"]["annotations"] = {"trimtab.dev/payloads": "question=squad-question"}
+    source = payload_source(InferencePipeline.model_validate(document), seed=2)
+
+    lengths = set()
+    for index in range(20):
+        question, threshold = source.payload(index).inputs
+        assert (question.shape, threshold.shape) == ((1, 64), (1, 2))
+        assert np.array_equal(question.array, source.payload(index).inputs[0].array)
+        lengths.add(int((question.array >= 0).sum()))
+    assert len(lengths) > 5
+    assert source.score(None, {}) == Score(0, 0)

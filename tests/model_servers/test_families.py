@@ -136,7 +136,10 @@ def test_digits_networks_with_random_weights_are_marked():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"family": "torchvision/resnet19"}, "unknown family 'torchvision/resnet19'; there are: digits/locator"),
+        (
+            {"family": "torchvision/resnet19"},
+            "unknown family 'torchvision/resnet19'; there are: detector/l, detector/m",
+        ),
         ({"parameters": {"delay_seconds": -1}}, "parameters.delay_seconds: Input should be greater than or equal to 0"),
         (
             {"parameters": {"delay": 1}},

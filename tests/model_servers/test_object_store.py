@@ -9,7 +9,7 @@ from tests.fakes.object_store import ObjectStore, object_store
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.store import Limits, find_weights
 
-QUICK = Limits(connect_seconds=1.0, read_seconds=0.2, total_seconds=2.0)
+QUICK = Limits(connect_seconds=1.0, read_seconds=0.2, patience_seconds=0.5, total_seconds=2.0)
 CONTENT = save({"weight": torch.arange(1000, dtype=torch.float32)})
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
@@ -25,7 +25,7 @@ def store(monkeypatch, tmp_path):
 
 
 def cached(tmp_path: Path) -> list[Path]:
-    return [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    return [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 def test_an_object_is_fetched_once_while_its_content_stays(store: ObjectStore):

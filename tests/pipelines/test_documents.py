@@ -78,3 +78,11 @@ def test_a_file_too_large_to_be_a_document_is_not_read(tmp_path):
 
     with pytest.raises(DocumentError, match="larger than 16 MiB"):
         load_pipeline(path)
+
+
+def test_a_tensor_named_y_stays_a_name_for_every_reader_of_yaml():
+    pipeline = a_pipeline()
+    output = pipeline.spec.outputs[0].model_copy(update={"name": "y"})
+    document = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"outputs": (output,)})})
+
+    assert "name: 'y'" in dump_yaml(document)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from trimtab_predictor.accuracy import smape
-from trimtab_predictor.forecaster import Forecaster, HistoryError, OracleForecaster, ReactiveForecaster
-from trimtab_predictor.guarded import FEWEST_FORECASTS, GuardedForecaster, shipped_forecaster
-from trimtab_predictor.lstm import FEATURES, UNITS, LstmForecaster, LstmWeights
+from trimtab_predictor.forecaster import Forecast, Forecaster, HistoryError, OracleForecaster, ReactiveForecaster
+from trimtab_predictor.guarded import FEWEST_FORECASTS, MOST_WIDENING, GuardedForecaster, shipped_forecaster, widening
+from trimtab_predictor.lstm import LstmForecaster, LstmWeights
 from trimtab_predictor.trace import Trace
 
 TRACE = Trace(np.arange(1.0, 601.0), "ramp")
@@ -24,15 +24,16 @@ ALL: list[Forecaster] = [
 ]
 
 
-def weights_that_always_say(ratio: float) -> LstmWeights:
-    """Return a network whose forecast is the window's mean times `ratio`."""
-    return LstmWeights(
-        np.zeros((FEATURES, 4 * UNITS)),
-        np.zeros((UNITS, 4 * UNITS)),
-        np.zeros(4 * UNITS),
-        np.zeros((UNITS, 1)),
-        np.array([np.log(ratio)]),
-    )
+class Saying(LstmForecaster):
+    """A network whose forecast is the window's mean times `ratio`, with quantiles so many times as far up."""
+
+    def __init__(self, ratio: float, p90: float = 1.1) -> None:
+        super().__init__(LstmWeights.load())
+        self._ratio, self._p90 = ratio, p90
+
+    def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:  # noqa: ARG002 - the shared signature
+        peak = float(np.mean(np.asarray(history_rps)[-120:])) * self._ratio
+        return Forecast(peak, "lstm", "asked for", quantiles=((0.5, peak), (0.9, peak * self._p90)))
 
 
 def level_load(seconds: int, rps: float = 10.0) -> NDArray[np.float64]:
@@ -168,7 +169,7 @@ def run(forecaster: Forecaster, load: NDArray[np.float64], every: int = 10, star
 
 
 def test_a_worse_lstm_is_put_aside_and_says_by_how_much() -> None:
-    forecaster = GuardedForecaster(LstmForecaster(weights_that_always_say(1.5)))
+    forecaster = GuardedForecaster(Saying(1.5))
 
     *_, (source, reason) = run(forecaster, level_load(300))
 
@@ -179,7 +180,7 @@ def test_a_worse_lstm_is_put_aside_and_says_by_how_much() -> None:
 
 
 def test_it_is_given_its_chance_before_it_is_judged() -> None:
-    answers = run(GuardedForecaster(LstmForecaster(weights_that_always_say(1.5))), level_load(300))
+    answers = run(GuardedForecaster(Saying(1.5)), level_load(300))
 
     judged = [reason for source, reason in answers if source == "lstm" and reason.startswith("too few")]
     assert len(judged) == FEWEST_FORECASTS - 1
@@ -190,7 +191,7 @@ def test_an_lstm_that_recovers_is_believed_again() -> None:
     growth = 10.0 * 1.01 ** np.arange(1, 601)
     # The peak of the next 20 s over the mean of the last 120 s, while the load grows by 1 % a second.
     right_ratio = 120 * 1.01**20 / (1.01 ** -np.arange(120)).sum()
-    forecaster = GuardedForecaster(LstmForecaster(weights_that_always_say(right_ratio)))
+    forecaster = GuardedForecaster(Saying(right_ratio))
 
     answers = run(forecaster, np.concatenate([level, growth]))
 
@@ -266,3 +267,49 @@ def test_any_true_history_gets_a_bounded_answer(history: list[float], now: float
         assert 0 <= forecast.peak_rps <= 4 * highest
         assert forecast.is_measured == any(rps == rps for rps in history)  # noqa: PLR0124 - NaN is not itself
         assert forecast.reason
+
+
+def test_quantiles_are_read_between_those_known() -> None:
+    forecast = Forecast(10.0, "lstm", "", quantiles=((0.5, 10.0), (0.9, 14.0), (0.99, 20.0)))
+
+    assert forecast.at(0.5) == 10.0
+    assert forecast.at(0.7) == pytest.approx(12.0)
+    assert forecast.at(0.999) == 20.0
+    assert Forecast(10.0, "oracle", "").at(0.99) == 10.0
+
+
+@pytest.mark.parametrize("forecaster", ALL, ids=lambda forecaster: forecaster.name)
+def test_higher_quantiles_are_no_lower(forecaster: Forecaster) -> None:
+    load = np.random.default_rng(2).poisson(20.0, 300).astype(np.float64)
+
+    forecast = forecaster.forecast(load, 300.0)
+
+    assert forecast.peak_rps <= forecast.at(0.9) <= forecast.at(0.99)
+
+
+@pytest.mark.parametrize(
+    ("reaches", "expected"),
+    [
+        ([2.0] * 19, 1.0),  # too few to say
+        ([2.0] * 4 + [0.5] * 26, 1.0),  # chance allows as many
+        ([2.0] * 10 + [0.5] * 20, 2.0),
+        ([99.0] * 30, MOST_WIDENING),
+    ],
+)
+def test_quantiles_are_widened_only_beyond_chance(reaches: list[float], expected: float) -> None:
+    assert widening(reaches) == expected
+
+
+def test_a_quantile_that_was_exceeded_again_and_again_is_widened_and_says_so() -> None:
+    load = np.random.default_rng(4).poisson(40.0, 900).astype(np.float64)
+    level = float(np.median([load[at : at + 20].max() for at in range(120, 860, 10)]) / load.mean())
+
+    *_, last = _answers(GuardedForecaster(Saying(level, p90=1.001)), load)
+
+    assert last.source == "lstm"
+    assert last.reason.endswith("quantiles widened 5.0 times")
+    assert last.at(0.9) == pytest.approx(last.peak_rps * 1.005, rel=1e-6)
+
+
+def _answers(forecaster: Forecaster, load: NDArray[np.float64]) -> list[Forecast]:
+    return [forecaster.forecast(load[:now], float(now)) for now in range(120, load.size + 1, 10)]

@@ -14,13 +14,15 @@ from trimtab_predictor.accuracy import smape
 from trimtab_predictor.evaluate import FACTORS, LSTM_OVER_AR, errors_by_factor, main, split
 from trimtab_predictor.lstm import (
     FEATURES,
+    QUANTILES,
     UNITS,
     LstmForecaster,
     LstmWeights,
     WeightsError,
+    describe,
     evaluate_network,
-    features,
     forecast_peaks,
+    forecast_quantiles,
 )
 from trimtab_predictor.trace import read_trace
 from trimtab_predictor.windows import cut_windows, drawn_shapes, thickened, thinned
@@ -46,28 +48,37 @@ def test_numpy_evaluates_the_network_as_keras_does() -> None:
         from trimtab_predictor.train import build_network, weights_of  # noqa: PLC0415
 
         network = build_network(steps=1)
-        inputs, _ = features(noisy(np.full((64, 120), 20.0)))
+        inputs = describe(noisy(np.full((64, 120), 20.0))).inputs
         fresh = weights_of(network)
-        expected_fresh = network(inputs.astype(np.float32)).numpy()[:, 0]
+        expected_fresh = network(inputs.astype(np.float32)).numpy()
         shipped = LstmWeights.load()
         network.set_weights(
             [shipped.kernel, shipped.recurrent_kernel, shipped.bias, shipped.dense_kernel, shipped.dense_bias]
         )
-        expected_shipped = network(inputs.astype(np.float32)).numpy()[:, 0]
+        expected_shipped = network(inputs.astype(np.float32)).numpy()
 
     np.testing.assert_allclose(evaluate_network(fresh, inputs), expected_fresh, atol=1e-5)
     np.testing.assert_allclose(evaluate_network(shipped, inputs), expected_shipped, atol=1e-5)
 
 
-def test_features_are_relative_to_the_mean() -> None:
+def test_windows_are_seen_in_deviations_from_their_mean() -> None:
     window = np.tile([1.0, 3.0], 60)
 
-    described, means = features(window[None])
+    seen = describe(window[None])
 
-    assert described.shape == (1, 12, FEATURES)
-    assert means == pytest.approx([2.0])
-    # Maximum 3, mean 2, mean + deviation 3; newer half 3 1 3 1 3: maximum 3, mean 2.2; over 2, minus 1.
-    np.testing.assert_allclose(described[0, 0], [0.5, 0.0, 0.5, 0.5, 0.1])
+    assert seen.inputs.shape == (1, 12, FEATURES)
+    assert seen.means == pytest.approx([2.0])
+    assert seen.spreads == pytest.approx([0.5])
+    assert seen.peaks == pytest.approx([1.0])
+    # Mean 2, deviation 1. Maximum 3, mean 2, mean + deviation 3; newer half 3 1 3 1 3: maximum 3, mean 2.2.
+    np.testing.assert_allclose(seen.inputs[0, 0], [1.0, 0.0, 1.0, 1.0, 0.2, np.log(0.5) / 3 + 0.5])
+
+
+@pytest.mark.parametrize("rps", [0.1, 10.0, 1e6])
+def test_a_load_without_noise_is_expected_again(rps: float) -> None:
+    windows = np.full((1, 120), rps)
+
+    np.testing.assert_allclose(forecast_quantiles(LstmWeights.load(), windows), [[rps] * len(QUANTILES)], rtol=1e-9)
 
 
 @pytest.mark.parametrize("times", [0.01, 3.0, 1e5])
@@ -147,8 +158,8 @@ def test_weights_survive_a_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bias": np.zeros(7)}, r"bias must be \(100,\) finite numbers, is \(7,\)"),
-        ({"dense_bias": np.array([math.nan])}, r"dense_bias must be \(1,\) finite numbers"),
+        ({"bias": np.zeros(7)}, r"bias must be \(192,\) finite numbers, is \(7,\)"),
+        ({"dense_bias": np.full(3, math.nan)}, r"dense_bias must be \(3,\) finite numbers"),
         ({"kernel": None}, "cannot be read .*kernel is not a file in the archive"),
         ({"kernel": np.array([{"a": 1}], dtype=object)}, "cannot be read .*Object arrays cannot be loaded"),
     ],
@@ -158,8 +169,8 @@ def test_foreign_weights_are_refused(tmp_path: Path, changes: dict[str, object],
         "kernel": np.zeros((FEATURES, 4 * UNITS)),
         "recurrent_kernel": np.zeros((UNITS, 4 * UNITS)),
         "bias": np.zeros(4 * UNITS),
-        "dense_kernel": np.zeros((UNITS, 1)),
-        "dense_bias": np.zeros(1),
+        "dense_kernel": np.zeros((UNITS, len(QUANTILES))),
+        "dense_bias": np.zeros(len(QUANTILES)),
     }
     path = tmp_path / "lstm.npz"
     np.savez(path, **{name: array for name, array in (arrays | changes).items() if array is not None})  # type: ignore[arg-type]

@@ -56,6 +56,7 @@ class FakeReplica:
     running: int = 0
     most_running: int = 0
     port: int = 0
+    host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()
@@ -67,7 +68,7 @@ class FakeReplica:
     async def start(self) -> "FakeReplica":
         self._runner = web.ServerRunner(web.Server(self._answer, access_log=None), shutdown_timeout=0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        site = web.TCPSite(self._runner, self.host, self.port)
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self
@@ -90,7 +91,7 @@ class FakeReplica:
 
     def endpoint(self, **changes: Any) -> Endpoint:
         return Endpoint(
-            **{"name": self.name, "address": f"127.0.0.1:{self.port}", "variants": tuple(self.variants)} | changes
+            **{"name": self.name, "address": f"{self.host}:{self.port}", "variants": tuple(self.variants)} | changes
         )
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:

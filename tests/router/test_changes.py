@@ -68,6 +68,23 @@ async def test_a_variant_changes_once_a_ready_replica_offers_it():
         assert await served_by() == "small"
 
 
+async def test_variants_that_stay_are_served_while_others_come_and_go():
+    replica = FakeReplica(variants=("small",))
+    async with a_rig(two_variants(), {"stage-0": [replica]}) as rig:
+        replica.variants = ("small", "large")
+        seen = rig.router.state()["stages"]["stage-0"]["ready_replicas"]
+        rig.router.apply_endpoints(endpoints_of({"stage-0": [replica]}))
+        assert rig.router.state()["stages"]["stage-0"]["ready_replicas"] == seen == 1
+        rig.router.apply_plan(a_plan(rig.router.pipeline, 2, variant="large", accuracy=0.95))
+        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["variant"] == "large")
+
+        replica.variants = ("small",)
+        rig.router.apply_endpoints(endpoints_of({"stage-0": [replica]}))
+        assert rig.router.state()["stages"]["stage-0"]["variant"] == "small"
+        assert (await rig.rest(a_request(parameters=PATIENT)))[0] == 200
+        assert await rig.outcomes() == {"ok": 1}
+
+
 async def test_replicas_that_drain_or_go_finish_what_they_hold():
     leaving, staying = FakeReplica(name="leaving"), FakeReplica(name="staying")
     async with a_rig(a_pipeline(1), {"stage-0": [leaving]}) as rig:

@@ -3,12 +3,12 @@
 import pytest
 
 from tests.builders import a_pipeline, a_plan, a_variant
+from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError
 from trimtab_router.binding import effective_variant, least_loaded, variant_for
 from trimtab_router.load import ArrivalCounter, RowCounter
-from trimtab_router.plans import check_plan
 from trimtab_router.policies import BatchView, fixed
-from trimtab_router.service_time import ServiceTimes, interpolate
+from trimtab_router.service_time import ServiceTimes, interpolate, wait_for_others
 
 KEY = ("small", "default")
 
@@ -26,6 +26,34 @@ class Candidate:
 @pytest.mark.parametrize(("rows", "seconds"), [(1, 0.01), (2, 0.02), (3, 0.025), (4, 0.03), (8, 0.06)])
 def test_profiles_are_read_between_and_beyond_their_sizes(rows, seconds):
     assert interpolate([1, 2, 4], [0.01, 0.02, 0.03], rows) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("waited", "departed", "completed", "seconds"),
+    [
+        (0.0, 10.0, 9.0, 0.0),
+        (0.040, 10.0, 9.0, 0.040),  # our batch before it was over: all was for another's
+        (0.019, 10.0, 10.020, 0.0),  # sent ahead: it waited for our own batch
+        (0.049, 10.0, 10.020, 0.030),  # sent ahead, and another's came in between
+        (0.0005, 10.0, 9.0, 0.0),
+    ],
+)
+def test_waiting_for_other_routers_is_told_from_our_own_batches(waited, departed, completed, seconds):
+    assert wait_for_others(waited, departed, completed, transfer_seconds=0.001) == pytest.approx(seconds, abs=1e-9)
+
+
+def test_waiting_for_other_routers_makes_answers_later_but_no_machine_slower():
+    times = ServiceTimes()
+    times.set_profile(KEY, {1: 0.010})
+    for _ in range(100):
+        times.observe(KEY, 1, 0.010)
+        times.observe_wait(0.020)
+
+    assert times.ratio(KEY) == pytest.approx(1.0)
+    assert times.predict(KEY, 1) == pytest.approx(0.030, rel=0.02)
+    for _ in range(100):
+        times.observe_wait(0.0)
+    assert times.predict(KEY, 1) == pytest.approx(0.010, rel=0.02)
 
 
 def test_predictions_follow_the_machine():

@@ -19,7 +19,7 @@ from trimtab_adapter.solvers.frontier import undominated
 from trimtab_adapter.solvers.pricing import price
 from trimtab_adapter.solvers.table import Floats, Table, tabulate
 
-WIDTHS = (48, 400, 10_000)  # labels a stage keeps in each pass; where even the last is too few, the gap says so
+WIDTHS = (48, 400, 6_000, 50_000)  # labels a stage keeps in each pass; where even the last is too few, the gap says so
 _EPSILON = 1e-12  # a bound must beat the plan known by more than rounding
 
 
@@ -38,8 +38,12 @@ class _Labels:
     option: NDArray[np.intp]
 
 
-def solve(program: Program) -> Solution | None:
-    """Return an optimal solution, or None where no choice keeps every constraint."""
+def solve(program: Program, widths: Sequence[int] = WIDTHS) -> Solution | None:
+    """Return an optimal solution, or None where no choice keeps every constraint.
+
+    A gap above 0 is the most that a better choice, among those that had to be given up, could gain. None is a proof
+    too, unless even the last of the `widths` was too few: then it only means that no choice was found.
+    """
     table = tabulate(program)
     if table is None:
         return None
@@ -47,17 +51,17 @@ def solve(program: Program) -> Solution | None:
     envelopes, guesses = price(program, table)
     for guess in guesses:
         known = _better(program, known, _options(program, table, guess))
-    for width in WIDTHS:
+    for width in widths:
         search = _Search(program, table, envelopes, _target(program, known), width)
         found = search.run()
         if found is not None:
             known = _better(program, known, _options(program, table, found))
-        if not search.cut:
+        if search.lost == -math.inf:
             break
     if known is None:
         return None
     objective = program.objective(known)
-    return Solution(tuple(known), objective, gap=max(0.0, _root_bound(envelopes) - objective) if search.cut else 0.0)
+    return Solution(tuple(known), objective, gap=max(0.0, search.lost - objective))
 
 
 def _options(program: Program, table: Table, picks: Sequence[int]) -> list[Option]:
@@ -82,7 +86,7 @@ class _Search:
     envelopes: Sequence[Envelopes]
     target: float
     width: int
-    cut: bool = False  # whether labels were given up that could have led to an optimum
+    lost: float = -math.inf  # the most that labels given up for want of room could have reached
 
     def run(self) -> list[int] | None:
         """Extend labels stage by stage; return the picks of the best one that beats the target, or None."""
@@ -144,8 +148,9 @@ class _Search:
             keep &= ~labels.same
         which = np.nonzero(keep)[0]
         if which.size > self.width:
-            which = which[np.argpartition(-bounds[which], self.width)[: self.width]]
-            self.cut = True
+            ranked = which[np.argpartition(-bounds[which], self.width)]
+            which = ranked[: self.width]
+            self.lost = max(self.lost, float(bounds[ranked[self.width :]].max()))
         labels = _take(labels, which)
         return _take(labels, undominated(_respects(table, labels)))
 
@@ -156,11 +161,6 @@ class _Search:
             priced = labels.cost + prices.second * labels.flow_seconds + prices.core * labels.cores
             np.minimum(bounds, envelope.bound(stage, labels.value, priced), out=bounds)
         return bounds
-
-
-def _root_bound(envelopes: Sequence[Envelopes]) -> float:
-    start, nothing = np.ones(1), np.zeros(1)
-    return min(float(e.bound(0, start if e.is_product else nothing, nothing)[0]) for e in envelopes)
 
 
 def _target(program: Program, known: list[Option] | None) -> float:

@@ -9,7 +9,7 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -123,9 +123,13 @@ class ReplicaProcess:
         self._on_end()
 
 
-def begin_fork_server() -> None:
-    """Let the fork server begin its imports, so that the first replica need not wait for all of them."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+def begin_fork_server(modules: Sequence[str] = ()) -> None:
+    """Let the fork server begin its imports, so that the first replica need not wait for all of them.
+
+    Args:
+        modules: what this pipeline's replicas import beside what all do.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, *modules])
     forkserver.ensure_running()
 
 

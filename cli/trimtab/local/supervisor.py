@@ -25,10 +25,11 @@ from trimtab.local.processes import Module, StartError
 from trimtab.local.replicas import begin_fork_server
 from trimtab.local.rollout import backoff_seconds
 from trimtab.local.router_client import RouterClient, RouterUnreachable
+from trimtab_model_servers.families.registry import modules_to_preload
+from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError, load_pipeline, load_plan, write_json
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.plans import check_plan
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ class Supervisor:
             write_json(self.plan_file, self.setup.plan)
             self._take(self.setup.plan)
         self.fleet.list_endpoints()
-        begin_fork_server()
+        begin_fork_server(modules_to_preload(self.pipeline))
         self._tasks.append(asyncio.create_task(self._roll(), name="rollout"))
         await self._start_router()
         self._tasks += [

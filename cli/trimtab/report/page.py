@@ -1,18 +1,13 @@
-"""The report as one HTML file that needs nothing else: no network, no other file."""
+"""The report of a run, or of several compared, as a page."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
-import plotly.graph_objects as go
-import plotly.io
-from plotly.offline import get_plotlyjs
-
-from trimtab.report import charts, series
-from trimtab.report.summary import COMPARED, Card, cards, comparison_rows
+from trimtab.report import charts, layout, series
+from trimtab.report.layout import Charts
+from trimtab.report.summary import COMPARED, cards, comparison_rows
 from trimtab.timeline import Run, stage_lines
 from trimtab_pipelines.documents import write_atomically
 
@@ -21,7 +16,6 @@ ACCURACY_NOTE = (
     "Measured: answers compared with the truth."
 )
 FOOTER = "<footer>Drag over a chart to look closer, double-click to see all of it.</footer>"
-Charts = dict[str, go.Figure]
 
 
 def write_report(path: Path, runs: Sequence[Run]) -> None:
@@ -33,7 +27,7 @@ def render(runs: Sequence[Run]) -> str:
     """Return the page as HTML."""
     drawn: Charts = {}
     run = runs[0]
-    body = [_head(run), _cards(cards(run))]
+    body = [_head(run), layout.card_row(cards(run))]
     if len(runs) > 1:
         body.append(_comparison(runs, drawn))
     body += [
@@ -42,7 +36,7 @@ def render(runs: Sequence[Run]) -> str:
         _faults(run),
         "<footer>Drag over a chart to look closer, double-click to see all of it.</footer>",
     ]
-    return _page(f"{run.title} · Trimtab", "\n".join(filter(None, body)), drawn)
+    return layout.page(f"{run.title} · Trimtab", "\n".join(filter(None, body)), drawn)
 
 
 def _head(run: Run) -> str:
@@ -53,50 +47,33 @@ def _head(run: Run) -> str:
     return f"<h1>{escape(run.title)}</h1><p class='lead'>{escape(lead)}</p>"
 
 
-def _cards(shown: Iterable[Card]) -> str:
-    return f"<div class='cards'>{''.join(map(_card, shown))}</div>"
-
-
-def _card(card: Card) -> str:
-    mark = {None: "", True: "<span class='yes'>✓</span> ", False: "<span class='no'>✗</span> "}[card.holds]
-    inner = f"<div class='label'>{escape(card.label)}</div><div class='value'>{mark}{escape(card.value)}</div>"
-    return f"<div class='card'>{inner}<div class='detail'>{escape(card.detail)}</div></div>"
-
-
 def _sections(run: Run, drawn: Charts) -> list[str]:
     return [
-        _section("Load", "What came in each second, and the peak planned for.", charts.load_chart(run), drawn),
+        layout.section("Load", "What came in each second, and the peak planned for.", charts.load_chart(run), drawn),
         *(_stage_section(run, stage.name, drawn) for stage in run.pipeline.spec.order),
-        _section("Latency", "From the scheduled arrival to the answer given.", charts.latency_chart(run), drawn),
+        layout.section("Latency", "From the scheduled arrival to the answer given.", charts.latency_chart(run), drawn),
         _lost_section(run, drawn),
-        _section("Accuracy", ACCURACY_NOTE, charts.accuracy_chart(run), drawn),
-        _section("Cores", "What replicas had reserved, what their processes used.", charts.cores_chart(run), drawn),
+        layout.section("Accuracy", ACCURACY_NOTE, charts.accuracy_chart(run), drawn),
+        layout.section(
+            "Cores", "What replicas had reserved, what their processes used.", charts.cores_chart(run), drawn
+        ),
     ]
 
 
 def _stage_section(run: Run, stage: str, drawn: Charts) -> str:
     note = "As the router saw it, second by second; variants stand in order of their accuracy."
-    return _section(f"Stage {stage}", note, charts.stage_chart(run, stage), drawn)
+    return layout.section(f"Stage {stage}", note, charts.stage_chart(run, stage), drawn)
 
 
 def _lost_section(run: Run, drawn: Charts) -> str:
     chart = charts.lost_chart(run)
     note = "Every request was answered in time." if chart is None else "Requests by the time they were due."
-    return _section("Not answered in time", note, chart, drawn)
-
-
-def _section(title: str, note: str, chart: go.Figure | None, drawn: Charts) -> str:
-    box = ""
-    if chart is not None:
-        name = f"chart-{len(drawn)}"
-        drawn[name] = chart
-        box = f"<div id='{name}' style='height:{int(chart.layout.height)}px'></div>"
-    return f"<section><h2>{escape(title)}</h2><p class='note'>{escape(note)}</p>{box}</section>"
+    return layout.section("Not answered in time", note, chart, drawn)
 
 
 def _comparison(runs: Sequence[Run], drawn: Charts) -> str:
-    table = _table(COMPARED, comparison_rows(runs), numbers=range(1, len(COMPARED)))
-    drawings = "".join(_section(title, "", chart, drawn) for title, chart in charts.comparison_charts(runs))
+    table = layout.table(COMPARED, comparison_rows(runs), numbers=range(1, len(COMPARED)))
+    drawings = "".join(layout.section(title, "", chart, drawn) for title, chart in charts.comparison_charts(runs))
     note = "The same arrivals and payloads, one run after the other, on the same cores."
     return f"<section><h2>Compared</h2><p class='note'>{note}</p>{table}</section>{drawings}"
 
@@ -112,7 +89,7 @@ def _changes(run: Run) -> str:
         rows.append((f"{at:.0f} s", str(plan.spec.generation), peak, running, reason))
     if not rows:
         return "<section><h2>Plan changes</h2><p class='note'>None.</p></section>"
-    table = _table(("at", "plan", "planned for", "what runs", "why"), rows, numbers=range(3))
+    table = layout.table(("at", "plan", "planned for", "what runs", "why"), rows, numbers=range(3))
     return f"<section><h2>Plan changes</h2>{table}</section>"
 
 
@@ -121,28 +98,5 @@ def _faults(run: Run) -> str:
         return ""
     rows = [(f"{fault.at - run.started_at:.1f} s", fault.what, fault.detail) for fault in run.faults]
     note = "Processes that ended unasked; each was started again. Dotted red lines mark them in the charts."
-    table = _table(("at", "what", "detail"), rows, numbers=range(1))
+    table = layout.table(("at", "what", "detail"), rows, numbers=range(1))
     return f"<section><h2>Faults</h2><p class='note'>{note}</p>{table}</section>"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: range) -> str:
-    kind = ["number" if n in numbers else "text" for n in range(len(heads))]
-    head = "".join(f"<th class='{k}'>{escape(h)}</th>" for k, h in zip(kind, heads, strict=True))
-    lines = ("".join(f"<td class='{k}'>{escape(c)}</td>" for k, c in zip(kind, row, strict=True)) for row in rows)
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
-
-
-def _page(title: str, body: str, drawn: Charts) -> str:
-    data = {name: json.loads(plotly.io.to_json(chart)) for name, chart in drawn.items()}
-    for chart in data.values():
-        chart["layout"].pop("template", None)
-    here = files("trimtab.report")
-    written = json.dumps(data).replace("</", "<\\/")
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{escape(title)}</title><style>{(here / 'page.css').read_text()}</style></head>"
-        f"<body><main>{body}</main>"
-        f"<script type='application/json' id='charts'>{written}</script>"
-        f"<script>{get_plotlyjs()}</script><script>{(here / 'page.js').read_text()}</script></body></html>\n"
-    )

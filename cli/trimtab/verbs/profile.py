@@ -1,29 +1,38 @@
-"""`trimtab profile`: measure every variant of a pipeline on this machine."""
+"""`trimtab profile`: measure every variant of a pipeline, on this machine or on the nodes of a cluster."""
 
 import asyncio
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from trimtab.in_cluster import Tell, connected, profile_anew
 from trimtab.options import PipelineArgument, console
 from trimtab.preparation import measuring, prepare
+from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.outcome import Outcome
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_profiler.profile import ProfileOptions, fit_errors, profile, write_profiles
 
 
-def command(
+def command(  # noqa: PLR0913  (one for each option)
     pipeline: PipelineArgument,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for profile.yaml; default: beside the pipeline")
     ] = None,
     *,
     quick: Annotated[bool, typer.Option(help="A few seconds: only what planning needs")] = False,
+    in_cluster: Annotated[bool, typer.Option(help="Have Jobs measure it on the nodes it uses")] = False,
+    namespace: Annotated[str | None, typer.Option(help="In the cluster; default: as it says itself")] = None,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the cluster")] = 1800.0,
 ) -> int:
     """Measure latency and throughput of every variant, operating point, batch size and allocation of cores."""
+    if in_cluster:
+        metadata = load_pipeline(pipeline).metadata
+        return _in_cluster(namespace or metadata.namespace, metadata.name, timeout)
     document = prepare(pipeline)
     home = pipeline.resolve() if pipeline.is_dir() else pipeline.resolve().parent
     options = ProfileOptions.quick(document) if quick else ProfileOptions.full()
@@ -32,15 +41,34 @@ def command(
     path = write_profiles(profiles, out or home)
     for found in profiles.values():
         console.print(_table(found))
-    errors = [abs(error.relative_error) for error in fit_errors(profiles)]
     console.print(f"written to {path}")
-    figures = {
+    Outcome(name="profile", figures=_figures(profiles)).print()
+    return 0
+
+
+def _in_cluster(namespace: str, name: str, timeout_seconds: float) -> int:
+    with console.status(f"asking for profiles of {namespace}/{name}") as shown:
+        found = asyncio.run(_asked(namespace, name, shown.update, timeout_seconds))
+    by_name = {one.metadata.name: one for one in sorted(found, key=lambda one: one.metadata.name)}
+    for one in by_name.values():
+        console.print(f"ModelProfile {one.metadata.name}, measured on {one.spec.hardware.processor}")
+        console.print(_table(one))
+    Outcome(name="profile-in-cluster", figures=_figures(by_name)).print()
+    return 0
+
+
+async def _asked(namespace: str, name: str, tell: Tell, timeout_seconds: float) -> list[ModelProfile]:
+    async with connected() as cluster:
+        return await profile_anew(cluster, namespace, name, tell, timeout_seconds)
+
+
+def _figures(profiles: Mapping[str, ModelProfile]) -> dict[str, float]:
+    errors = [abs(error.relative_error) for error in fit_errors(profiles)]
+    return {
         "points": sum(len(found.spec.points) for found in profiles.values()),
         "fit_mean_relative_error": statistics.fmean(errors),
         "fit_worst_relative_error": max(errors),
     }
-    Outcome(name="profile", figures=figures).print()
-    return 0
 
 
 def _table(profile: ModelProfile) -> Table:

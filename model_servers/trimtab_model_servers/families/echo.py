@@ -4,18 +4,16 @@ import time
 from dataclasses import dataclass
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.network import Built
+from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.settings import ModelSpec
 from trimtab_pipelines.spec import OperatingPoint
 
 
-class EchoParameters(BaseModel):
+class EchoParameters(Parameters):
     """Settings of the family."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     increment: float = Field(default=1.0, description="Added to every number")
     delay_seconds: float = Field(default=0.0, ge=0, le=60, description="Seconds a batch takes, whatever its rows")
@@ -41,12 +39,4 @@ class Echo:
 
 def build(spec: ModelSpec) -> Built:
     """Build an echo between the stage's first input and first output; it has no weights."""
-    try:
-        parameters = EchoParameters.model_validate(spec.parameters)
-    except ValidationError as error:
-        known = ", ".join(EchoParameters.model_fields)
-        problem = error.errors(include_url=False)[0]
-        raise ModelError(
-            f"family 'echo': parameters.{'.'.join(map(str, problem['loc']))}: {problem['msg']}; there are: {known}"
-        ) from error
-    return Built(Echo(parameters, spec.inputs[0].name, spec.outputs[0].name), "none")
+    return Built(Echo(read_parameters(EchoParameters, spec), spec.inputs[0].name, spec.outputs[0].name), "none")

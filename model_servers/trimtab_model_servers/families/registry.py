@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.architectures import ARCHITECTURES, Task
 from trimtab_model_servers.settings import ModelSpec
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -12,11 +13,20 @@ if TYPE_CHECKING:  # or whoever only wants the names would import torch
     from trimtab_model_servers.families.network import Built
 
 _PACKAGE = "trimtab_model_servers.families"
+_MODULE_OF_TASK: dict[Task, str] = {
+    "classification": "classifying_text",
+    "question-answering": "answering",
+    "generation": "writing",
+    "transcription": "speech",
+    "frames": "speech",
+}
 FAMILIES = {
     "echo": "echo",
     "digits/locator": "digits",
     "digits/reader": "digits",
     **dict.fromkeys((f"torchvision/resnet{depth}" for depth in (18, 34, 50, 101, 152)), "classification"),
+    **dict.fromkeys((f"detector/{size}" for size in "nsmlx"), "detector"),
+    **{f"transformers/{name}": _MODULE_OF_TASK[kind.task] for name, kind in ARCHITECTURES.items()},
 }
 """Family name to the module here whose `build(spec)` makes it."""
 

@@ -64,12 +64,16 @@ class GrpcIngress:
         )
         return int(self._server.sockets[0].getsockname()[1])
 
+    def leave(self) -> None:
+        """End the connections there are once their calls are answered; a caller that connects anew is still served."""
+        for connection in list(self._connections):
+            connection.drain()
+
     async def close(self, grace_seconds: float) -> None:
         """Take no more calls, answer those under way, close."""
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections):
-            connection.drain()
+        self.leave()
         give_up = asyncio.get_running_loop().time() + grace_seconds
         while self._connections and asyncio.get_running_loop().time() < give_up:  # noqa: ASYNC110 - no event covers all
             await asyncio.sleep(0.01)

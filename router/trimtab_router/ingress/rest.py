@@ -48,6 +48,12 @@ class RestIngress:
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=limit)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        response = await self._response(request)
+        if self._router.leaving:
+            response.force_close()  # so that the caller's next request finds another router
+        return response
+
+    async def _response(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await self._route(request)
         except Refusal as refusal:

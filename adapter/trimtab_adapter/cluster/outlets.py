@@ -1,0 +1,184 @@
+"""Puts plans into the cluster by server-side apply. A plan somebody else wrote is gone on from, unless it is broken.
+
+Which writes are our own is told by the object's generation, not by its contents: the watch may bring back our last but
+one plan after we wrote the next, and that is nobody else's.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from trimtab_adapter.cluster.known import PIPELINE, PLAN, Known
+from trimtab_adapter.explain import line
+from trimtab_adapter.tick import Tick, essence
+from trimtab_kubernetes import Cluster, ClusterError, Conflict
+from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.follow import Key
+from trimtab_pipelines.acceptance import check_plan
+from trimtab_pipelines.cluster import ADAPTER_MANAGER, ADVISORY_LABEL, MANAGED_BY, PIPELINE_LABEL, advisory_name
+from trimtab_pipelines.documents import DocumentError, parse
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.spec import InferencePipeline
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS_REMEMBERED = 16
+WATCH_LAG_SECONDS = 2.0
+Identity = tuple[str, int]  # uid and generation of an object
+
+
+class ClusterOutlets:
+    """One pipeline's plan and advice; what is told of a tick goes to `report`."""
+
+    def __init__(self, cluster: Cluster, known: Known, key: Key, report: Callable[[Tick], Awaitable[None]]) -> None:
+        self._cluster, self._known, self._key, self._report = cluster, known, key, report
+        self._written: Identity | None = None
+        self._essence: tuple[object, ...] | None = None
+        self._refused: Identity | None = None
+        self._considered: Object | None = None  # the plan the decision under way goes on from
+        self._answer: Object | None = None
+        self._answered_at = 0.0
+        self._advised: list[tuple[str, str]] | None = None
+        self._attempted: deque[tuple[object, ...]] = deque(maxlen=ATTEMPTS_REMEMBERED)
+
+    def take_up(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
+        """Return the plan in the API where somebody else wrote it since, and it can be used; else our own."""
+        found = self._considered = self._found()
+        if found is None or self._is_ours(found) or self._refused == identity(found):
+            return own
+        where = f"{PLAN} {self._key[0]}/{self._key[1]}"
+        try:
+            plan = check_plan(parse(PipelinePlan, found, where), pipeline)
+        except DocumentError as error:
+            log.warning("%s; it will be replaced", error)
+            self._refused = identity(found)
+            return own
+        self._written, self._essence = identity(found), essence(plan)
+        if own is None:
+            return plan
+        if essence(plan) in self._attempted:
+            return own
+        log.info("%s was written by somebody else: going on from it", where)
+        generation = max(plan.spec.generation, own.spec.generation)  # our next one must be newer than both
+        return plan.model_copy(update={"spec": plan.spec.model_copy(update={"generation": generation})})
+
+    async def publish(self, plan: PipelinePlan) -> None:
+        """Write the plan, where it differs from what is in force, and take back advice nobody asks for any more."""
+        found = self._considered
+        in_force = found is not None and self._is_ours(found) and self._essence == essence(plan)
+        if not in_force:
+            await self._write(plan, found)
+        await self._take_back_advice()
+
+    async def _write(self, plan: PipelinePlan, found: Object | None) -> None:
+        body = self._body(plan, self._key[1])
+        self._attempted.append(essence(plan))  # a write without an answer may have been carried out
+        try:
+            answer = await self._apply(body, found)
+            if not _same_stages(answer, body):
+                # A field that somebody else applied stays beside ours: only a new object is rid of it.
+                log.warning("%s: fields of somebody else are in the way; it is made anew", self._key)
+                await self._cluster.delete(PLAN, *self._key, uid=answer["metadata"]["uid"])
+                answer = await self._cluster.apply(body, manager=ADAPTER_MANAGER)
+        except ClusterError as error:
+            log.warning("plan %d of %s not written: %s; again at the next tick", plan.spec.generation, self._key, error)
+            return
+        if found is None or identity(answer) != identity(found):
+            log.info("%s/%s: plan %d: %s", *self._key, plan.spec.generation, plan.spec.explanation.change)
+        self._written, self._essence, self._refused = identity(answer), essence(plan), None
+        self._considered = self._answer = answer
+        self._answered_at = time.monotonic()
+
+    async def _apply(self, body: Object, found: Object | None) -> Object:
+        """Apply over the very plan that was seen; Conflict where somebody has written another one since."""
+        while found is not None:
+            seen = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
+            try:
+                return await self._cluster.apply({**body, "metadata": body["metadata"] | seen}, manager=ADAPTER_MANAGER)
+            except Conflict:
+                latest = await self._cluster.get(PLAN, *self._key)
+                if latest is not None and identity(latest) != identity(found):
+                    raise
+                found = latest  # gone, or only its status has changed
+        return await self._cluster.apply(body, manager=ADAPTER_MANAGER)
+
+    def _found(self) -> Object | None:
+        """Return the plan as the watch tells it, or as our own write was answered while the watch may be behind."""
+        found = self._known.get(PLAN, self._key)
+        if self._answer is None or time.monotonic() - self._answered_at > WATCH_LAG_SECONDS:
+            return found
+        return self._answer if found is None or _version(found) < _version(self._answer) else found
+
+    async def advise(self, plan: PipelinePlan) -> None:
+        """Write the plan under the name nothing acts on, where it would run anything else than the last advice."""
+        key = self._key[0], advisory_name(self._key[1])
+        found = self._known.get(PLAN, key)
+        lines = [(stage.name, line(stage)) for stage in plan.spec.stages]
+        if lines == (self._advised if found is None else _lines(found)):
+            return
+        try:
+            await self._cluster.apply(self._body(plan, key[1], advisory=True), manager=ADAPTER_MANAGER)
+        except ClusterError as error:
+            log.warning("advice for %s not written: %s; again at the next tick", self._key, error)
+            return
+        self._advised = lines
+
+    async def tell(self, tick: Tick) -> None:
+        """Hand the tick on."""
+        await self._report(tick)
+
+    async def _take_back_advice(self) -> None:
+        key = self._key[0], advisory_name(self._key[1])
+        found = self._known.get(PLAN, key)
+        if found is None or ADVISORY_LABEL not in found["metadata"].get("labels", {}):
+            return
+        try:
+            await self._cluster.delete(PLAN, *key, uid=found["metadata"]["uid"])
+        except ClusterError as error:
+            log.warning("advice for %s not taken back: %s", self._key, error)
+            return
+        self._known.drop(PLAN, key)
+        self._advised = None
+
+    def _is_ours(self, found: Object) -> bool:
+        uid, generation = identity(found)
+        return self._written is not None and uid == self._written[0] and generation <= self._written[1]
+
+    def _body(self, plan: PipelinePlan, name: str, *, advisory: bool = False) -> Object:
+        body: Object = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
+        labels = {PIPELINE_LABEL: self._key[1], MANAGED_BY: ADAPTER_MANAGER}
+        if advisory:
+            labels[ADVISORY_LABEL] = "true"
+        body["metadata"] = {"name": name, "namespace": self._key[0], "labels": labels}
+        owner = self._known.get(PIPELINE, self._key)
+        if owner is not None:
+            body["metadata"]["ownerReferences"] = [owner_reference(owner)]
+        return body
+
+
+def owner_reference(pipeline: Object) -> Object:
+    """Return the reference by which an object goes when its pipeline goes."""
+    named = {"apiVersion": pipeline["apiVersion"], "kind": pipeline["kind"]}
+    return {**named, "name": pipeline["metadata"]["name"], "uid": pipeline["metadata"]["uid"], "controller": True}
+
+
+def identity(found: Object) -> Identity:
+    """Return which state of which object it is; its generation grows with each change of its spec."""
+    return str(found["metadata"].get("uid", "")), int(found["metadata"].get("generation", 0))
+
+
+def _version(found: Object) -> int:
+    return int(found["metadata"]["resourceVersion"])
+
+
+def _same_stages(answer: Object, body: Object) -> bool:
+    return [stage["name"] for stage in answer["spec"]["stages"]] == [stage["name"] for stage in body["spec"]["stages"]]
+
+
+def _lines(found: Object) -> list[tuple[str, str]] | None:
+    try:
+        plan = parse(PipelinePlan, found, PLAN)
+    except DocumentError:
+        return None
+    return [(stage.name, line(stage)) for stage in plan.spec.stages]

@@ -1,0 +1,78 @@
+"""Writes what a tick found into one pipeline's status, and an Event where its plan changed. Never holds up the loop.
+
+While one report is being written the next ones wait as one: only the newest counts, but no event is lost on the way.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from trimtab_adapter.cluster.events import event_of
+from trimtab_adapter.cluster.known import PIPELINE, Known
+from trimtab_adapter.cluster.status import status_of, visible
+from trimtab_adapter.tick import Tick
+from trimtab_kubernetes import Cluster, ClusterError, Conflict, Rejected
+from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.follow import Key
+from trimtab_pipelines.cluster import ADAPTER_MANAGER
+
+log = logging.getLogger(__name__)
+
+MOST_EVENTS_WAITING = 20
+
+
+class Reporter:
+    """One pipeline's status and events."""
+
+    def __init__(self, cluster: Cluster, known: Known, key: Key) -> None:
+        self._cluster, self._known, self._key = cluster, known, key
+        self._status: dict[str, Any] | None = None  # as it should be; None before the first tick
+        self._applied: tuple[Any, ...] | None = None
+        self._events: list[Object] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    def report(self, tick: Tick) -> None:
+        """Take a tick, and write what is new about it in the background."""
+        pipeline = self._known.get(PIPELINE, self._key)
+        if pipeline is None:
+            return
+        before = pipeline.get("status") or {} if self._status is None else self._status
+        self._status = status_of(tick, before, int(pipeline["metadata"].get("generation", 0)))
+        event = event_of(tick, pipeline)
+        if event is not None:
+            self._events = [*self._events, event][-MOST_EVENTS_WAITING:]
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write(pipeline))
+
+    async def close(self) -> None:
+        """Finish what is being written."""
+        if self._writing is not None:
+            await self._writing
+
+    async def _write(self, pipeline: Object) -> None:
+        try:
+            await self._write_status(pipeline)
+            while self._events:
+                await self._create(self._events[0])
+                self._events.pop(0)
+        except ClusterError as error:
+            log.warning("%s/%s: report not written: %s; again with the next tick", *self._key, error)
+        except Exception:
+            log.exception("%s/%s: report not written", *self._key)
+
+    async def _create(self, event: Object) -> None:
+        try:
+            await self._cluster.create(event, manager=ADAPTER_MANAGER)
+        except Conflict:
+            log.debug("event %s is there already", event["metadata"]["name"])  # only its answer was lost
+        except Rejected as error:
+            log.warning("%s/%s: event not written: %s", *self._key, error)
+
+    async def _write_status(self, pipeline: Object) -> None:
+        status = self._status
+        if status is None or visible(status) == self._applied:
+            return
+        named = {"name": self._key[1], "namespace": self._key[0]}
+        body = {"apiVersion": pipeline["apiVersion"], "kind": pipeline["kind"], "metadata": named, "status": status}
+        await self._cluster.apply(body, manager=ADAPTER_MANAGER, subresource="status")
+        self._applied = visible(status)

@@ -1,0 +1,126 @@
+"""Shell: asks each router of a pipeline itself. Where they are, the EndpointSlices of their Service say.
+
+A router that is ready and does not answer is left out, and the sum says so: it may be too low. What a router that is
+gone had counted goes on counting in the past, so that replacing a router does not look like a load that vanished.
+"""
+
+import asyncio
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import httpx
+
+from trimtab_adapter.cluster.known import SLICE, Known
+from trimtab_adapter.observation import Load, ObservationError, State, merge_states
+from trimtab_adapter.sources import RouterSource
+from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.follow import Key
+from trimtab_pipelines.cluster import ROUTER_REST_PORT, router_name
+
+HISTORY_SECONDS = 600
+REST_PORT_NAMES = ("rest", "http")
+Answer = TypeVar("Answer", Load, State)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A router, and whether it ought to answer: one that is ending need not."""
+
+    url: str
+    ready: bool
+
+
+class RoutersSource:
+    """All routers of one pipeline."""
+
+    def __init__(self, client: httpx.AsyncClient, known: Known, key: Key) -> None:
+        self._client, self._known, self._key = client, known, key
+        self._last: dict[str, Load] = {}  # by address, on our own clock
+
+    def ready(self) -> int:
+        """How many routers ought to answer."""
+        return sum(address.ready for address in self._addresses())
+
+    async def load(self, now_seconds: float) -> Load:
+        """Return the arrivals all routers counted; raise ObservationError where none answers."""
+        answers = await self._ask([(address, RouterSource(self._client, address.url)) for address in self._addresses()])
+        loads = {url: Load(now_seconds, answer.history_rps) for url, answer in answers.items() if answer is not None}
+        missing = [url for url, answer in answers.items() if answer is None]
+        self._last = recent({**self._last, **loads}, now_seconds)
+        merged = merge_loads(self._last.values(), now_seconds)
+        return Load(now_seconds, merged, f"no answer from {', '.join(missing)}" if missing else "")
+
+    async def state(self) -> State:
+        """Return what all routers measured; raise ObservationError where none answers."""
+        sources = [RouterSource(self._client, address.url) for address in self._addresses()]
+        found = await asyncio.gather(*(source.state() for source in sources), return_exceptions=True)
+        states = [state for state in found if isinstance(state, State)]
+        if sources and not states:
+            raise next(error for error in found if isinstance(error, BaseException))
+        return merge_states(states)
+
+    async def _ask(self, sources: Sequence[tuple[Address, RouterSource]]) -> dict[str, Load | None]:
+        """Return each answer, None for a router that ought to have answered; raise where no ready one did."""
+        if not any(address.ready for address, _ in sources):
+            name = f"{self._key[0]}/{router_name(self._key[1])}"
+            raise ObservationError(f"no router is ready behind Service {name}", "Missing")
+        found = await asyncio.gather(*(source.load(0.0) for _, source in sources), return_exceptions=True)
+        answers: dict[str, Load | None] = {}
+        errors: list[BaseException] = []
+        for (address, _), answer in zip(sources, found, strict=True):
+            if isinstance(answer, Load):
+                answers[address.url] = answer
+            elif not isinstance(answer, ObservationError) or (address.ready and answer.fault != "Missing"):
+                raise answer
+            elif address.ready:
+                answers[address.url] = None
+                errors.append(answer)
+        if all(answer is None for answer in answers.values()):
+            raise errors[0]
+        return answers
+
+    def _addresses(self) -> list[Address]:
+        return addresses(self._known.belonging(SLICE, self._key[0], router_name(self._key[1])))
+
+
+def addresses(slices: Iterable[Object]) -> list[Address]:
+    """Return the REST addresses of all routers that serve, those that are ending included; each once."""
+    found: dict[str, bool] = {}
+    for one in slices:
+        port = _rest_port(one.get("ports") or [])
+        for endpoint in one.get("endpoints") or []:
+            conditions = endpoint.get("conditions") or {}
+            ready = conditions.get("ready") is not False
+            if ready or conditions.get("serving"):
+                for address in (endpoint.get("addresses") or [])[:1]:
+                    host = f"[{address}]" if ":" in address else address
+                    url = f"http://{host}:{port}"
+                    found[url] = ready or found.get(url, False)
+    return [Address(url, ready) for url, ready in sorted(found.items())]
+
+
+def _rest_port(ports: Iterable[Mapping[str, object]]) -> int:
+    by_name = {str(port.get("name") or ""): port.get("port") for port in ports}
+    named = next((by_name[name] for name in REST_PORT_NAMES if by_name.get(name)), ROUTER_REST_PORT)
+    return int(str(named))
+
+
+def recent(loads: Mapping[str, Load], now_seconds: float) -> dict[str, Load]:
+    """Leave out what ended before the history begins."""
+    return {url: load for url, load in loads.items() if load.now_seconds > now_seconds - HISTORY_SECONDS}
+
+
+def merge_loads(loads: Iterable[Load], now_seconds: float) -> tuple[float, ...]:
+    """Sum arrivals second by second, each history ending where it was taken; before it began a router counted none."""
+    total = [0.0] * HISTORY_SECONDS
+    first = HISTORY_SECONDS
+    for load in loads:
+        end = HISTORY_SECONDS - max(0, math.floor(now_seconds) - math.floor(load.now_seconds))
+        start = end - len(load.history_rps)
+        first = min(first, max(start, 0))
+        for n, rps in enumerate(load.history_rps, start):
+            if n >= 0:
+                total[n] += rps
+    return tuple(total[first:]) or (0.0,)

@@ -1,0 +1,171 @@
+"""What a tick means for an InferencePipeline's status: the adapter's three conditions, amounts and history. Pure.
+
+Amounts are rounded and figures in messages do not count as changes, so that a quiet pipeline costs no writes.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from trimtab_adapter.explain import line
+from trimtab_adapter.tick import Tick
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.status import ADAPTER_CONDITIONS, Condition, Decision, InferencePipelineStatus
+
+OWN_FIELDS = {"conditions", "history", "rps", "forecast_rps", "accuracy", "p99"}
+"""What we leave out stays the operator's: an empty list of stages would be ours."""
+MOST_HISTORY = 20
+MOST_CHANGE = 1024
+MOST_MESSAGE = 2048
+_FIGURES = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+Found = tuple[str, str, str]  # status, reason, message
+
+
+def status_of(tick: Tick, before: Mapping[str, Any], observed_generation: int) -> dict[str, Any]:
+    """Return the adapter's part of the status.
+
+    Args:
+        tick: what was found and decided.
+        before: the status as it was: transitions and history go on from it.
+        observed_generation: of the pipeline the tick saw.
+    """
+    found = {"MetricsAvailable": _metrics(tick), "ForecastReady": _forecast(tick), "OptimizationReady": _planned(tick)}
+    conditions = {c["type"]: c for c in before.get("conditions") or () if c["type"] in ADAPTER_CONDITIONS}
+    for name in ADAPTER_CONDITIONS:
+        outcome = found[name]
+        if outcome is not None:
+            conditions[name] = _condition(name, outcome, conditions.get(name), tick.now_seconds, observed_generation)
+    status = InferencePipelineStatus(
+        conditions=tuple(Condition.model_validate(conditions[name]) for name in conditions),
+        history=_history(tick, before.get("history") or ()),
+        **_amounts(tick, before),
+    )
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True, include=OWN_FIELDS)
+
+
+def visible(status: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what of a status is worth a write when it changes."""
+    conditions = [
+        (c["type"], c["status"], c["reason"], _FIGURES.sub("#", c.get("message", "")), c.get("observedGeneration"))
+        for c in status.get("conditions", ())
+    ]
+    amounts = [status.get(name) for name in ("rps", "forecastRps", "accuracy", "p99")]
+    return conditions, amounts, status.get("history")
+
+
+def rfc3339(seconds: float) -> str:
+    """Write Unix time as Kubernetes does."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _condition(
+    name: str, found: Found, before: Mapping[str, Any] | None, now: float, generation: int
+) -> dict[str, Any]:
+    status, reason, message = found
+    same = before is not None and before.get("status") == status
+    since = before["lastTransitionTime"] if before is not None and same else rfc3339(now)
+    return {
+        "type": name,
+        "status": status,
+        "reason": reason,
+        "message": message[:MOST_MESSAGE],
+        "lastTransitionTime": since,
+        "observedGeneration": generation,
+    }
+
+
+def _metrics(tick: Tick) -> Found | None:
+    if tick.fault is not None:
+        cure = {
+            "Missing": "check that the routers are ready, and are scraped where Prometheus is used",
+            "Stale": "check that Prometheus still scrapes the routers",
+            "Absurd": "check what answers at that address, and the clocks",
+        }[tick.fault]
+        return "False", tick.fault, f"{tick.problem}; the plan is held. To mend it, {cure}"
+    if tick.load is None:
+        return None
+    if not any(rps > 0 for rps in tick.load.history_rps):
+        return "True", "NoTraffic", "no request arrived in the last ten minutes; the plan is for the least load"
+    if tick.load.missing:
+        return (
+            "True",
+            "Fresh",
+            f"only part of the load is known ({tick.load.missing}); the plan is not reduced until all is",
+        )
+    return "True", "Fresh", "the load of the last seconds is known"
+
+
+def _forecast(tick: Tick) -> Found | None:
+    forecast = tick.forecast
+    if forecast is None:
+        return None
+    asked = tick.pipeline.spec.adaptation.forecaster
+    match forecast.source:
+        case "lstm":
+            return "True", "LSTM", f"forecast by the LSTM: {forecast.reason}"
+        case "oracle":
+            return "True", "Oracle", "the load to come was given"
+    if forecast.reason.startswith("the forecaster failed") or "cannot be" in forecast.reason:
+        return "False", "Failed", f"{forecast.reason}; the last maximum takes its place. See the adapter's log"
+    if asked == "LSTM" and "LSTM needs" in forecast.reason:
+        return "True", "TooLittleHistory", f"the last maximum counts until there is enough: {forecast.reason}"
+    return "True", "Reactive", forecast.reason or "the last maximum counts"
+
+
+def _planned(tick: Tick) -> Found | None:
+    if tick.pipeline.spec.mode == "Paused":
+        return "True", "Paused", "spec.mode is Paused: the plan in force stays; set it to Auto to go on planning"
+    if tick.decided == "held" and tick.fault is not None:
+        return "False", "HeldLast", f"the plan in force is held: {tick.problem}"
+    if tick.decided == "held" or tick.documents_problem:
+        return "False", "PlanningError", f"{tick.problem or tick.documents_problem}; the plan in force, if any, stays"
+    return None if tick.plan is None else _quality(tick, tick.plan)
+
+
+def _quality(tick: Tick, plan: PipelinePlan) -> Found:
+    if tick.pipeline.spec.mode == "Advisory":
+        return "True", "Advisory", "spec.mode is Advisory: plans are proposed; set it to Auto to have them applied"
+    if not plan.spec.feasible:
+        share = f"; planned for {100 * plan.spec.planned_fraction:.0f} % of the load"
+        return "False", "LeastBad", f"no plan keeps all constraints: {plan.spec.reason}{share}"
+    return "True", "Optimal", f"no plan is better; what binds is {plan.spec.explanation.binding_constraint}"
+
+
+def _amounts(tick: Tick, before: Mapping[str, Any]) -> dict[str, str | None]:
+    served, in_force = tick.served, tick.plan
+    rps = tick.load.mean_rps if tick.load is not None else None
+    forecast = in_force.spec.forecast if in_force is not None else None
+    amounts = {
+        "rps": None if rps is None else _amount(rps),
+        "accuracy": None if served is None or served.accuracy is None else f"{served.accuracy:.3f}",
+        "p99": None if served is None or served.p99_seconds is None else _milliseconds(served.p99_seconds),
+    }
+    if tick.pipeline.spec.mode != "Auto":
+        return amounts | {"forecast_rps": before.get("forecastRps")}
+    return amounts | {"forecast_rps": None if forecast is None else _amount(forecast.peak_rps)}
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{float(f'{1000 * seconds:.2g}'):g}ms"
+
+
+def _amount(rps: float) -> str:
+    """Two figures: more would only tell noise."""
+    return f"{float(f'{rps:.2g}'):g}" if rps >= 0.05 else "0"
+
+
+def _history(tick: Tick, before: Sequence[Mapping[str, Any]]) -> tuple[Decision, ...]:
+    past = [Decision.model_validate(one) for one in before]
+    if tick.decided == "changed" and tick.plan is not None and tick.pipeline.spec.mode == "Auto":
+        past.insert(0, _decision(tick.plan, tick.now_seconds))
+    return tuple(past[:MOST_HISTORY])
+
+
+def _decision(plan: PipelinePlan, now_seconds: float) -> Decision:
+    return Decision(
+        generation=plan.spec.generation,
+        time=rfc3339(now_seconds),
+        change=plan.spec.explanation.change[:MOST_CHANGE],
+        stages={stage.name: line(stage) for stage in plan.spec.stages},
+    )

@@ -1,0 +1,149 @@
+"""Every metric name and label of the adapter, once.
+
+Gauges are made from each pipeline's last tick when somebody asks for them, so that no series outlives what it is about.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from trimtab_adapter.tick import Tick
+from trimtab_pipelines.plan import PipelinePlan
+
+BASE = ("namespace", "pipeline")
+STAGE = (*BASE, "stage", "variant")
+SOLVE_EDGES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+OUTCOMES = ("changed", "kept", "held")
+MOST_CHANGE = 200
+Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is remembered of one pipeline."""
+
+    tick: Tick
+    changed_at_seconds: float | None = None
+    change: str = ""
+    decisions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    solve_seconds: list[float] = field(default_factory=lambda: [0.0] * (len(SOLVE_EDGES) + 2))
+
+    def take(self, tick: Tick) -> None:
+        self.tick = tick
+        if tick.decided in self.decisions:
+            self.decisions[tick.decided] += 1
+        if tick.plan is None or tick.decided not in {"changed", "kept"}:
+            return
+        explanation = tick.plan.spec.explanation
+        if tick.decided == "changed" or self.changed_at_seconds is None:
+            self.changed_at_seconds = tick.now_seconds if tick.decided == "changed" else tick.plan.spec.created_at
+            self.change = explanation.change[:MOST_CHANGE]
+        if explanation.solve_seconds > 0:
+            self.solve_seconds[-1] += explanation.solve_seconds
+            self.solve_seconds[bisect_left(SOLVE_EDGES, explanation.solve_seconds)] += 1
+
+
+class AdapterMetrics(Collector):
+    """The last tick of each pipeline, as Prometheus reads it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Key, _Seen] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def take(self, key: Key, tick: Tick) -> None:
+        """Take a tick of a pipeline."""
+        self._seen.setdefault(key, _Seen(tick)).take(tick)
+
+    def forget(self, key: Key) -> None:
+        """Drop a pipeline."""
+        self._seen.pop(key, None)
+
+    def expose(self) -> bytes:
+        """The text Prometheus scrapes."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names are known only once there are pipelines."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Make all families."""
+        yield from _observed(self._seen)
+        yield from _planned(self._seen)
+        yield from _decided(self._seen)
+
+
+def _observed(seen: dict[Key, _Seen]) -> Iterator[Metric]:
+    observed = GaugeMetricFamily(
+        "trimtab_observed_load_rps", "Peak of requests per second, last ten seconds", labels=BASE
+    )
+    forecast = GaugeMetricFamily(
+        "trimtab_forecast_load_rps", "Peak expected in the next 20 seconds", labels=(*BASE, "source")
+    )
+    error = GaugeMetricFamily("trimtab_forecast_error_ratio", "SMAPE of recent forecasts, 0 to 2", labels=BASE)
+    for key, one in seen.items():
+        tick = one.tick
+        if tick.load is not None:
+            observed.add_metric(key, tick.load.peak_rps)
+        if tick.forecast is not None:
+            forecast.add_metric((*key, tick.forecast.source), tick.forecast.peak_rps)
+            if tick.forecast.recent_error is not None:
+                error.add_metric(key, tick.forecast.recent_error)
+    yield from (observed, forecast, error)
+
+
+def _planned(seen: dict[Key, _Seen]) -> Iterator[Metric]:
+    def gauge(name: str, text: str, labels: tuple[str, ...] = BASE) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"trimtab_{name}", text, labels=labels)
+
+    generation = gauge("planned_generation", "Generation of the plan decided last")
+    accuracy = gauge("planned_accuracy", "Accuracy the plan is expected to give")
+    latency = gauge("planned_latency_seconds", "Latency of the worst path as planned")
+    cores = gauge("planned_cores", "Cores the plan asks for")
+    feasible = gauge("plan_feasible", "1 where the plan keeps every constraint")
+    replicas = gauge("planned_replicas", "Replicas planned", STAGE)
+    batch = gauge("planned_batch_size_rows", "Batch size planned", STAGE)
+    budget = gauge("budget_cores", "Cores that may be planned, as far as the nodes have room")
+    slo = gauge("slo_seconds", "Latency promised")
+    for key, one in seen.items():
+        spec = one.tick.pipeline.spec
+        budget.add_metric(key, spec.budget.cores)
+        slo.add_metric(key, spec.slo.latency_seconds)
+        plan: PipelinePlan | None = one.tick.plan
+        if plan is None:
+            continue
+        generation.add_metric(key, plan.spec.generation)
+        feasible.add_metric(key, float(plan.spec.feasible))
+        if plan.spec.expected is not None:
+            accuracy.add_metric(key, plan.spec.expected.accuracy)
+            latency.add_metric(key, plan.spec.expected.latency_seconds)
+            cores.add_metric(key, plan.spec.expected.cores)
+        for stage in plan.spec.stages:
+            replicas.add_metric((*key, stage.name, stage.variant), stage.replicas)
+            batch.add_metric((*key, stage.name, stage.variant), stage.batch_size)
+    yield from (generation, accuracy, latency, cores, feasible, replicas, batch, budget, slo)
+
+
+def _decided(seen: dict[Key, _Seen]) -> Iterator[Metric]:
+    solve = HistogramMetricFamily("trimtab_solve_seconds", "Time to decide", labels=BASE)
+    decisions = CounterMetricFamily("trimtab_decisions", "Decisions by outcome", labels=(*BASE, "outcome"))
+    changed_at = GaugeMetricFamily("trimtab_plan_changed_timestamp_seconds", "When the plan changed last", labels=BASE)
+    change = GaugeMetricFamily("trimtab_last_change_info", "What changed last, and why", labels=(*BASE, "change"))
+    for key, one in seen.items():
+        for outcome, count in one.decisions.items():
+            decisions.add_metric((*key, outcome), count)
+        buckets, total = [], 0.0
+        for edge, solved in zip((*map(str, SOLVE_EDGES), "+Inf"), one.solve_seconds[:-1], strict=True):
+            total += solved
+            buckets.append((edge, total))
+        solve.add_metric(key, buckets, one.solve_seconds[-1])
+        if one.changed_at_seconds is not None:
+            changed_at.add_metric(key, one.changed_at_seconds)
+            change.add_metric((*key, one.change), 1.0)
+    yield from (solve, decisions, changed_at, change)

@@ -1,0 +1,123 @@
+"""Several pipelines on one pool of cores and GPUs, planned together: the sum of their objectives is greatest. Pure.
+
+Each pipeline's best plan at every amount of cores and GPUs (`levels`) makes a column of choices; picking one of each
+within the pool is a small knapsack, solved exactly. Weights are what makes pipelines comparable: one with twice the
+accuracy weight gets the cores sooner.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trimtab_adapter.decide import Situation, plan_of, question_of
+from trimtab_adapter.least_bad import Answer, answer
+from trimtab_adapter.levels import Level, levels
+from trimtab_adapter.options import PlanningError, Question
+from trimtab_adapter.program import TOLERANCE
+from trimtab_adapter.solvers.frontier import undominated
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.pool import Pool
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import InferencePipeline
+
+_HALVINGS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One pipeline of a pool, and what is known when a decision is due."""
+
+    pipeline: InferencePipeline
+    profiles: Mapping[str, ModelProfile]
+    situation: Situation
+
+
+def plan_together(name: str, pool: Pool, members: Mapping[str, Member]) -> dict[str, PipelinePlan]:
+    """Return the next plan of every pipeline of a pool, as `decide` does for one alone.
+
+    Raises PlanningError where a pipeline's profiles do not fit it, or not even the smallest plans find room together.
+    """
+    asked = {key: question_of(member.pipeline, member.profiles, member.situation) for key, member in members.items()}
+    answers = share(name, pool, {key: question for key, (question, _) in asked.items()})
+    plans = {}
+    for key, member in members.items():
+        question, forecast = asked[key]
+        plans[key] = plan_of(member.pipeline, question, answers[key], forecast, member.situation.now_seconds)
+    return plans
+
+
+def share(name: str, pool: Pool, questions: Mapping[str, Question]) -> dict[str, Answer]:
+    """Divide a pool among pipelines so that the sum of their objectives is greatest, and answer each within its part.
+
+    Where the pool cannot carry all, every pipeline carries the same share of its load, the greatest that finds room.
+    """
+    whole = _jointly(name, pool, questions)
+    if whole is not None:
+        return whole
+    best, low, high = _eased(name, pool, questions, 0.0), 0.0, 1.0
+    if best is None:
+        least = f"pool {name}, {pool.cores:g} cores and {pool.gpus} GPUs, cannot hold the smallest plans of"
+        raise PlanningError(f"{least} {', '.join(questions)}; raise it")
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        found = _eased(name, pool, questions, middle)
+        best, low, high = (best, low, middle) if found is None else (found, middle, high)
+    return best
+
+
+def _eased(name: str, pool: Pool, questions: Mapping[str, Question], part: float) -> dict[str, Answer] | None:
+    """Answer for a part of every pipeline's load."""
+    eased = {key: replace(question, load_rps=part * question.load_rps) for key, question in questions.items()}
+    found = _jointly(name, pool, eased)
+    if found is None:
+        return None
+    reason = f"overload: pool {name}, {pool.cores:g} cores, carries {part:.0%} of the load of {', '.join(questions)}"
+    return {key: replace(each, fraction=part * each.fraction, reason=reason) for key, each in found.items()}
+
+
+def _jointly(name: str, pool: Pool, questions: Mapping[str, Question]) -> dict[str, Answer] | None:
+    """Answer each alone with the whole pool, then fit these answers into it; None where they do not all fit."""
+    alone = {key: answer(_within(question, pool)) for key, question in questions.items()}
+    taken = _allocate(pool, [levels(found.program) for found in alone.values()])
+    if taken is None:
+        return None
+    spare_cores = pool.cores - sum(level.cores for level in taken)
+    spare_gpus = pool.gpus - sum(level.gpus for level in taken)
+    return {
+        key: _part(name, found, level, spare_cores, spare_gpus)
+        for (key, found), level in zip(alone.items(), taken, strict=True)
+    }
+
+
+def _within(question: Question, pool: Pool) -> Question:
+    budget = question.spec.budget
+    least = {"cores": min(budget.cores, pool.cores), "gpus": min(budget.gpus, pool.gpus)}
+    return replace(question, spec=question.spec.model_copy(update={"budget": budget.model_copy(update=least)}))
+
+
+def _part(name: str, found: Answer, level: Level, spare_cores: float, spare_gpus: int) -> Answer:
+    """Return a pipeline's answer within what the others leave of the pool."""
+    program = found.program
+    cores, gpus = level.cores + spare_cores, level.gpus + spare_gpus
+    return replace(
+        found,
+        program=replace(program, cores=min(program.cores, cores), gpus=min(program.gpus, gpus)),
+        solution=level.solution,
+        cores_are=f"cores of pool {name}" if cores < program.cores else found.cores_are,
+        gpus_are=f"gpus of pool {name}" if gpus < program.gpus else found.gpus_are,
+    )
+
+
+def _allocate(pool: Pool, staircases: list[tuple[Level, ...]]) -> list[Level] | None:
+    """Pick one level of each staircase so that all fit and their objectives add up to the most; None where none fit."""
+    picked: list[tuple[Level, ...]] = [()]
+    figures = np.zeros((1, 3))  # −objective, cores, GPUs
+    for staircase in staircases:
+        own = np.array([(-level.objective, level.cores, level.gpus) for level in staircase]).reshape(-1, 3)
+        sums = (figures[:, None] + own).reshape(-1, 3)
+        fits = np.nonzero((sums[:, 1] <= pool.cores + TOLERANCE) & (sums[:, 2] <= pool.gpus))[0]
+        kept = fits[undominated(sums[fits])]
+        picked = [(*picked[n // len(staircase)], staircase[n % len(staircase)]) for n in kept]
+        figures = sums[kept]
+    return list(picked[int(figures[:, 0].argmin())]) if picked else None

@@ -1,0 +1,90 @@
+"""All that is drawn at random in a simulation: service times and fan-outs. One seed, one result."""
+
+import math
+from collections.abc import Mapping
+from itertools import cycle, islice
+
+import numpy as np
+
+from trimtab_adapter.options import PlanningError
+from trimtab_adapter.simulation.conditions import Conditions
+from trimtab_pipelines.profile import ModelProfile, PointProfile
+from trimtab_pipelines.spec import Stage
+
+_P99_DEVIATIONS = 2.3263  # of a normal distribution; its 99 % quantile
+_BLOCK = 8192
+
+
+class ServiceTimes:
+    """Seconds of a stage's batches: log-normal through the profile's median and p99, or the median itself.
+
+    Between profiled batch sizes a straight line, since the router sends whatever number of rows waits.
+    """
+
+    def __init__(
+        self, stage: Stage, profile: ModelProfile, conditions: Conditions, random: np.random.Generator
+    ) -> None:
+        self._stage, self._profile, self._conditions = stage, profile, conditions
+        self._random = random
+        self._normals: list[float] = []
+        self._laws: dict[tuple[str, str, int], tuple[float, float]] = {}
+
+    def draw(self, variant: str, point: str, rows: int) -> float:
+        """Return the seconds this batch takes."""
+        law = self._laws.get((variant, point, rows))
+        if law is None:
+            law = self._laws[variant, point, rows] = self._law(variant, point, rows)
+        median, deviation = law
+        if not deviation:
+            return median
+        if not self._normals:
+            self._normals = self._random.standard_normal(_BLOCK).tolist()
+        return median * math.exp(deviation * self._normals.pop())
+
+    def _law(self, variant: str, point: str, rows: int) -> tuple[float, float]:
+        found = self._profile.spec.point(variant, point, self._stage.variant(variant).resources.cpu)
+        if found is None:
+            raise PlanningError(f"stage {self._stage.name}: variant {variant} was not profiled with its cores")
+        median, high = (between_sizes(found, rows, quantile) for quantile in (0.5, 0.99))
+        ratio = self._conditions.service_ratios.get((self._stage.name, variant), 1.0)
+        deviation = math.log(max(high / median, 1.0)) / _P99_DEVIATIONS
+        return median * ratio, deviation * self._conditions.spread
+
+
+def between_sizes(profile: PointProfile, rows: int, quantile: float) -> float:
+    """Return a quantile of the seconds of a batch, on the straight line between the profiled sizes beside it."""
+    sizes = sorted(measurement.batch_size for measurement in profile.measurements)
+    below = max((size for size in sizes if size <= rows), default=None)
+    above = min((size for size in sizes if size >= rows), default=None)
+    if below is None or above is None or below == above:
+        return profile.latency_seconds(rows, quantile)
+    low, high = profile.latency_seconds(below, quantile), profile.latency_seconds(above, quantile)
+    return low + (high - low) * (rows - below) / (above - below)
+
+
+class FanOut:
+    """How many rows a counted output has for each row that went in."""
+
+    def __init__(self, weights: tuple[float, ...], random: np.random.Generator) -> None:
+        shares = np.asarray(weights) / sum(weights)
+        self._draws = cycle(random.choice(len(weights), size=_BLOCK, p=shares).tolist())
+
+    def draw(self, rows: int) -> int:
+        """Return the rows of so many input rows together."""
+        return sum(islice(self._draws, rows))
+
+
+def fan_outs(stage: Stage, conditions: Conditions, random: np.random.Generator) -> Mapping[str, FanOut]:
+    """Return the fan-out of each counted output of a stage, by the name of its count; outputs that share one agree."""
+    found: dict[str, FanOut] = {}
+    for output in stage.outputs:
+        if output.counted_by is not None and output.counted_by not in found:
+            weights = conditions.fan_out.get((stage.name, output.counted_by)) or around(output.expected_rows)
+            found[output.counted_by] = FanOut(weights, random)
+    return found
+
+
+def around(mean: float) -> tuple[float, ...]:
+    """Return the probabilities of 0, 1, 2 … that put all weight on the whole numbers around a mean."""
+    below = math.floor(mean)
+    return (*([0.0] * below), 1.0 - (mean - below), mean - below)

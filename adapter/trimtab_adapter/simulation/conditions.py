@@ -1,0 +1,40 @@
+"""What a simulation takes from the world beside pipeline, profiles and arrivals: parameters that can be measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A replica of a stage that dies; its batches go back into the queue and another is started."""
+
+    at_seconds: float
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How the machines behave.
+
+    Attributes:
+        startup_seconds: from the decision to start a replica until it is ready (IPA reports about 8 s).
+        reaction_seconds: from a tick of the slow loop until its plan is in force at the router.
+        before_seconds: from the arrival of a request until its rows are queued.
+        after_seconds: from the last batch's answer until the caller has it.
+        transfer_seconds: of each batch's profiled service time, what passes on the way there and back.
+        spread: how far service times lie around the profile's median, as a multiple of what its p99 says; 0 for none.
+        service_ratios: observed over profiled service time by stage and variant, where a machine is known to differ.
+        fan_out: by (stage, count output), the probabilities of 0, 1, 2 … rows for each input row; where there is none,
+            the whole numbers around the `expectedRows` of the pipeline.
+        failures: replicas that die.
+    """
+
+    startup_seconds: float = 8.0
+    reaction_seconds: float = 0.2
+    before_seconds: float = 0.0
+    after_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    spread: float = 1.0
+    service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    fan_out: Mapping[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()

@@ -1,0 +1,27 @@
+"""The solver a pipeline asks for, and what answers where that one cannot: `exact`, which needs nothing but numpy."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from trimtab_adapter.program import Program, Solution
+from trimtab_adapter.solvers import exact, gurobi, highs
+from trimtab_adapter.solvers.signature import Solver, SolverUnavailable
+
+SOLVERS: Mapping[str, Solver] = {"Exact": exact.solve, "HiGHS": highs.solve, "Gurobi": gurobi.solve}
+
+
+def solver_of(name: Literal["Exact", "HiGHS", "Gurobi"]) -> Solver:
+    """Return the solver of that name; it never raises, but lets `exact` answer and notes why."""
+    return exact.solve if name == "Exact" else _or_exact(SOLVERS[name])
+
+
+def _or_exact(wanted: Solver) -> Solver:
+    def solve(program: Program) -> Solution | None:
+        try:
+            return wanted(program)
+        except SolverUnavailable as reason:
+            found = exact.solve(program)
+            return None if found is None else replace(found, note=str(reason))
+
+    return solve

@@ -1,0 +1,89 @@
+"""The optimal choice by Gurobi, where it is installed and its licence allows the program's size.
+
+The licence that comes with the package is free, not for production, and refuses more than 2000 columns or 2000 rows.
+Thanks to the linear form (`linear`) that is enough for some 20 stages of 20 variants.
+"""
+
+import importlib
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from trimtab_adapter.program import Program, Solution
+from trimtab_adapter.solvers.linear import SOLVER_TOLERANCE, Linear, solve_by
+from trimtab_adapter.solvers.signature import TIME_LIMIT_SECONDS, SolverUnavailable
+
+_TOO_LARGE = 10010  # Gurobi's number of the error
+
+
+def solve(program: Program, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Solution | None:
+    """Return an optimal solution, None where no choice keeps every constraint.
+
+    Where the time is up the best plan found comes with the gap that is left. Raises SolverUnavailable where Gurobi is
+    not installed, not licensed, or not for a program of this size.
+    """
+    gurobi = _gurobi()
+
+    def run(built: Linear) -> tuple[list[float], float] | None:
+        try:
+            return _run(gurobi, built, time_limit_seconds)
+        except gurobi.GurobiError as error:
+            raise SolverUnavailable(_why(error, built)) from error
+
+    return solve_by("Gurobi", run, program)
+
+
+def _gurobi() -> Any:
+    try:
+        return importlib.import_module("gurobipy")
+    except ImportError as error:
+        raise SolverUnavailable("Gurobi is not installed: pip install 'trimtab[gurobi]'") from error
+
+
+@cache
+def _environment() -> Any:
+    """Start Gurobi quietly, once: this is where the licence is looked for."""
+    environment = _gurobi().Env(empty=True)
+    environment.setParam("OutputFlag", 0)
+    environment.start()
+    return environment
+
+
+def _why(error: Any, built: Linear) -> str:
+    if error.errno == _TOO_LARGE:
+        size = f"{len(built.worth)} columns and {len(built.rows.entries)} rows"
+        return f"Gurobi's free licence allows 2000 columns and 2000 rows; this program has {size}"
+    return f"Gurobi: {error}"
+
+
+def _run(gurobi: Any, built: Linear, time_limit_seconds: float) -> tuple[list[float], float] | None:
+    with gurobi.Model(env=_environment()) as model:
+        settings = {"TimeLimit": time_limit_seconds, "Threads": 1, "MIPGap": 0.0, "MIPGapAbs": SOLVER_TOLERANCE}
+        settings |= dict.fromkeys(("FeasibilityTol", "IntFeasTol", "OptimalityTol"), SOLVER_TOLERANCE)
+        for name, value in settings.items():
+            model.setParam(name, value)
+        variables = _write(gurobi, model, built)
+        model.optimize()
+        if model.Status in {gurobi.GRB.INFEASIBLE, gurobi.GRB.INF_OR_UNBD}:
+            return None
+        if model.SolCount == 0:
+            raise SolverUnavailable(f"Gurobi ended without a plan, status {model.Status}")
+        return variables.X.tolist(), float(model.ObjBound)
+
+
+def _write(gurobi: Any, model: Any, built: Linear) -> Any:
+    kinds = ["B" if n < built.binaries else "C" for n in range(len(built.worth))]
+    variables = model.addMVar(len(built.worth), ub=np.array(built.upper), obj=np.array(built.worth), vtype=kinds)
+    model.ModelSense = gurobi.GRB.MAXIMIZE
+    columns = variables.tolist()
+    for lower, upper, entries in zip(built.rows.lower, built.rows.upper, built.rows.entries, strict=True):
+        total = gurobi.LinExpr(list(entries.values()), [columns[column] for column in entries])
+        if lower == upper:
+            model.addLConstr(total, "=", lower)
+            continue
+        if upper < np.inf:
+            model.addLConstr(total, "<", upper)
+        if lower > -np.inf:
+            model.addLConstr(total, ">", lower)
+    return variables

@@ -1,0 +1,58 @@
+"""The optimal choice by HiGHS, an open mixed-integer solver: slower than `exact`, and by another method."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from trimtab_adapter.program import Program, Solution
+from trimtab_adapter.solvers.linear import SOLVER_TOLERANCE, Linear, solve_by
+from trimtab_adapter.solvers.signature import TIME_LIMIT_SECONDS, SolverUnavailable
+
+
+def solve(program: Program, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Solution | None:
+    """Return an optimal solution, None where no choice keeps every constraint; raise SolverUnavailable without HiGHS.
+
+    Where the time is up the best plan found comes with the gap that is left.
+    """
+    highspy = _highspy()
+    return solve_by("HiGHS", lambda built: _run(highspy, built, time_limit_seconds), program)
+
+
+def _highspy() -> Any:
+    try:
+        return importlib.import_module("highspy")
+    except ImportError as error:
+        raise SolverUnavailable("HiGHS is not installed: pip install 'trimtab[solvers]'") from error
+
+
+def _run(highspy: Any, built: Linear, time_limit_seconds: float) -> tuple[list[float], float] | None:
+    solver = highspy.Highs()
+    options = {"output_flag": False, "threads": 1, "time_limit": time_limit_seconds}
+    options |= {"mip_rel_gap": 0.0, "mip_abs_gap": SOLVER_TOLERANCE, "mip_feasibility_tolerance": SOLVER_TOLERANCE}
+    options |= dict.fromkeys(("primal_feasibility_tolerance", "dual_feasibility_tolerance"), SOLVER_TOLERANCE)
+    for name, value in options.items():
+        solver.setOptionValue(name, value)
+    solver.passModel(_model(highspy, built))
+    solver.run()
+    status = solver.getModelStatus()
+    if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
+        return None
+    info = solver.getInfo()
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        raise SolverUnavailable(f"HiGHS ended without a plan: {solver.modelStatusToString(status)}")
+    return list(solver.getSolution().col_value), float(info.mip_dual_bound)
+
+
+def _model(highspy: Any, built: Linear) -> Any:
+    model, count = highspy.HighsLp(), len(built.worth)
+    model.num_col_, model.num_row_ = count, len(built.rows.entries)
+    model.sense_ = highspy.ObjSense.kMaximize
+    model.col_cost_ = np.array(built.worth)
+    model.col_lower_, model.col_upper_ = np.zeros(count), np.array(built.upper)
+    model.row_lower_, model.row_upper_ = np.array(built.rows.lower), np.array(built.rows.upper)
+    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = built.rows.compressed()
+    kinds = highspy.HighsVarType
+    model.integrality_ = [kinds.kInteger if n < built.binaries else kinds.kContinuous for n in range(count)]
+    return model

@@ -1,0 +1,12 @@
+"""What every solver is: a function from a program to its solution, None where no choice keeps every constraint."""
+
+from collections.abc import Callable
+
+from trimtab_adapter.program import Program, Solution
+
+Solver = Callable[[Program], Solution | None]
+TIME_LIMIT_SECONDS = 5.0  # of solvers that might take longer than a decision may
+
+
+class SolverUnavailable(Exception):  # noqa: N818  (an expected outcome, not an error)
+    """This solver cannot answer this program here; the message says why and what would help."""

@@ -1,0 +1,1 @@
+"""Trimtab in a real cluster: what a user would see, and what they see when parts of it break."""

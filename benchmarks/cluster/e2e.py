@@ -1,0 +1,181 @@
+"""From `helm install` to a pipeline that adapts in real pods: all of Trimtab in a real cluster, with its figures.
+
+`python -m benchmarks.cluster.e2e` brings up what is missing, serves the digits pipeline under a load that rises and
+falls for three minutes, changes plans by hand to time them, and asks every query of the dashboards.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from benchmarks.cluster.changing import adapter_away, batch_changes, separate, variant_change
+from benchmarks.cluster.observing import Watched, changes, watching
+from benchmarks.cluster.setting import (
+    ROOT,
+    SYSTEM,
+    CommandError,
+    Setting,
+    console,
+    pipeline_document,
+    prepared,
+    run,
+    values,
+)
+from benchmarks.cluster.traffic import demand_within, free_cores, send
+from trimtab.local.loading import LoadOrder
+from trimtab_loadtester.outcome import RequestOutcome
+from trimtab_loadtester.results import Results
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.outcome import Bar, Outcome, bar
+
+READY_SECONDS = 900.0
+LOAD_SECONDS = 180.0
+IN_FORCE_SECONDS = 0.1
+FAILED, UNACCOUNTED = "failed requests", "received - ok - late - dropped - refused - failed"
+UNANSWERED = "dashboard expressions without data"
+FUNCTIONAL = frozenset({FAILED, UNACCOUNTED, UNANSWERED})
+"""Bars that hold on any machine, however slow or busy with other work."""
+PLATEAU_SECONDS = 25
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a run came to, step by step."""
+
+    figures: dict[str, float | int | str | None] = field(default_factory=dict)
+    bars: list[Bar] = field(default_factory=list)
+
+    def note(self, **figures: float | str | None) -> None:
+        """Keep figures and tell them."""
+        self.figures.update(figures)
+        for name, value in figures.items():
+            console.print(f"  {name}: {value:.4g}" if isinstance(value, float) else f"  {name}: {value}")
+
+
+async def e2e(given: argparse.Namespace) -> Outcome:
+    """Do it all."""
+    findings = Findings()
+    began = time.monotonic()
+    async with prepared(build=not given.no_build) as setting:
+        findings.note(prepare_seconds=time.monotonic() - began)
+        await _manifests_are_accepted(setting, findings)
+        async with watching(setting, load_pipeline(given.pipeline).name) as watched:
+            await _apply(watched, given.pipeline, findings)
+            await _under_load(watched, given, findings)
+            await _dashboards(watched, findings)
+            await _plans_by_hand(watched, findings)
+    return Outcome(name="e2e", figures=findings.figures, bars=tuple(findings.bars))
+
+
+async def _manifests_are_accepted(setting: Setting, findings: Findings) -> None:
+    """Let the API server check every manifest of the chart, without applying it."""
+    chart = ("trimtab", ROOT / "charts" / "trimtab", "-n", SYSTEM, "--kube-version", "1.34.0")
+    rendered = await setting.helm("template", *chart, "--set", "trainer.enabled=true", *values())
+    bodies = [body for body in yaml.safe_load_all(rendered) if body]
+    await setting.kubectl("apply", "--dry-run=server", "--server-side", "--force-conflicts", "-f", "-", given=rendered)
+    findings.note(manifests_accepted=len(bodies))
+
+
+async def _apply(watched: Watched, pipeline_file: Path, findings: Findings) -> None:
+    began = time.monotonic()
+    await watched.setting.apply(pipeline_document(pipeline_file, watched.setting.namespace))
+    await watched.ready(READY_SECONDS)
+    findings.note(apply_to_ready_seconds=time.monotonic() - began)
+
+
+async def _under_load(watched: Watched, given: argparse.Namespace, findings: Findings) -> None:
+    """Send the load and judge what came of it, and what changed meanwhile."""
+    cores = await free_cores(watched.setting)
+    demand = demand_within(load_pipeline(given.pipeline), await watched.profiles(), cores)
+    findings.note(free_cores=cores, load_low_rps=demand.low_rps, load_high_rps=demand.high_rps)
+    order = LoadOrder(demand.load(plateau_seconds=PLATEAU_SECONDS), duration_seconds=given.duration, seed=given.seed)
+    async with watched.sampled():
+        results = await send(given.pipeline, watched.address, order)
+    _judge(results, findings)
+    variants, replicas = changes(watched.seen, lambda s: s.variants), changes(watched.seen, lambda s: s.pods)
+    batches = changes(watched.seen, lambda s: s.batches)
+    findings.note(variant_changes=variants, replica_changes=replicas, batch_changes=batches)
+    findings.bars += [bar("variant changes", variants, ">=", 2), bar("replica changes", replicas, ">=", 1)]
+
+
+def _judge(results: Results, findings: Findings) -> None:
+    summary = results.summary()
+    ends = {outcome.name.lower(): results.count(outcome) for outcome in RequestOutcome}
+    gap = abs((summary["measured_accuracy"] or 0.0) - (summary["expected_accuracy"] or 1.0))
+    findings.note(
+        received=summary["received"],
+        **ends,
+        within_slo_fraction=summary["slo_fraction"],
+        latency_p99_seconds=summary.get("latency_seconds_p99"),
+        measured_accuracy=summary["measured_accuracy"],
+        expected_accuracy=summary["expected_accuracy"],
+        client_lateness_seconds_p99=summary["client_lateness_seconds_p99"],
+    )
+    for what in ("drops", "failures"):
+        if summary[what]:
+            console.print(f"  {what}: {summary[what]}")
+    findings.bars += [
+        bar(FAILED, ends["failed"], "==", 0),
+        bar(UNACCOUNTED, summary["received"] - sum(ends.values()), "==", 0),
+        bar("|measured - expected| accuracy", gap, "<=", 0.02),
+    ]
+
+
+async def _dashboards(watched: Watched, findings: Findings) -> None:
+    """Run every query of the dashboards against what the load has left in Prometheus."""
+    address = await watched.setting.address(SYSTEM, "prometheus", 9090)
+    where = ("--namespace", watched.setting.namespace, "--pipeline", watched.name)
+    command = (sys.executable, "-m", "benchmarks.dashboards", "--prometheus", f"http://{address}", *where)
+    try:
+        printed = json.loads((await run(*command)).strip().rpartition("\n")[2])["figures"]
+    except CommandError as error:
+        console.print(str(error))
+        printed = {"expressions": math.nan, "with_data": math.nan}
+    expressions, answered = printed["expressions"], printed["with_data"]
+    findings.note(dashboard_expressions=expressions, dashboard_expressions_with_data=answered)
+    findings.bars.append(bar(UNANSWERED, expressions - answered, "==", 0))
+
+
+async def _plans_by_hand(watched: Watched, findings: Findings) -> None:
+    """Time plans from the write to the first request they can decide about."""
+    async with adapter_away(watched):
+        spec = load_pipeline(ROOT / "pipelines" / "digits").spec
+        stage = spec.stages[-1]
+        taken = await batch_changes(watched, stage.name, (stage.batch_sizes[1], stage.batch_sizes[2]))
+        p50, p99 = (float(np.quantile(taken, q)) for q in (0.5, 0.99))
+        findings.note(plan_changes=len(taken), batch_in_force_seconds_p50=p50, batch_in_force_seconds_p99=p99)
+        findings.bars.append(bar("plan written to batch size in force, p99 seconds", p99, "<=", IN_FORCE_SECONDS))
+        runs = (await watched.state())["stages"][stage.name]["variant"]
+        others = [variant.name for variant in stage.variants if variant.name != runs]
+        findings.note(shared_variant_seconds=await variant_change(watched, stage.name, others[0]))
+        await separate(watched)
+        findings.note(separate_variant_seconds=await variant_change(watched, stage.name, others[1]))
+
+
+def main() -> int:
+    """Run it; 0 where every bar that counts holds."""
+    parser = argparse.ArgumentParser(prog="benchmarks.cluster.e2e", description=__doc__)
+    parser.add_argument("--pipeline", type=Path, default=ROOT / "pipelines" / "digits" / "pipeline.yaml")
+    parser.add_argument("--duration", type=float, default=LOAD_SECONDS, help="seconds of load")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-build", action="store_true", help="the node's images are as they should be")
+    parser.add_argument(
+        "--functional", action="store_true", help="let only the bars that no busy machine can miss decide the exit code"
+    )
+    given = parser.parse_args()
+    outcome = asyncio.run(e2e(given))
+    outcome.print()
+    judged = [bar for bar in outcome.bars if bar.bar in FUNCTIONAL or not given.functional]
+    return 0 if all(bar.holds for bar in judged) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

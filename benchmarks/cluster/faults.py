@@ -1,0 +1,145 @@
+"""Breaks one part of a running cluster after the other, under steady load: what users saw, and how soon all was well.
+
+`python -m benchmarks.cluster.faults` prints a table; requests fail only where the fault held them in its hands.
+"""
+
+import argparse
+import asyncio
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cluster import breaking
+from benchmarks.cluster.breaking import PATIENCE_SECONDS, Fault
+from benchmarks.cluster.observing import NotYetError, Watched, until, watching
+from benchmarks.cluster.retrying import Retried, retrying
+from benchmarks.cluster.setting import ROOT, Setting, console, pipeline_document, prepared
+from benchmarks.cluster.storage import drop_minio, stored_pipeline
+from benchmarks.cluster.traffic import demand_within, free_cores, send
+from trimtab.local.loading import LoadOrder
+from trimtab_loadtester.outcome import RequestOutcome
+from trimtab_loadtester.results import Results
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.outcome import Bar, Outcome, bar
+
+READY_SECONDS = 900.0
+CALM_SECONDS = 5.0
+LOAD_SHARE = 0.2
+WIDE = Console(stderr=True, width=140)
+FAULTS = (
+    Fault("delete a model pod", breaking.delete_model_pod),
+    Fault("delete a router pod", breaking.delete_router_pod, holds_requests=True),
+    Fault("kill the operator", breaking.kill("app.kubernetes.io/component=operator")),
+    Fault("kill the adapter", breaking.kill("app.kubernetes.io/component=adapter")),
+    Fault("kill Prometheus", breaking.kill("app=prometheus")),
+    Fault("restart the API server", breaking.restart_api_server),
+    Fault("delete a Deployment", breaking.delete_deployment),
+    Fault("a broken plan", breaking.break_plan),
+    Fault("an image that does not exist", breaking.apply_missing_image),
+    Fault("drop MinIO", drop_minio),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Suffered:
+    """What a fault did to users."""
+
+    fault: Fault
+    results: Results
+    retried: Retried
+    recovery_seconds: float
+
+    def count(self, outcome: RequestOutcome) -> int:
+        """Count the requests that ended so."""
+        return self.results.count(outcome)
+
+
+async def faults(given: argparse.Namespace) -> Outcome:
+    """Break everything, one after the other."""
+    suffered = []
+    chosen = [fault for fault in FAULTS if not given.only or any(word in fault.name for word in given.only)]
+    name = load_pipeline(given.pipeline).name
+    async with prepared(build=not given.no_build) as setting, watching(setting, name) as watched:
+        document = pipeline_document(given.pipeline, setting.namespace)
+        document["spec"]["router"] = {"replicas": 2}
+        await setting.apply(document)
+        await watched.ready(READY_SECONDS)
+        if any(fault.strike is drop_minio for fault in chosen):
+            await stored_pipeline(setting, given.pipeline)
+        rps = await _steady(setting, watched, given.pipeline)
+        console.print(f"{rps:.3g} requests a second")
+        for fault in chosen:
+            suffered.append(await _suffer(fault, watched, given, rps))
+            WIDE.print(_table(suffered[-1:]))
+    WIDE.print(_table(suffered))
+    return _outcome(suffered, rps)
+
+
+async def _steady(setting: Setting, watched: Watched, pipeline_file: Path) -> float:
+    """Return a load that one replica a stage carries with ease."""
+    pipeline, profiles = load_pipeline(pipeline_file), await watched.profiles()
+    return LOAD_SHARE * demand_within(pipeline, profiles, await free_cores(setting)).high_rps
+
+
+async def _suffer(fault: Fault, watched: Watched, given: argparse.Namespace, rps: float) -> Suffered:
+    """Send the load, strike after some calm, and wait for both the load's end and the recovery."""
+    console.print(fault.name)
+    await until(watched.is_ready, "Ready before the next fault", PATIENCE_SECONDS)
+    order = LoadOrder(f"constant:{rps:.3g}", duration_seconds=given.seconds, seed=given.seed)
+
+    async def strike() -> float:
+        await asyncio.sleep(CALM_SECONDS)
+        try:
+            return await breaking.seconds_of(fault, watched)
+        except NotYetError as error:
+            console.print(f"[red]{error}[/red]")
+            return float("inf")
+
+    async with retrying(watched) as retried:
+        results, recovery = await asyncio.gather(send(given.pipeline, watched.address, order), strike())
+    return Suffered(fault, results, retried, recovery)
+
+
+def _table(suffered: list[Suffered]) -> Table:
+    ends = [outcome.name.lower() for outcome in RequestOutcome]
+    table = Table("fault", *ends, "retrying clients: answered/lost", "recovery, s")
+    for each in suffered:
+        counts = [str(each.count(outcome)) for outcome in RequestOutcome]
+        retried = f"{each.retried.answered}/{each.retried.lost}"
+        table.add_row(each.fault.name, *counts, retried, f"{each.recovery_seconds:.1f}")
+    return table
+
+
+def _outcome(suffered: list[Suffered], rps: float) -> Outcome:
+    figures: dict[str, float | int | str | None] = {"load_rps": rps}
+    bars: list[Bar] = []
+    for each in suffered:
+        key = each.fault.name.replace(" ", "_")
+        figures |= {f"{key}_{outcome.name.lower()}": each.count(outcome) for outcome in RequestOutcome}
+        recovery = each.recovery_seconds
+        figures[f"{key}_recovery_seconds"] = round(recovery, 2) if recovery < float("inf") else None
+        if not each.fault.holds_requests:
+            bars.append(bar(f"{each.fault.name}: failed", each.count(RequestOutcome.FAILED), "==", 0))
+        bars.append(bar(f"{each.fault.name}: lost by clients that retry", each.retried.lost, "==", 0))
+        bars.append(bar(f"{each.fault.name}: recovery, seconds", recovery, "<=", PATIENCE_SECONDS))
+    return Outcome(name="chaos-cluster", figures=figures, bars=tuple(bars))
+
+
+def main() -> int:
+    """Run it; 0 where every bar holds."""
+    parser = argparse.ArgumentParser(prog="benchmarks.cluster.faults", description=__doc__)
+    parser.add_argument("--pipeline", type=Path, default=ROOT / "pipelines" / "digits" / "pipeline.yaml")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of load for each fault")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", help="words in the names of the faults to run; default: all")
+    parser.add_argument("--no-build", action="store_true", help="the node's images are as they should be")
+    outcome = asyncio.run(faults(parser.parse_args()))
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Shell: follows a pipeline from outside while it serves: what its router runs, its pods, its conditions, its plans."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from benchmarks.cluster.setting import POLL_SECONDS, Setting
+from trimtab_kubernetes import Cluster, ClusterError
+from trimtab_kubernetes.client import Object
+from trimtab_pipelines.cluster import PIPELINE_LABEL, ROUTER_REST_PORT, STAGE_LABEL, router_name
+from trimtab_pipelines.profile import ModelProfile
+
+SAMPLE_SECONDS = 0.5
+
+
+class NotYetError(Exception):
+    """Something that did not come within its time."""
+
+
+async def until(holds: Callable[[], Any], what: str, seconds: float, every_seconds: float = POLL_SECONDS) -> Any:
+    """Wait until an awaitable gives something true and return it; NotYetError says what did not come.
+
+    An API server or a router that does not answer counts as not yet.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        with suppress(ClusterError, httpx.HTTPError):
+            if found := await holds():
+                return found
+        if time.monotonic() > end:
+            raise NotYetError(f"{what} did not come within {seconds:g} s")
+        await asyncio.sleep(every_seconds)
+
+
+def conditions(found: Object | None) -> dict[str, Mapping[str, Any]]:
+    """Return an object's conditions by type."""
+    return {each["type"]: each for each in ((found or {}).get("status") or {}).get("conditions", [])}
+
+
+def told(found: Object | None) -> str:
+    """Say in one line what an object's conditions complain of."""
+    ill = [f"{k} {c['reason']}: {c['message']}" for k, c in conditions(found).items() if c["status"] != "True"]
+    return "; ".join(ill) or "nothing is wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What runs at one moment: of each stage the variant, the batch size and the ready pods."""
+
+    at: float
+    variants: Mapping[str, str]
+    batches: Mapping[str, int]
+    pods: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Watched:
+    """One pipeline under observation."""
+
+    setting: Setting
+    name: str
+    client: httpx.AsyncClient
+    address: str = ""
+    seen: list[Seen] = field(default_factory=list)
+
+    async def object(self) -> Object | None:
+        """Return the InferencePipeline."""
+        return await self.setting.cluster.get("InferencePipeline", self.setting.namespace, self.name)
+
+    async def plan(self) -> Object | None:
+        """Return the PipelinePlan."""
+        return await self.setting.cluster.get("PipelinePlan", self.setting.namespace, self.name)
+
+    async def condition(self, kind: str) -> Mapping[str, Any]:
+        """Return a condition; empty where it is not there."""
+        return conditions(await self.object()).get(kind, {})
+
+    async def is_ready(self) -> bool:
+        """Whether Ready is true."""
+        return (await self.condition("Ready")).get("status") == "True"
+
+    async def ready(self, seconds: float) -> None:
+        """Wait until it is ready; NotYetError tells its complaints."""
+        try:
+            await until(self.is_ready, f"Ready of {self.name}", seconds)
+        except NotYetError as error:
+            raise NotYetError(f"{error}: {told(await self.object())}") from None
+        self.address = await self.setting.address(self.setting.namespace, router_name(self.name), ROUTER_REST_PORT)
+
+    async def state(self) -> dict[str, Any]:
+        """Return what its router says that it runs."""
+        answer = await self.client.get(f"http://{self.address}/trimtab/v1/state")
+        answer.raise_for_status()
+        return dict(answer.json())
+
+    async def profiles(self) -> dict[str, ModelProfile]:
+        """Return its profiles by stage."""
+        listing = await self.setting.cluster.list("ModelProfile", self.setting.namespace)
+        found = [ModelProfile.model_validate(item) for item in listing.items]
+        return {profile.spec.stage: profile for profile in found if profile.spec.pipeline == self.name}
+
+    async def pods(self, component: str = "model-server") -> list[Object]:
+        """Return its pods of a kind, those that are leaving apart."""
+        labels = f"{PIPELINE_LABEL}={self.name},app.kubernetes.io/component={component}"
+        listing = await self.setting.cluster.list("Pod", self.setting.namespace, labels)
+        return [pod for pod in listing.items if "deletionTimestamp" not in pod["metadata"]]
+
+    async def look(self) -> Seen:
+        """Record what runs now."""
+        state, pods = await self.state(), await self.pods()
+        counts = dict.fromkeys(state["stages"], 0)
+        for pod in pods:
+            if is_ready(pod):
+                counts[pod["metadata"]["labels"][STAGE_LABEL]] += 1
+        stages = state["stages"].items()
+        variants = {name: str(stage["variant"]) for name, stage in stages}
+        seen = Seen(time.time(), variants, {name: int(stage["batch_size"]) for name, stage in stages}, counts)
+        self.seen.append(seen)
+        return seen
+
+    @asynccontextmanager
+    async def sampled(self) -> AsyncIterator[None]:
+        """Look again and again while the block runs."""
+
+        async def always() -> None:
+            while True:
+                with suppress(ClusterError, httpx.HTTPError):
+                    await self.look()
+                await asyncio.sleep(SAMPLE_SECONDS)
+
+        looking = asyncio.create_task(always())
+        try:
+            yield
+        finally:
+            looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await looking
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether a pod is ready."""
+    return conditions(pod).get("Ready", {}).get("status") == "True"
+
+
+@asynccontextmanager
+async def watching(setting: Setting, name: str) -> AsyncIterator[Watched]:
+    """Observe a pipeline while the block runs."""
+    async with httpx.AsyncClient(timeout=2.0) as client:
+        yield Watched(setting, name, client)
+
+
+def changes(seen: list[Seen], what: Callable[[Seen], Mapping[str, Any]]) -> int:
+    """Count how often a stage's value differed from the one before, all stages together."""
+    return sum(
+        what(before).get(stage) != value
+        for before, after in itertools.pairwise(seen)
+        for stage, value in what(after).items()
+    )
+
+
+async def events_of(cluster: Cluster, namespace: str) -> list[str]:
+    """Return the messages of a namespace's events."""
+    return [
+        str(event.get("message") or event.get("note", "")) for event in (await cluster.list("Event", namespace)).items
+    ]

@@ -1,0 +1,76 @@
+"""Shell: a load at a pipeline in the cluster, from a process of its own, and how much of it the node can carry."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.cluster.setting import Setting, console
+from trimtab.demand import Demand, changing_demand
+from trimtab.local.loading import LoadOrder, LoadProcess
+from trimtab_adapter.decide import Situation, decide
+from trimtab_loadtester.results import Results
+from trimtab_pipelines.plan import ForecastRecord
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.quantity import parse_quantity
+from trimtab_pipelines.spec import InferencePipeline
+
+SPARE_CORES = 0.05
+LOADS_RPS = tuple(float(load) for load in np.geomspace(1.0, 500.0, 40))
+ABOVE = 1.5
+LEAST_RATIO = 8.0
+SHARE = 0.5
+"""Plans stand on the busiest second to come, and the load's own process and the control plane run on the same cores."""
+
+
+async def free_cores(setting: Setting) -> float:
+    """Return what the node can still give to pods, those of our namespace not counted."""
+    nodes = (await setting.cluster.list("Node")).items
+    cores = sum(parse_quantity(node["status"]["allocatable"]["cpu"]) for node in nodes)
+    for pod in (await setting.cluster.list("Pod")).items:
+        if pod["status"].get("phase") in ("Succeeded", "Failed"):
+            continue
+        if pod["metadata"]["namespace"] == setting.namespace and "router" not in pod["metadata"]["name"]:
+            continue
+        for container in pod["spec"]["containers"]:
+            cores -= parse_quantity(container.get("resources", {}).get("requests", {}).get("cpu", 0))
+    return cores - SPARE_CORES
+
+
+def demand_within(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], cores: float) -> Demand:
+    """Return a range of load in which variants and replicas change where a pipeline has only so many cores.
+
+    Low is what the heaviest variants carry alone. High is where more replicas are planned, and half as much above too.
+    """
+    budget = pipeline.spec.budget.model_copy(update={"cores": min(pipeline.spec.budget.cores, cores)})
+    within = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"budget": budget})})
+
+    def replicas(load_rps: float) -> int:
+        forecast = ForecastRecord(peak_rps=load_rps, source="given")
+        plan = decide(within, profiles, Situation(forecast, 0.0)).spec
+        return sum(stage.replicas for stage in plan.stages) if plan.feasible else 0
+
+    found = changing_demand(within, profiles)
+    calm = replicas(found.low_rps)
+    high = next((rps for rps in LOADS_RPS if min(replicas(rps), replicas(ABOVE * rps)) > calm), found.high_rps)
+    return Demand(min(found.low_rps, high / LEAST_RATIO), max(found.high_rps, high) * SHARE)
+
+
+async def send(pipeline_file: Path, address: str, order: LoadOrder) -> Results:
+    """Send a load and return what became of every request."""
+    folder = Path(tempfile.mkdtemp(prefix="trimtab-load-"))
+    sending = await LoadProcess.start(pipeline_file, address, order, folder)
+    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("load")
+            async for now in sending.progress():
+                counts = " ".join(f"{getattr(k, 'name', k)} {v}" for k, v in now.outcomes.items())
+                bar.update(task, description=f"{now.sent}/{now.scheduled} sent: {counts}")
+        return await sending.results()
+    finally:
+        await sending.stop()
+        shutil.rmtree(folder, ignore_errors=True)

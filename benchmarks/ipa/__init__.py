@@ -1,0 +1,1 @@
+"""IPA's evaluation in the simulator: five pipelines, four workloads, every planner, several seeds."""

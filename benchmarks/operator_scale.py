@@ -1,0 +1,298 @@
+"""What do 300 pipelines cost the operator and the API server? The last line is the outcome as JSON.
+
+A real API server without nodes: everything is written, no pod runs. Then the operator is started anew, and a pass with
+nothing to do must write nothing.
+"""
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from rich.progress import Progress
+
+from tests import control_plane
+from tests.builders import a_pipeline_document, a_plan, a_point_profile, a_profile
+from trimtab_kubernetes import Cluster, NotFound, follow
+from trimtab_pipelines import crd
+from trimtab_pipelines.cluster import profile_name
+from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
+from trimtab_pipelines.spec import InferencePipeline
+
+STAGES = 3
+NAMESPACES = 10
+OBJECTS_PER_PIPELINE = STAGES + 1
+AT_ONCE = 16
+LONGEST_SECONDS = 540.0
+MOST_WRITES_PER_PIPELINE = 30
+READS, WRITES = {"GET", "LIST", "WATCH"}, {"POST", "PUT", "PATCH", "APPLY", "DELETE"}
+RESOURCES = {
+    "configmaps",
+    "deployments",
+    "events",
+    "inferencepipelines",
+    "jobs",
+    "modelprofiles",
+    "networkpolicies",
+    "pipelineplans",
+    "poddisruptionbudgets",
+    "pods",
+    "rolebindings",
+    "serviceaccounts",
+    "services",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one life of the operator took."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_mib: float
+    reads: float
+    writes: float
+    reconciled: int
+
+
+def main() -> int:
+    """Measure and print; 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(prog="operator_scale", description=__doc__)
+    parser.add_argument("--pipelines", type=int, default=300)
+    count = parser.parse_args().pipelines
+    with control_plane.api_server() as kubeconfig:
+        first, second = asyncio.run(_measure(kubeconfig, count))
+    figures: dict[str, float | int | str | None] = {
+        "pipelines": count,
+        "stages_each": STAGES,
+        "load_average": os.getloadavg()[0],
+    }
+    for name, found in (("first", first), ("second", second)):
+        figures |= {
+            f"{name}_seconds": round(found.seconds, 1),
+            f"{name}_cpu_seconds": round(found.cpu_seconds, 1),
+            f"{name}_peak_mib": round(found.peak_mib, 1),
+            f"{name}_reads_per_pipeline": round(found.reads / count, 2),
+            f"{name}_writes_per_pipeline": round(found.writes / count, 2),
+        }
+    bars = (
+        bar("pipelines_reconciled", first.reconciled, "==", count),
+        bar("writes_per_pipeline", first.writes / count, "<=", MOST_WRITES_PER_PIPELINE),
+        bar("pipelines_looked_at_again", second.reconciled, ">=", count),
+        bar("writes_of_a_pass_with_nothing_to_do", second.writes, "==", 0),
+    )
+    outcome = Outcome(name="bench-operator", figures=figures, bars=bars)
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+async def _measure(kubeconfig: Path, count: int) -> tuple[Pass, Pass]:
+    async with await Cluster.connect(str(kubeconfig)) as cluster, httpx.AsyncClient(verify=False) as client:  # noqa: S501
+        with Progress(console=Console(stderr=True)) as progress:
+            await _define(cluster)
+            documents = [_pipeline(n) for n in range(count)]
+            await _apply_all(cluster, documents, progress)
+            server = Server(client, kubeconfig)
+            first = await _first_pass(cluster, server, kubeconfig, count, progress)
+            second = await _second_pass(server, kubeconfig, count, progress)
+    return first, second
+
+
+def _pipeline(number: int) -> InferencePipeline:
+    document = a_pipeline_document(STAGES)
+    document["metadata"] = {"name": f"pipeline-{number}", "namespace": f"scale-{number % NAMESPACES}"}
+    return InferencePipeline.model_validate(document)
+
+
+async def _define(cluster: Cluster) -> None:
+    for definition in crd.render():
+        await cluster.apply(definition, manager="benchmark")
+    for namespace in range(NAMESPACES):
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"scale-{namespace}"}}
+        await cluster.apply(body, manager="benchmark")
+    for kind in ("InferencePipeline", "ModelProfile", "PipelinePlan"):
+        while True:
+            try:
+                await cluster.list(kind)
+            except NotFound:
+                await asyncio.sleep(0.1)  # a kind is served some moments after it is defined
+            else:
+                break
+
+
+async def _apply_all(cluster: Cluster, pipelines: list[InferencePipeline], progress: Progress) -> None:
+    """Write every pipeline, its profiles and its plan."""
+    task = progress.add_task("pipelines applied", total=len(pipelines))
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def apply(pipeline: InferencePipeline) -> None:
+        async with gate:
+            for document in _documents(pipeline):
+                await cluster.apply(document, manager="benchmark")
+            progress.advance(task)
+
+    await asyncio.gather(*(apply(pipeline) for pipeline in pipelines))
+
+
+def _documents(pipeline: InferencePipeline) -> list[dict[str, Any]]:
+    namespace = pipeline.metadata.namespace
+    plan = a_plan(pipeline).model_dump(mode="json", by_alias=True, exclude_none=True)
+    plan["metadata"] = {"name": pipeline.name, "namespace": namespace}
+    found = [pipeline.model_dump(mode="json", by_alias=True, exclude_none=True), plan]
+    for task in profile_tasks(pipeline):
+        for stage in task.stages:
+            points = [a_point_profile(variant) for variant in task.of_stage(stage)]
+            profile = a_profile(stage, points, pipeline.name).model_dump(mode="json", by_alias=True, exclude_none=True)
+            profile["metadata"] = {
+                "name": profile_name(pipeline.name, stage),
+                "namespace": namespace,
+                "annotations": {FINGERPRINT_ANNOTATION: task.fingerprint},
+            }
+            found.append(profile)
+    return found
+
+
+async def _first_pass(cluster: Cluster, server: "Server", kubeconfig: Path, count: int, progress: Progress) -> Pass:
+    task = progress.add_task("pipelines reconciled", total=count)
+    before = await server.requests()
+    async with _operator(kubeconfig) as operator:
+        started = time.monotonic()
+        done: set[str] = set()
+        async with asyncio.timeout(LONGEST_SECONDS):
+            async for change in follow(cluster, "InferencePipeline"):
+                status = (change.object or {}).get("status") or {}
+                if change.object is not None and status.get("cores") == str(STAGES):
+                    done.add("/".join(change.key))
+                    progress.update(task, completed=len(done))
+                if len(done) == count:
+                    break
+        seconds = time.monotonic() - started
+        await operator.rest()
+        spent = operator.spent()
+    after = await server.requests()
+    deployments = len((await cluster.list("Deployment")).items)
+    whole = len(done) if deployments == OBJECTS_PER_PIPELINE * count else 0
+    return Pass(seconds, *spent, *_difference(before, after, own_reads=3), whole)
+
+
+async def _second_pass(server: "Server", kubeconfig: Path, count: int, progress: Progress) -> Pass:
+    task = progress.add_task("looked at again", total=count)
+    before = await server.requests()
+    async with _operator(kubeconfig) as operator:
+        started = time.monotonic()
+        looked = 0.0
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while looked < count:
+                await asyncio.sleep(0.2)
+                looked = (await operator.metrics()).get("trimtab_reconciles_total", 0.0)
+                progress.update(task, completed=min(looked, count))
+        seconds = time.monotonic() - started
+        await operator.rest()
+        spent = operator.spent()
+        looked = (await operator.metrics()).get("trimtab_reconciles_total", 0.0)
+    return Pass(seconds, *spent, *_difference(before, await server.requests(), own_reads=0), int(looked))
+
+
+def _difference(before: dict[str, float], after: dict[str, float], own_reads: int) -> tuple[float, float]:
+    """Return reads and writes in between, less those of this benchmark."""
+    reads = sum(after.get(verb, 0.0) - before.get(verb, 0.0) for verb in READS)
+    return reads - own_reads, sum(after.get(verb, 0.0) - before.get(verb, 0.0) for verb in WRITES)
+
+
+class Server:
+    """The API server's own count of requests."""
+
+    def __init__(self, client: httpx.AsyncClient, kubeconfig: Path) -> None:
+        self._client = client
+        self._address = next(
+            line.split()[-1] for line in kubeconfig.read_text().splitlines() if line.strip().startswith("server:")
+        )
+
+    async def requests(self) -> dict[str, float]:
+        """Return requests for the kinds the operator works with, by verb."""
+        headers = {"Authorization": f"Bearer {control_plane.TOKEN}"}
+        answer = await self._client.get(f"{self._address}/metrics", headers=headers, timeout=30)
+        answer.raise_for_status()
+        lines = [line for line in answer.text.splitlines() if line.startswith("apiserver_request_total{")]
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families("\n".join(lines)):
+            for sample in family.samples:
+                if sample.labels.get("resource") in RESOURCES:
+                    verb = sample.labels["verb"]
+                    found[verb] = found.get(verb, 0.0) + sample.value
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A running operator."""
+
+    process: psutil.Process
+    metrics_port: int
+
+    async def metrics(self) -> dict[str, float]:
+        """Return its series, summed over their labels; empty while it starts."""
+        try:
+            async with httpx.AsyncClient() as client:
+                text = (await client.get(f"http://127.0.0.1:{self.metrics_port}/metrics")).text
+        except httpx.HTTPError:
+            return {}
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        return found
+
+    async def rest(self) -> None:
+        """Wait until it has looked at nothing more for a while."""
+        last = -1.0
+        while (now := (await self.metrics())["trimtab_reconciles_total"]) != last:
+            last = now
+            await asyncio.sleep(2.0)  # nothing tells that there is nothing more to come
+
+    def spent(self) -> tuple[float, float]:
+        """Return CPU seconds and peak memory in MiB."""
+        times = self.process.cpu_times()
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        peak_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        return times.user + times.system, peak_kib / 1024
+
+
+@asynccontextmanager
+async def _operator(kubeconfig: Path) -> AsyncIterator[Operator]:
+    health_port, metrics_port = _free_port(), _free_port()
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(kubeconfig),
+        "TRIMTAB_HEALTH_PORT": str(health_port),
+        "TRIMTAB_METRICS_PORT": str(metrics_port),
+    }
+    command = (sys.executable, "-m", "trimtab_operator")
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.DEVNULL)
+    try:
+        yield Operator(psutil.Process(process.pid), metrics_port)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""A decision in words and rows, for the terminal and for the page of `trimtab explain`. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from trimtab_adapter.explain import line
+from trimtab_adapter.least_bad import Answer
+from trimtab_adapter.options import Question
+from trimtab_adapter.prices import Outlook, outlook, prices
+from trimtab_adapter.program import Program
+from trimtab_adapter.what_if import Alternative
+from trimtab_pipelines.plan import PipelinePlan
+
+STAGE_COLUMNS = ("stage", "variant", "batch", "replicas", "cores", "accuracy", "rows/s it can serve", "latency")
+PRICE_COLUMNS = ("for", "accuracy", "cores", "latency", "objective", "what changes")
+ALTERNATIVE_COLUMNS = ("if", "accuracy", "cores", "latency", "objective", "what would run")
+Rows = list[tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A plan, the answer it was written from, and what was tried beside it."""
+
+    plan: PipelinePlan
+    question: Question
+    answer: Answer
+    alternatives: Sequence[Alternative]
+
+    @property
+    def now(self) -> Outlook:
+        """The choice in figures."""
+        return outlook(self.answer.program, self.answer.solution.choice)
+
+
+def stage_rows(plan: PipelinePlan) -> Rows:
+    """Return what each stage runs; the columns are STAGE_COLUMNS."""
+    return [
+        (
+            stage.name,
+            stage.variant,
+            str(stage.batch_size),
+            str(stage.replicas),
+            f"{stage.cores * stage.replicas:g}",
+            f"{stage.accuracy:.4f}",
+            f"{stage.throughput_rps:.0f}",
+            f"{1000 * stage.latency_seconds:.1f} ms",
+        )
+        for stage in plan.spec.stages
+    ]
+
+
+def words(plan: PipelinePlan) -> list[str]:
+    """Say what a plan is expected to give, what holds it back, and what comes second."""
+    spec, why = plan.spec, plan.spec.explanation
+    lines = []
+    if spec.expected is not None:
+        expected = spec.expected
+        latency = f"latency {1000 * expected.latency_seconds:.1f} ms"
+        gpus = f", GPUs {expected.gpus}" if expected.gpus else ""
+        lines.append(f"expected: accuracy {expected.accuracy:.4f}, {latency}, cores {expected.cores:g}{gpus}")
+    if not spec.feasible:
+        lines.append(f"not feasible: {spec.reason}; it carries {100 * spec.planned_fraction:.0f} % of the load")
+    if why.binding_constraint:
+        lines.append(f"held back by: {why.binding_constraint}")
+    if why.runner_up is not None:
+        other = ", ".join(f"{stage}: {line}" for stage, line in why.runner_up.stages.items())
+        lines.append(f"next best: {other} (objective {why.runner_up.objective_loss:.4f} less)")
+    if why.solver:
+        proof = "proven optimal" if why.gap <= 1e-6 else f"at most {why.gap:.3g} below the optimum"
+        lines.append(f"solved by: {why.solver}, {proof}")
+    return lines
+
+
+def price_rows(decision: Decision) -> Rows:
+    """Return the plan and what a little more or less would take; the columns are PRICE_COLUMNS."""
+    now, program = decision.now, decision.answer.program
+    rows: Rows = [("this plan", *_figures(now, None), "")]
+    for price in prices(decision.answer):
+        if price.found is None:
+            rows.append((price.what, "–", "–", "–", "–", price.why_not))
+        else:
+            changes = _changes(program, now, price.found) or "nothing: this plan gives it"
+            rows.append((price.what, *_figures(price.found, now), changes))
+    return rows
+
+
+def alternative_rows(decision: Decision) -> Rows:
+    """Return the plan and the best one for each alternative; the columns are ALTERNATIVE_COLUMNS."""
+    now = decision.now
+    rows: Rows = [("as it is", *_figures(now, None), _choice(decision.answer.program, now))]
+    for alternative in decision.alternatives:
+        if alternative.answer is None:
+            rows.append((alternative.name, "–", "–", "–", "–", alternative.reason))
+            continue
+        found = outlook(alternative.answer.program, alternative.answer.solution.choice)
+        note = "" if alternative.answer.feasible else f" ({alternative.reason})"
+        rows.append((alternative.name, *_figures(found, now), _choice(alternative.answer.program, found) + note))
+    return rows
+
+
+def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
+    """Return a table for the terminal."""
+    table = Table(*columns, box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _figures(found: Outlook, now: Outlook | None) -> tuple[str, str, str, str]:
+    """Return accuracy, cores, latency and objective, with what differs from the plan in brackets."""
+    before = found if now is None else now
+    milliseconds, milliseconds_before = 1000 * found.latency_seconds, 1000 * before.latency_seconds
+    gpus = f" + {found.gpus} GPU" if found.gpus else ""
+    return (
+        f"{found.accuracy:.4f}{_differs(found.accuracy - before.accuracy, '+.4f')}",
+        f"{found.cores:g}{_differs(found.cores - before.cores, '+.3g')}{gpus}",
+        f"{milliseconds:.1f} ms{_differs(milliseconds - milliseconds_before, '+.1f')}",
+        f"{found.objective:.4f}{_differs(found.objective - before.objective, '+.4f')}",
+    )
+
+
+def _differs(by: float, form: str) -> str:
+    written = format(by, form)
+    return f" ({written})" if written.strip("+-0.") else ""
+
+
+def _changes(program: Program, now: Outlook, other: Outlook) -> str:
+    listed = zip(program.stages, now.choice, other.choice, strict=True)
+    return "; ".join(f"{s.name}: {line(a)} → {line(b)}" for s, a, b in listed if line(a) != line(b))
+
+
+def _choice(program: Program, found: Outlook) -> str:
+    return "; ".join(f"{s.name}: {line(option)}" for s, option in zip(program.stages, found.choice, strict=True))

@@ -1,0 +1,66 @@
+"""`trimtab explain`: why a plan is what it is, what binds, and what the next step in any direction would cost."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimtab.decisions import (
+    ALTERNATIVE_COLUMNS,
+    PRICE_COLUMNS,
+    STAGE_COLUMNS,
+    alternative_rows,
+    price_rows,
+    stage_rows,
+    terminal_table,
+    words,
+)
+from trimtab.options import PipelineArgument, ProfilesOption, WhatIfOption, console
+from trimtab.preparation import choose_profiles
+from trimtab.report.decision import write_decision
+from trimtab.verbs.plan import decision_at
+from trimtab_adapter.what_if import WhatIfError
+from trimtab_pipelines.documents import load_pipeline, load_plan, load_profiles
+from trimtab_pipelines.plan import PipelinePlan
+
+
+def command(  # noqa: PLR0913, PLR0917 (one for each option)
+    pipeline: PipelineArgument,
+    load: Annotated[
+        float | None, typer.Option("--load", min=0.0, help="Requests per second; default: what --plan was made for")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="plan.json of a run: what runs now, so that changes have their price")
+    ] = None,
+    profiles: ProfilesOption = None,
+    what_if: WhatIfOption = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a page with the Pareto plots")] = None,
+) -> int:
+    """Explain the plan for a load: what binds, what comes second, what a little more or less would cost."""
+    current = None if plan is None else load_plan(plan)
+    load_rps = _load(load, current)
+    document = load_pipeline(pipeline)
+    found = load_profiles(choose_profiles(pipeline, document, profiles, console))
+    decision = decision_at(document, found, load_rps, what_if or [], current)
+    console.print(
+        terminal_table(STAGE_COLUMNS, stage_rows(decision.plan), f"{document.name} at {load_rps:g} requests/s")
+    )
+    for line in words(decision.plan):
+        console.print(line)
+    console.print()
+    console.print(terminal_table(PRICE_COLUMNS, price_rows(decision), "what the next step would cost"))
+    if decision.alternatives:
+        console.print()
+        console.print(terminal_table(ALTERNATIVE_COLUMNS, alternative_rows(decision), "what if"))
+    if out is not None:
+        write_decision(out, document, decision)
+        console.print(f"page: {out}")
+    return 0
+
+
+def _load(load: float | None, current: PipelinePlan | None) -> float:
+    if load is not None:
+        return load
+    if current is None or current.spec.forecast is None:
+        raise WhatIfError("give --load, the requests per second to explain a plan for, or --plan with one that has it")
+    return current.spec.forecast.peak_rps

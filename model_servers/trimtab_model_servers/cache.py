@@ -1,0 +1,125 @@
+"""Fetched weights on disk, shared by all pods of a node: found by digest or content, written in one step, bounded.
+
+Pods that want the same file at once wait for the first of them to fetch it. Where the files together outgrow the bound,
+those unused for longest go; a file in use stays readable to whoever has it open.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from trimtab_model_servers.errors import ModelError
+
+CACHE_VARIABLE = "TRIMTAB_WEIGHTS_CACHE"
+BOUND_VARIABLE = "TRIMTAB_WEIGHTS_CACHE_BYTES"
+DEFAULT_BOUND_BYTES = 64 * 2**30
+FRESH_SECONDS = 900.0
+"""Used more recently than this, a file is not taken away: somebody may be about to open it."""
+_FETCHING = ".fetching-"
+_log = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """Where fetched weights are kept: $TRIMTAB_WEIGHTS_CACHE, else `weights` in $TRIMTAB_CACHE or ~/.cache/trimtab."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given)
+    return Path(os.environ.get("TRIMTAB_CACHE") or Path.home() / ".cache" / "trimtab") / "weights"
+
+
+def kept(name: str, is_good: Callable[[Path], bool], write: Callable[[BinaryIO], None], wait_seconds: float) -> Path:
+    """Return the cached file of that name, written first where it is missing or no good.
+
+    Args:
+        name: of the file; the same for the same content.
+        is_good: whether a file found may be used.
+        write: writes the content.
+        wait_seconds: how long to wait for another process that writes it.
+
+    Raises:
+        ModelError: the cache cannot be written, or another process takes too long.
+    """
+    path = cache_folder() / name
+    if _usable(path, is_good):
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path, wait_seconds):
+            if not _usable(path, is_good):
+                _write(path, write)
+    except OSError as error:
+        raise ModelError(f"the weights cache {path.parent} cannot be used: {error}; set {CACHE_VARIABLE}") from error
+    shrink(path.parent, _bound_bytes())
+    return path
+
+
+def shrink(folder: Path, bound_bytes: int) -> None:
+    """Remove the files unused for longest until the rest is within the bound."""
+    files = [(status.st_mtime, status.st_size, path) for path in folder.glob("*") for status in _status(path)]
+    excess = sum(size for _, size, _ in files) - bound_bytes
+    for used_at, size, path in sorted(files):
+        if excess <= 0 or time.time() - used_at < FRESH_SECONDS:
+            return
+        path.unlink(missing_ok=True)
+        excess -= size
+        _log.info("%s: removed, unused since %s", path, time.ctime(used_at))
+
+
+def _usable(path: Path, is_good: Callable[[Path], bool]) -> bool:
+    if not path.is_file() or not is_good(path):
+        return False
+    with contextlib.suppress(OSError):  # a cache that others fill may be read-only here
+        os.utime(path)
+    return True
+
+
+def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_FETCHING)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone(path: Path, wait_seconds: float) -> Iterator[None]:
+    """Hold the right to write this file; the system takes it back from a process that dies."""
+    with path.with_name(f".{path.name}.lock").open("wb") as lock:
+        give_up = time.monotonic() + wait_seconds
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise ModelError(
+                        f"{path}: another process has been fetching it for {wait_seconds:g} s; is the store slow?"
+                    ) from None
+                time.sleep(0.1)
+        yield
+
+
+def _status(path: Path) -> Iterator[os.stat_result]:
+    """The status of a file that stays; none where it is gone by now."""
+    with contextlib.suppress(OSError):
+        if not path.name.startswith("."):
+            yield path.stat()
+
+
+def _bound_bytes() -> int:
+    written = os.environ.get(BOUND_VARIABLE)
+    if not written:
+        return DEFAULT_BOUND_BYTES
+    if not written.isdecimal():
+        raise ModelError(f"{BOUND_VARIABLE} is {written!r}; write a number of bytes")
+    return int(written)

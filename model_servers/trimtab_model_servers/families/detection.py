@@ -1,0 +1,154 @@
+"""The detector ladder's networks: our own single-stage, anchor-free detector in five sizes.
+
+Nothing of YOLOv5 is in here; only the parameter counts of its five sizes (IPA, table 7) are met, and its arithmetic
+within a fifth, so that a stage of these networks costs what the paper's stage costs. A backbone of residual stages,
+each half as wide and high and twice as deep in channels as the one before, feeds its last three stages into a top-down
+pyramid; one head, shared by the three levels, tells for each cell an objectness, a class and the distances from the
+cell's centre to the four sides of a box.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+CLASSES = 80
+STRIDES = (8, 16, 32)
+COARSEST = STRIDES[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How wide and deep a detector is.
+
+    Attributes:
+        stem: channels of the first convolution; the stages have 2, 4, 8 and 16 times as many.
+        depths: residual blocks of the four stages.
+        pyramid: channels of the pyramid and the head.
+    """
+
+    stem: int
+    depths: tuple[int, int, int, int]
+    pyramid: int
+
+
+SIZES = {
+    "n": Size(stem=16, depths=(1, 2, 4, 3), pyramid=40),
+    "s": Size(stem=32, depths=(1, 2, 4, 3), pyramid=48),
+    "m": Size(stem=56, depths=(1, 2, 3, 3), pyramid=96),
+    "l": Size(stem=80, depths=(1, 2, 4, 3), pyramid=192),
+    "x": Size(stem=120, depths=(1, 2, 5, 2), pyramid=160),
+}
+
+
+class Convolution(nn.Module):
+    """Convolution, normalisation, SiLU."""
+
+    def __init__(self, read: int, gives: int, kernel: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(read, gives, kernel, stride, padding=kernel // 2, bias=False)
+        self.norm: nn.Module = nn.BatchNorm2d(gives)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, read, H, W] to [B, gives, H / stride, W / stride]."""
+        return nn.functional.silu(self.norm(self.conv(x)), inplace=True)
+
+
+class Residual(nn.Module):
+    """A bottleneck of half the channels, added to what it read."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.squeeze = Convolution(channels, channels // 2, 1)
+        self.expand = Convolution(channels // 2, channels, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, channels, H, W] to the same."""
+        return x + cast("Tensor", self.expand(self.squeeze(x)))
+
+
+class Head(nn.Module):
+    """What each cell of a level tells: objectness, class scores, and a box."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.what = nn.Sequential(Convolution(channels, channels, 3), Convolution(channels, channels, 3))
+        self.where = nn.Sequential(Convolution(channels, channels, 3), Convolution(channels, channels, 3))
+        self.classes = nn.Conv2d(channels, CLASSES, 1)
+        self.box = nn.Conv2d(channels, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, channels, H, W] to [B, H · W, 5 + CLASSES]: distances, objectness, classes, all before activation."""
+        told = torch.cat((self.box(self.where(x)), self.classes(self.what(x))), dim=1)
+        return told.flatten(2).transpose(1, 2)
+
+
+class Detector(nn.Module):
+    """Backbone, pyramid and head."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        widths = [size.stem << level for level in range(5)]
+        self.stem = Convolution(3, size.stem, 3, stride=2)
+        self.stages = nn.ModuleList(
+            nn.Sequential(Convolution(read, gives, 3, stride=2), *(Residual(gives) for _ in range(depth)))
+            for (read, gives), depth in zip(pairwise(widths), size.depths, strict=True)
+        )
+        self.laterals = nn.ModuleList(Convolution(width, size.pyramid, 1) for width in widths[2:])
+        self.smooths = nn.ModuleList(Convolution(size.pyramid, size.pyramid, 3) for _ in STRIDES)
+        self.head = Head(size.pyramid)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Detect on images of values 0…1, height and width multiples of 32.
+
+        Args:
+            images: [B, 3, H, W].
+
+        Returns:
+            boxes [B, cells, 4] as left, top, right, bottom in pixels, and the score of each class [B, cells, CLASSES].
+        """
+        x = self.stem(images)
+        seen = []
+        for stage in self.stages:
+            x = stage(x)
+            seen.append(x)
+        levels = self._pyramid(seen[1:])
+        told = torch.cat([self.head(level) for level in levels], dim=1)
+        centres, strides = cells([(level.shape[2], level.shape[3]) for level in levels])
+        distances = nn.functional.softplus(told[..., :4]) * strides[:, None]
+        boxes = torch.cat((centres - distances[..., :2], centres + distances[..., 2:]), dim=-1)
+        return boxes, told[..., 5:].sigmoid() * told[..., 4:5].sigmoid()
+
+    def _pyramid(self, seen: list[Tensor]) -> list[Tensor]:
+        """Add to each level what the coarser ones saw; finest first, as they came."""
+        above: Tensor | None = None
+        levels: list[Tensor] = []
+        for lateral, smooth, features in reversed(list(zip(self.laterals, self.smooths, seen, strict=True))):
+            level = lateral(features)
+            if above is not None:
+                level = level + interpolate(above, size=level.shape[2:], mode="nearest")
+            levels.insert(0, smooth(level))
+            above = level
+        return levels
+
+
+def cells(shapes: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Centres [cells, 2] as x, y in pixels and strides [cells] of the three levels' cells, finest level first."""
+    centres, strides = [], []
+    for (height, width), stride in zip(shapes, STRIDES, strict=True):
+        rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        centres.append((torch.stack((columns, rows), dim=-1).reshape(-1, 2) + 0.5) * stride)
+        strides.append(torch.full((height * width,), float(stride)))
+    return torch.cat(centres), torch.cat(strides)
+
+
+def merge_normalisations(detector: Detector) -> None:
+    """Fold each normalisation into the convolution before it, in place; what is computed stays the same."""
+    for module in list(detector.modules()):
+        if isinstance(module, Convolution) and isinstance(module.norm, nn.BatchNorm2d):
+            module.conv = fuse_conv_bn_eval(module.conv, module.norm).requires_grad_(requires_grad=False)
+            module.norm = nn.Identity()

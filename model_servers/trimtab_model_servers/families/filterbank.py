@@ -1,0 +1,73 @@
+"""What Speech2Text hears: the logarithm of 80 mel bands of each 10 ms, as Kaldi computes them. Pure.
+
+Samples are FP32 at 16 kHz in -1…1. Each row's bands are shifted and scaled to mean 0 and deviation 1 over its own
+frames, as the published models were trained.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+SAMPLES_PER_SECOND = 16_000
+WINDOW, HOP, TRANSFORM = 400, 160, 512  # 25 ms, 10 ms, the next power of two
+BANDS = 80
+LOWEST_HZ = 20.0
+PRE_EMPHASIS = 0.97
+SCALE = 2.0**15  # Kaldi reads 16-bit integers
+FLOOR = 1.192092955078125e-07
+
+
+def frame_counts(samples: Tensor) -> Tensor:
+    """Whole windows that fit into so many samples, at least one."""
+    return (1 + (samples - WINDOW) // HOP).clamp(min=1)
+
+
+def mel_bands(audio: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the bands of a batch.
+
+    Args:
+        audio: [B, T] with T ≥ 400, zero beyond each row's own samples.
+        samples: of each row, [B].
+
+    Returns:
+        bands [B, frames, 80], zero beyond each row's own frames, and the mask [B, frames] of these.
+    """
+    counts = frame_counts(samples)
+    frames = (audio * SCALE).unfold(1, WINDOW, HOP)[:, : int(counts.max())]
+    frames = frames - frames.mean(dim=2, keepdim=True)
+    before = torch.cat((frames[..., :1], frames[..., :-1]), dim=2)
+    shaped = (frames - PRE_EMPHASIS * before) * _window()
+    power = torch.fft.rfft(shaped, n=TRANSFORM).abs().square()
+    bands = (power @ _filters()).clamp(min=FLOOR).log()
+    mask = torch.arange(bands.shape[1]) < counts[:, None]
+    return _normalised(bands, mask), mask.to(torch.int64)
+
+
+def _normalised(bands: Tensor, mask: Tensor) -> Tensor:
+    inside, count = mask[..., None], mask.sum(dim=1)[:, None, None]
+    mean = (bands * inside).sum(dim=1, keepdim=True) / count
+    centred = (bands - mean) * inside
+    variance = centred.square().sum(dim=1, keepdim=True) / count
+    return centred / variance.sqrt().clamp(min=1e-10)
+
+
+@cache
+def _window() -> Tensor:
+    """Povey's window: Hann's, less steep at its ends."""
+    return torch.hann_window(WINDOW, periodic=False, dtype=torch.float64).pow(0.85).to(torch.float32)
+
+
+@cache
+def _filters() -> Tensor:
+    """Triangles of equal width in mel, from 20 Hz to 8 kHz, as [257, 80]."""
+    lowest, highest = _mel(torch.tensor(LOWEST_HZ)), _mel(torch.tensor(SAMPLES_PER_SECOND / 2))
+    edges = torch.linspace(float(lowest), float(highest), BANDS + 2, dtype=torch.float64)
+    bins = _mel(torch.arange(TRANSFORM // 2 + 1, dtype=torch.float64) * SAMPLES_PER_SECOND / TRANSFORM)[:, None]
+    rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
+    return torch.minimum(rising, falling).clamp(min=0).to(torch.float32)
+
+
+def _mel(hertz: Tensor) -> Tensor:
+    return 1127.0 * torch.log1p(hertz.to(torch.float64) / 700.0)

@@ -1,0 +1,32 @@
+"""Settings of a family, read from a variant's `parameters`; errors name the parameter and the ones there are."""
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.settings import ModelSpec
+
+
+class Parameters(BaseModel):
+    """Base of every family's settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Settings = TypeVar("Settings", bound=Parameters)
+
+
+def read_parameters(settings: type[Settings], spec: ModelSpec) -> Settings:
+    """Check a variant's parameters.
+
+    Raises:
+        ModelError: unknown, or of a value that cannot be.
+    """
+    try:
+        return settings.model_validate(spec.parameters)
+    except ValidationError as error:
+        known = ", ".join(settings.model_fields) or "none"
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ModelError(f"family {spec.family!r}: parameters.{where}: {problem['msg']}; there are: {known}") from error

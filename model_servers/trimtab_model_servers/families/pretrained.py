@@ -1,0 +1,84 @@
+"""Builds a model of transformers from an architecture written out here, with stored or random weights.
+
+Imported by the families of such models only: transformers takes seconds to import.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.architectures import ARCHITECTURES, Architecture
+from trimtab_model_servers.settings import ModelSpec
+from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.weights import read_tensors
+
+try:
+    TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes
+except ModuleNotFoundError as error:
+    raise ModelError("families transformers/… need transformers: pip install 'trimtab[transformers]'") from error
+_CLASSES: dict[str, Any] = {
+    name: getattr(TRANSFORMERS, name)  # imports what it is in, now, so that a fork server has it
+    for architecture in ARCHITECTURES.values()
+    for name in (architecture.model, architecture.config)
+}
+
+
+def architecture_of(spec: ModelSpec) -> Architecture:
+    """The architecture that the family's name ends in."""
+    return ARCHITECTURES[spec.family.rpartition("/")[2]]
+
+
+def construct(architecture: Architecture, **settings: object) -> Any:
+    """Make the model with weights drawn at random by torch's generator, or without any on the meta device."""
+    config = _CLASSES[architecture.config](**architecture.settings, **settings)
+    return _CLASSES[architecture.model](config).eval()
+
+
+def build_model(spec: ModelSpec, **settings: object) -> tuple[Any, bool]:
+    """Make a variant's model; tell, too, whether its weights are random.
+
+    Raises:
+        ModelError: weights that are not there or are of another architecture.
+    """
+    architecture = architecture_of(spec)
+    weights = find_weights(spec.storage_uri, spec.digest)
+    if isinstance(weights, Seed):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(weights.value)
+            model = construct(architecture, **settings)
+    else:
+        model = load(architecture, weights, settings)
+    return model.requires_grad_(requires_grad=False), isinstance(weights, Seed)
+
+
+def load(architecture: Architecture, path: Path, settings: Mapping[str, object]) -> Any:
+    """Make the model with the tensors of a file; transformers knows their older names and which are one and the same.
+
+    Raises:
+        ModelError: a tensor is missing, superfluous or of another shape.
+    """
+    TRANSFORMERS.utils.logging.disable_progress_bar()
+    config = _CLASSES[architecture.config](**architecture.settings, **settings)
+    model, report = _CLASSES[architecture.model].from_pretrained(
+        None,
+        config=config,
+        state_dict=read_tensors(path),
+        dtype=torch.float32,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    for name, found, right in sorted(report["mismatched_keys"]):
+        raise ModelError(f"{path}: tensor {name!r} has shape {list(found)}; {_must(architecture)} {list(right)}")
+    for name in sorted(report["missing_keys"]):
+        raise ModelError(f"{path}: tensor {name!r} is missing; are these weights like {architecture.published}?")
+    for name in sorted(report["unexpected_keys"]):
+        raise ModelError(f"{path}: tensor {name!r} is not part of {architecture.model} like {architecture.published}")
+    return model.eval()
+
+
+def _must(architecture: Architecture) -> str:
+    return f"with weights like {architecture.published} it must be"

@@ -1,0 +1,217 @@
+"""Shell: objects of the Kubernetes API as plain dictionaries. Transport and credentials are the official client's.
+
+Everything we write goes by server-side apply under a field manager of its own, so that each field has one writer and a
+second application of the same object changes nothing.
+"""
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from trimtab_kubernetes.errors import ClusterError, NotFound, Unreachable, error_for
+from trimtab_kubernetes.kinds import Kind, kind_of
+
+Object = dict[str, Any]
+REQUEST_TIMEOUT_SECONDS = 10.0
+WATCH_SECONDS = 300  # the server ends a watch by itself after this long, so that a dead connection is noticed
+_MOST_CONNECTIONS = 32
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Objects, and the version of the collection to follow them from."""
+
+    items: list[Object]
+    resource_version: str
+
+
+class Cluster:
+    """One API server. Use as an asynchronous context manager, or call `close`."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    @classmethod
+    async def connect(cls, kubeconfig: str | None = None) -> "Cluster":
+        """Connect as the pod's service account, or as KUBECONFIG says; ClusterError where there is neither."""
+        settings = client.Configuration()
+        settings.connection_pool_maxsize = _MOST_CONNECTIONS
+        try:
+            if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+                config.load_incluster_config(client_configuration=settings)
+            else:
+                named = kubeconfig or os.environ.get("KUBECONFIG")  # the client would read it but once, when imported
+                await config.load_kube_config(config_file=named, client_configuration=settings)
+        except (config.ConfigException, OSError) as error:
+            raise ClusterError(f"no Kubernetes to talk to: {error}; set KUBECONFIG") from error
+        return cls(client.ApiClient(settings))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._api.close()
+
+    async def get(self, kind: str | Kind, namespace: str | None, name: str) -> Object | None:
+        """Return an object, or None where there is none."""
+        try:
+            return await self._call("GET", _kind(kind).path(namespace, name))
+        except NotFound:
+            return None
+
+    async def list(self, kind: str | Kind, namespace: str | None = None, labels: str | None = None) -> Listing:
+        """Return all objects of a kind, of one namespace or of all, with these labels (a selector)."""
+        known = _kind(kind)
+        found = await self._call("GET", known.path(namespace), {"labelSelector": labels})
+        items = [{"apiVersion": known.api_version, "kind": known.kind, **item} for item in found.get("items", [])]
+        return Listing(items, found["metadata"].get("resourceVersion", ""))
+
+    async def apply(
+        self,
+        body: Mapping[str, Any],
+        *,
+        manager: str,
+        subresource: str | None = None,
+        force: bool = True,
+        dry_run: bool = False,
+    ) -> Object:
+        """Apply an object server-side and return it as it is now.
+
+        Args:
+            body: the fields this manager wants; those it wanted before and leaves out now are removed.
+            manager: field manager.
+            subresource: such as `status`.
+            force: take over fields that another manager owns; else Conflict.
+            dry_run: check only.
+
+        Raises:
+            Rejected: the object is wrong or not allowed.
+            Unreachable: no answer; it may or may not have been applied, and applying it again is harmless.
+        """
+        kind, metadata = kind_of(body), body["metadata"]
+        path = kind.path(metadata.get("namespace"), metadata["name"], subresource)
+        query = {"fieldManager": manager, "force": "true" if force else None, "dryRun": "All" if dry_run else None}
+        return await self._call("PATCH", path, query, body, "application/apply-patch+yaml")
+
+    async def create(self, body: Mapping[str, Any], *, manager: str) -> Object:
+        """Create an object; Conflict where it exists."""
+        path = kind_of(body).path(body["metadata"].get("namespace"))
+        return await self._call("POST", path, {"fieldManager": manager}, body)
+
+    async def replace(self, body: Mapping[str, Any], *, manager: str) -> Object:
+        """Replace an object as it was read; Conflict where it has changed since."""
+        metadata = body["metadata"]
+        path = kind_of(body).path(metadata.get("namespace"), metadata["name"])
+        return await self._call("PUT", path, {"fieldManager": manager}, body)
+
+    async def delete(
+        self, kind: str | Kind, namespace: str | None, name: str, *, uid: str | None = None, foreground: bool = False
+    ) -> bool:
+        """Delete an object, only the one of that uid where given; False where there was none."""
+        options: Object = {"propagationPolicy": "Foreground" if foreground else "Background"}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        try:
+            await self._call("DELETE", _kind(kind).path(namespace, name), None, options)
+        except NotFound:
+            return False
+        return True
+
+    async def watch(
+        self, kind: str | Kind, namespace: str | None, labels: str | None, resource_version: str
+    ) -> AsyncIterator[tuple[str, Object]]:
+        """Yield (ADDED, MODIFIED or DELETED, object) from that version on, until the server ends the watch.
+
+        Raises Gone where the version is too old. BOOKMARK events are yielded too: they carry a newer version.
+        """
+        query = {
+            "watch": "true",
+            "labelSelector": labels,
+            "resourceVersion": resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        response = await self._send("GET", _kind(kind).path(namespace), query, None, None, WATCH_SECONDS + 30.0)
+        try:
+            while line := await response.content.readline():
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise error_for(int(event["object"].get("code", 500)), str(event["object"].get("message", "")))
+                yield event["type"], event["object"]
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise Unreachable(f"watch of {_kind(kind).plural} broke off: {type(error).__name__} {error}") from error
+        finally:
+            response.close()
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str | None] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        response = await self._send(method, path, query, body, content_type, REQUEST_TIMEOUT_SECONDS)
+        try:
+            answer: Object = await response.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise Unreachable(f"{method} {path}: {type(error).__name__} {error}") from error
+        finally:
+            response.release()
+        return answer
+
+    async def _send(  # noqa: PLR0913, PLR0917
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str | None] | None,
+        body: Mapping[str, Any] | None,
+        content_type: str | None,
+        timeout_seconds: float,
+    ) -> aiohttp.ClientResponse:
+        headers = {"Accept": "application/json", "Content-Type": content_type or "application/json"}
+        given = [(key, value) for key, value in (query or {}).items() if value is not None]
+        try:
+            request = await self._api.param_serialize(
+                method, path, query_params=given, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            answer = await self._api.call_api(*request, _request_timeout=timeout_seconds)
+            response: aiohttp.ClientResponse = answer.response
+            if response.status >= 400:
+                message = _message(await response.read())
+                raise error_for(response.status, f"{method} {path}: {message}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"{method} {path}: {type(error).__name__} {error}") from error
+        return response
+
+
+def own_namespace() -> str:
+    """Return the namespace this pod runs in, else POD_NAMESPACE, else `default`."""
+    if _NAMESPACE_FILE.exists():
+        return _NAMESPACE_FILE.read_text().strip()
+    return os.environ.get("POD_NAMESPACE", "default")
+
+
+def _kind(kind: str | Kind) -> Kind:
+    return kind if isinstance(kind, Kind) else kind_of(kind)
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")

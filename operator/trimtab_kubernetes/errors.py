@@ -1,0 +1,42 @@
+"""What the API server may answer instead of what was asked."""
+
+
+class ClusterError(Exception):
+    """The API server refused or failed; `status` is the HTTP status, 0 where there was no answer at all."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Unreachable(ClusterError):  # noqa: N818 - reads as what happened
+    """No answer, or one that says try again later (429 and 5xx)."""
+
+
+class NotFound(ClusterError):  # noqa: N818
+    """404: no such object, or no such kind."""
+
+
+class Conflict(ClusterError):  # noqa: N818
+    """409: somebody else owns the field, or changed the object in between."""
+
+
+class Gone(ClusterError):  # noqa: N818
+    """410: the version asked for is too old to follow from; list anew."""
+
+
+class Rejected(ClusterError):  # noqa: N818
+    """The request is wrong (400, 422) or not allowed (401, 403); sending it again changes nothing."""
+
+
+_NOT_OF_THE_KIND = "failed to create typed patch object"
+"""How server-side apply answers a field that the kind does not have: with status 500, though it will never pass."""
+
+
+def error_for(status: int, message: str) -> ClusterError:
+    """Return the error that an HTTP status and the server's message stand for."""
+    if _NOT_OF_THE_KIND in message:
+        return Rejected(message, status)
+    kinds: dict[int, type[ClusterError]] = {404: NotFound, 409: Conflict, 410: Gone, 429: Unreachable}
+    kind = kinds.get(status, Unreachable if status >= 500 else Rejected)
+    return kind(message, status)

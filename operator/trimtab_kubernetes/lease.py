@@ -1,0 +1,154 @@
+"""Which of several copies may write: the one that holds a Lease, as Kubernetes' own components do it.
+
+A holder that cannot renew in time stops by itself before another may take over: its own patience ends earlier than the
+lease. Expiry is judged by this process's clock from when it last saw the lease change, so clocks need not agree.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from trimtab_kubernetes.client import Cluster, Object
+from trimtab_kubernetes.errors import ClusterError, Conflict
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a lease lasts, how long a holder tries to renew it, and how often everybody tries."""
+
+    lease_seconds: int = 15
+    renew_within_seconds: float = 10.0
+    every_seconds: float = 2.0
+
+
+class Lease:
+    """One candidate for a Lease."""
+
+    def __init__(self, cluster: Cluster, namespace: str, name: str, identity: str, timing: Timing = Timing()) -> None:
+        self._cluster, self._namespace, self._name, self._identity = cluster, namespace, name, identity
+        self._timing = timing
+        self._seen: tuple[str, float] = ("", 0.0)
+        self.held = False
+
+    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Wait for the lease and do the work while it is held; for ever. The work is cancelled when the lease is lost.
+
+        An exception of the work ends this too.
+        """
+        while True:
+            await self._acquire()
+            log.info("%s leads", self._identity)
+            self.held = True
+            working = asyncio.ensure_future(work())
+            renewing = asyncio.create_task(self._renew())
+            try:
+                await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self.held = False
+                working.cancel()
+                renewing.cancel()
+                results = await asyncio.gather(working, renewing, return_exceptions=True)
+            if isinstance(results[0], Exception):
+                raise results[0]
+            log.warning("%s does not lead any more", self._identity)
+
+    async def release(self) -> None:
+        """Let another take over at once."""
+        try:
+            found = await self._cluster.get("Lease", self._namespace, self._name)
+            if found is not None and found["spec"].get("holderIdentity") == self._identity:
+                found["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+                await self._cluster.replace(found, manager=self._identity)
+        except ClusterError as error:
+            log.info("the lease runs out by itself: %s", error)
+
+    async def _acquire(self) -> None:
+        while not await self._try():  # noqa: ASYNC110 - no event tells that a lease has run out
+            await asyncio.sleep(self._timing.every_seconds)
+
+    async def _renew(self) -> None:
+        """Renew until that fails for too long."""
+        renewed = time.monotonic()
+        while time.monotonic() - renewed < self._timing.renew_within_seconds:
+            await asyncio.sleep(self._timing.every_seconds)
+            patience = self._timing.renew_within_seconds - (time.monotonic() - renewed)
+            try:
+                async with asyncio.timeout(max(patience, 0.1)):
+                    if await self._try():
+                        renewed = time.monotonic()
+                    elif self._seen_holder() != self._identity:
+                        return
+            except TimeoutError:
+                return
+
+    def _seen_holder(self) -> str:
+        return self._seen[0].partition("|")[0]
+
+    async def _try(self) -> bool:
+        try:
+            found = await self._cluster.get("Lease", self._namespace, self._name)
+            if found is None:
+                await self._cluster.create(self._body(), manager=self._identity)
+                return True
+            if not self._may_take(found["spec"]):
+                return False
+            await self._cluster.replace(self._taken(found), manager=self._identity)
+        except Conflict:
+            return False
+        except ClusterError as error:
+            log.warning("lease %s: %s", self._name, error)
+            return False
+        return True
+
+    def _may_take(self, spec: dict[str, Any]) -> bool:
+        holder = spec.get("holderIdentity") or ""
+        version = f"{holder}|{spec.get('renewTime')}"
+        if version != self._seen[0]:
+            self._seen = (version, time.monotonic())
+        expired = time.monotonic() - self._seen[1] > spec.get("leaseDurationSeconds", 0)
+        return holder in {"", self._identity} or expired
+
+    def _taken(self, found: Object) -> Object:
+        spec, mine = found["spec"], self._body()["spec"]
+        if spec.get("holderIdentity") == self._identity:
+            mine["acquireTime"] = spec.get("acquireTime")
+            mine["leaseTransitions"] = spec.get("leaseTransitions", 0)
+        else:
+            mine["leaseTransitions"] = spec.get("leaseTransitions", 0) + 1
+        return {**found, "spec": mine}
+
+    def _body(self) -> Object:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name, "namespace": self._namespace},
+            "spec": {
+                "holderIdentity": self._identity,
+                "leaseDurationSeconds": self._timing.lease_seconds,
+                "acquireTime": now,
+                "renewTime": now,
+                "leaseTransitions": 0,
+            },
+        }
+
+
+@asynccontextmanager
+async def leading(lease: Lease, work: Callable[[], Awaitable[None]]) -> AsyncIterator["asyncio.Task[None]"]:
+    """Lead in the background; on leaving, stop and let another take over."""
+    task = asyncio.create_task(lease.lead(work))
+    try:
+        yield task
+    finally:
+        held = lease.held
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if held:
+            await lease.release()

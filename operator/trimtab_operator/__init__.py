@@ -1,0 +1,1 @@
+"""Makes it run: custom resources become Deployments, Services and a status."""

@@ -1,0 +1,67 @@
+"""What the operator tells Prometheus."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from trimtab_operator.objects import Object
+from trimtab_operator.observed import desired_replicas
+from trimtab_operator.rollout import ReplicaSet
+from trimtab_pipelines.cluster import HOSTING_LABEL, STAGE_LABEL
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_WHO = ("namespace", "pipeline")
+
+
+class Metrics:
+    """The operator's series. Those of a pipeline go when it goes."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._replicas = Gauge(
+            "trimtab_replicas",
+            "Replicas of a hosting group, desired and ready",
+            (*_WHO, "stage", "hosting", "state"),
+            registry=self.registry,
+        )
+        self._cores = Gauge(
+            "trimtab_allocated_cores", "Cores asked for by all replicas that exist", _WHO, registry=self.registry
+        )
+        self._conditions = Gauge(
+            "trimtab_condition", "1 for the status a condition has", (*_WHO, "type", "status"), registry=self.registry
+        )
+        self.seconds = Histogram(
+            "trimtab_reconcile_seconds", "Time to reconcile one pipeline", buckets=_BUCKETS, registry=self.registry
+        )
+        self.outcomes = Counter(
+            "trimtab_reconciles_total", "Reconciliations, by outcome", ("outcome",), registry=self.registry
+        )
+        self.writes = Counter(
+            "trimtab_api_writes_total", "Writes to the API server, by kind", ("kind",), registry=self.registry
+        )
+        self._shown: dict[tuple[str, str], set[tuple[Gauge, tuple[str, ...]]]] = {}
+
+    def show(self, key: tuple[str, str], sets: Sequence[tuple[ReplicaSet, Object]], status: Mapping[str, Any]) -> None:
+        """Show one pipeline as it is now; series it had and has no more are taken away."""
+        values: dict[tuple[Gauge, tuple[str, ...]], float] = {}
+        for each, found in sets:
+            marks = found["metadata"]["labels"]
+            where = (*key, marks[STAGE_LABEL], marks[HOSTING_LABEL])
+            values[self._replicas, (*where, "desired")] = desired_replicas(found)
+            values[self._replicas, (*where, "ready")] = each.ready
+        if status:
+            values[self._cores, key] = float(status.get("cores", 0))
+        for condition in status.get("conditions", []):
+            for state in ("True", "False", "Unknown"):
+                values[self._conditions, (*key, condition["type"], state)] = float(condition["status"] == state)
+        for (gauge, labels), value in values.items():
+            gauge.labels(*labels).set(value)
+        for gauge, labels in self._shown.get(key, set()) - values.keys():
+            gauge.remove(*labels)
+        self._shown[key] = set(values)
+
+    def forget(self, key: tuple[str, str]) -> None:
+        """Take away the series of a pipeline that is gone."""
+        self.show(key, (), {})
+        self._shown.pop(key, None)

@@ -1,0 +1,97 @@
+"""Decides what should be written for one pipeline, given everything that is known about it. Pure and level-triggered.
+
+Whatever was missed, deleted by hand or half done before, the same facts lead to the same objects.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trimtab_operator import plans as planning
+from trimtab_operator.choice import Choice, choose
+from trimtab_operator.drift import stamped
+from trimtab_operator.isolation import network_policies
+from trimtab_operator.objects import Object, Ref, ref_of
+from trimtab_operator.observed import Observed
+from trimtab_operator.pod_state import pod_states
+from trimtab_operator.profiles import profiling
+from trimtab_operator.replicas import Site, decide_replicas, stage_states
+from trimtab_operator.report import Facts, invalid_report, pipeline_report, plan_report
+from trimtab_operator.report import events as events_of
+from trimtab_operator.routers import router_objects
+from trimtab_operator.settings import Settings
+from trimtab_pipelines.cluster import STAGE_LABEL, router_name
+from trimtab_pipelines.documents import DocumentError, parse
+from trimtab_pipelines.spec import InferencePipeline
+
+_TAKEN_AWAY = frozenset(
+    {
+        "ConfigMap",
+        "Deployment",
+        "Job",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "PodMonitor",
+        "RoleBinding",
+        "SeldonDeployment",
+        "Service",
+        "ServiceAccount",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """What to write, and when to look again if nothing happens before."""
+
+    apply: tuple[Object, ...] = ()
+    delete: tuple[Ref, ...] = ()
+    pipeline_status: Object | None = None
+    plan_status: Object | None = None
+    events: tuple[Object, ...] = ()
+    requeue_after_seconds: float | None = None
+
+
+def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliation:
+    """Return what the cluster should hold for this pipeline."""
+    if "deletionTimestamp" in observed.pipeline["metadata"]:
+        return Reconciliation()  # what it owns goes with it
+    try:
+        pipeline = parse(InferencePipeline, observed.pipeline, "InferencePipeline")
+    except DocumentError as error:
+        return Reconciliation(pipeline_status=invalid_report(observed.pipeline, str(error), now))
+    site = Site(pipeline, observed.owned, pod_states(observed.pods), settings)
+    config_map = observed.owned.get(Ref("ConfigMap", router_name(pipeline.name)))
+    measured = profiling(pipeline, observed.profiles, observed.owned, settings)
+    choice = choose(site, planning.read(pipeline, observed.plan, config_map, now), now)
+    replicas = decide_replicas(site, choice.plan, choice.limit)
+    wanted = [
+        *router_objects(pipeline, choice.good, settings, pod_monitor="PodMonitor" in observed.kinds),
+        *network_policies(pipeline),
+        *measured.objects,
+        *replicas.objects,
+    ]
+    facts = Facts(site, choice, measured.finding, stage_states(site, choice.plan), observed, now)
+    return Reconciliation(
+        apply=tuple(stamped(manifest) for manifest in wanted),
+        delete=tuple(_superfluous(observed, wanted, replicas.kept, choice)),
+        pipeline_status=pipeline_report(facts),
+        plan_status=plan_report(facts),
+        events=events_of(facts),
+        requeue_after_seconds=choice.look_again_seconds,
+    )
+
+
+def _superfluous(observed: Observed, wanted: Sequence[Object], kept: frozenset[str], choice: Choice) -> list[Ref]:
+    """List what we own and want no more. A replica set on its way out keeps its Service and budget till the end."""
+    asked = {ref_of(manifest) for manifest in wanted}
+    found = []
+    for ref, live in observed.owned.items():
+        if ref in asked or ref.kind not in _TAKEN_AWAY or "deletionTimestamp" in live["metadata"]:
+            continue
+        of_stage = STAGE_LABEL in live["metadata"].get("labels", {})
+        if of_stage and (ref.name in kept or not choice.applied):
+            continue
+        if ref.kind == "Job" and (live.get("status") or {}).get("conditions"):
+            continue  # it ended; the cluster clears it away after a while
+        found.append(ref)
+    return sorted(found)

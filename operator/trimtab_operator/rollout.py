@@ -1,0 +1,194 @@
+"""How a plan becomes true without losing a request: how many replicas each replica set should have next. Pure.
+
+Make before break: what is no longer wanted keeps serving until what follows it is ready; the routers move by themselves
+in between. All replicas together never ask for more than the limit, pods that are leaving included. Where the limit
+leaves no room, replicas are exchanged one by one, and a stage loses its last ready replica only where nothing else
+could ever make room. Level-triggered: call `decide` with what is true now, write what it returns, call it again when
+anything has changed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """An amount of what replicas ask for."""
+
+    cores: float = 0.0
+    gpus: int = 0
+
+    def __add__(self, other: "Room") -> "Room":
+        return Room(self.cores + other.cores, self.gpus + other.gpus)
+
+    def __sub__(self, other: "Room") -> "Room":
+        return Room(self.cores - other.cores, self.gpus - other.gpus)
+
+    def times(self, count: int) -> "Room":
+        """Return as much as so many replicas ask for."""
+        return Room(self.cores * count, self.gpus * count)
+
+    def holds(self, other: "Room") -> bool:
+        """Whether so much fits within."""
+        return other.cores <= self.cores + _TOLERANCE and other.gpus <= self.gpus
+
+
+def total(amounts: Iterable[Room]) -> Room:
+    """Add up."""
+    return sum(amounts, Room())
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a plan asks of one stage: so many replicas of one replica set."""
+
+    stage: str
+    name: str
+    replicas: int
+    each: Room
+
+    @property
+    def room(self) -> Room:
+        """What all its replicas ask for."""
+        return self.each.times(self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSet:
+    """One replica set as observed."""
+
+    name: str
+    stage: str
+    each: Room
+    desired: int
+    """Replicas it was last told to have."""
+    pods: int = 0
+    """Pods that exist and are not told to stop."""
+    ready: int = 0
+    unscheduled: int = 0
+    """Pods that wait for a node."""
+    leaving: int = 0
+    """Pods told to stop that are still there."""
+    surging: bool = False
+    """It exchanges its pods for ones of a new template and may have one more than desired while it does."""
+
+    @property
+    def held(self) -> Room:
+        """What its pods ask for, or will as soon as they are made."""
+        return self.each.times(max(self.desired + self.surging, self.pods) + self.leaving)
+
+
+def decide(targets: Sequence[Target], sets: Sequence[ReplicaSet], limit: Room) -> dict[str, int]:
+    """Return the number of replicas each replica set should be told to have, new ones included.
+
+    Args:
+        targets: what should run, one a stage.
+        sets: every replica set that exists.
+        limit: most that all replicas may ask for.
+    """
+    known = {each.name for each in sets}
+    missing = [ReplicaSet(t.name, t.stage, t.each, desired=0) for t in targets if t.name not in known]
+    rollout = _Rollout([*sets, *missing], {target.stage: target for target in targets}, limit)
+    rollout.give_up_what_found_no_node()
+    for target in targets:
+        rollout.bring_up(target)
+    unmet = [target for target in targets if rollout.desired[target.name] < target.replicas]
+    rollout.retire(unmet)
+    if unmet and limit.holds(total(target.room for target in targets)) and not rollout.under_way(unmet):
+        rollout.make_room(unmet)
+    return rollout.desired
+
+
+@dataclass(slots=True)
+class _Rollout:
+    """The numbers as they will be once what was decided so far is written."""
+
+    sets: list[ReplicaSet]
+    targets: Mapping[str, Target]
+    limit: Room
+    desired: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.desired = {each.name: each.desired for each in self.sets}
+
+    @property
+    def free(self) -> Room:
+        """Room for more; what was only just told to go still counts."""
+        added = (each.each.times(max(self.desired[each.name] - each.desired, 0)) for each in self.sets)
+        return self.limit - total(each.held for each in self.sets) - total(added)
+
+    def stale(self, stage: str) -> list[ReplicaSet]:
+        """List the stage's replica sets that the plan does not ask for."""
+        wanted = self.targets[stage].name if stage in self.targets else None
+        return [each for each in self.sets if each.stage == stage and each.name != wanted and self.desired[each.name]]
+
+    def ready(self, stage: str) -> int:
+        """Ready replicas of a stage that may stay, whichever set they are of."""
+        return sum(min(each.ready, self.desired[each.name]) for each in self.sets if each.stage == stage)
+
+    def give_up_what_found_no_node(self) -> None:
+        """Where the limit is less than is held, take back replicas that wait for a node in vain."""
+        waiting = [each for each in self.sets if each.unscheduled]
+        for each in sorted(waiting, key=self.wanted):
+            over = not self.limit.holds(total(s.held for s in self.sets))
+            if over:
+                self.desired[each.name] = max(each.desired - each.unscheduled, 0)
+
+    def wanted(self, each: ReplicaSet) -> bool:
+        """Whether the plan asks for this set."""
+        return each.stage in self.targets and self.targets[each.stage].name == each.name
+
+    def bring_up(self, target: Target) -> None:
+        """Ask for what is missing, as far as there is room; take back what is too many."""
+        desired = self.desired[target.name]
+        if desired > target.replicas:
+            self.desired[target.name] = target.replicas
+        while self.desired[target.name] < target.replicas and self.free.holds(target.each):
+            self.desired[target.name] += 1
+
+    def retire(self, unmet: Sequence[Target]) -> None:
+        """Let go of what a ready successor replaces, of stages that are gone, of what is not ready and in the way."""
+        for each in self.sets:
+            target = self.targets.get(each.stage)
+            if target is None:
+                self.desired[each.name] = 0
+            elif each.name != target.name:
+                if self.is_ready(target):
+                    self.desired[each.name] = 0
+                elif target in unmet:
+                    self.desired[each.name] = min(self.desired[each.name], each.ready)
+
+    def is_ready(self, target: Target) -> bool:
+        """Whether all replicas the plan asks for are ready."""
+        return any(each.name == target.name and each.ready >= target.replicas for each in self.sets)
+
+    def under_way(self, unmet: Sequence[Target]) -> bool:
+        """Whether room may yet come of itself, or what was brought up last is not ready yet."""
+        stages = {target.stage for target in unmet}
+        return any(
+            each.leaving
+            or each.pods > self.desired[each.name]
+            or each.desired > self.desired[each.name]
+            or (self.wanted(each) and each.ready < self.desired[each.name])
+            or (each.surging and each.stage not in stages)
+            for each in self.sets
+        )
+
+    def make_room(self, unmet: Sequence[Target]) -> None:
+        """Give up one replica that the plan does not ask for: a spare one, else one whose place its heir can take."""
+        stale = [(target, each) for target in unmet for each in self.stale(target.stage)]
+        spare = [each for _, each in stale if self.ready(each.stage) > 1]
+        heirs = [each for target, each in stale if (each.each + self.free).holds(target.each)]
+        last = sorted((each for _, each in stale), key=lambda each: -each.each.cores)
+        for each in sorted(spare, key=lambda each: -self.ready(each.stage)) or heirs or last:
+            self.desired[each.name] -= 1
+            return
+
+
+def surge_allowed(each: ReplicaSet, others: Sequence[ReplicaSet], limit: Room) -> bool:
+    """Whether a replica set whose template changes may have one more pod meanwhile, rather than one less."""
+    if each.surging:
+        return True
+    return (limit - each.held - total(other.held for other in others)).holds(each.each)

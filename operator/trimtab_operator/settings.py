@@ -1,0 +1,48 @@
+"""What the operator is told by its environment: which images to run, where to look, who may run."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The operator's environment, read once."""
+
+    control_image: str = "localhost/trimtab-control:dev"
+    model_server_image: str = "localhost/trimtab-model-server:dev"
+    image_pull_policy: str = "IfNotPresent"
+    image_pull_secrets: tuple[str, ...] = ()
+    role_kind: str = "ClusterRole"
+    """Kind of the roles trimtab-router and trimtab-profiler: Role where the operator may not look everywhere."""
+    node_cache: str = ""
+    """Folder of each node that keeps weights for all pods; empty gives each pod a folder of its own."""
+    namespaces: tuple[str, ...] = ()
+    """Where to look for pipelines; empty means everywhere."""
+    identity: str = "trimtab-operator"
+    own_namespace: str = "default"
+    health_port: int = 8080
+    metrics_port: int = 9090
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Read the variables of the operator's container."""
+        default = cls()
+        return cls(
+            control_image=environment.get("TRIMTAB_CONTROL_IMAGE", default.control_image),
+            model_server_image=environment.get("TRIMTAB_MODEL_SERVER_IMAGE", default.model_server_image),
+            image_pull_policy=environment.get("TRIMTAB_IMAGE_PULL_POLICY", default.image_pull_policy),
+            image_pull_secrets=_listed(environment.get("TRIMTAB_IMAGE_PULL_SECRETS", "")),
+            role_kind=environment.get("TRIMTAB_ROLE_KIND", default.role_kind),
+            node_cache=environment.get("TRIMTAB_NODE_CACHE", ""),
+            namespaces=_listed(environment.get("TRIMTAB_NAMESPACES", "")),
+            identity=environment.get("POD_NAME") or f"{os.uname().nodename}-{os.getpid()}",
+            own_namespace=environment.get("POD_NAMESPACE", default.own_namespace),
+            health_port=int(environment.get("TRIMTAB_HEALTH_PORT", default.health_port)),
+            metrics_port=int(environment.get("TRIMTAB_METRICS_PORT", default.metrics_port)),
+        )
+
+
+def _listed(written: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in written.split(",") if part.strip())

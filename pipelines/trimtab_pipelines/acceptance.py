@@ -1,0 +1,20 @@
+"""Whether a plan is one for this pipeline: one rule for router and operator, so that they never disagree. Pure."""
+
+from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.spec import InferencePipeline
+
+
+def check_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
+    """The plan, if it is one for this pipeline; raises DocumentError naming what does not fit."""
+    if plan.spec.pipeline != pipeline.name:
+        raise DocumentError(f"spec.pipeline: the plan is for {plan.spec.pipeline!r}, not for {pipeline.name!r}")
+    for stage in pipeline.spec.stages:
+        try:
+            planned = plan.spec.stage(stage.name)
+            stage.variant(planned.variant).point(planned.operating_point)
+            for fallback in planned.fallback_operating_points:
+                stage.variant(planned.variant).point(fallback)
+        except KeyError as error:
+            raise DocumentError(f"spec.stages: {error.args[0]}") from error
+    return plan

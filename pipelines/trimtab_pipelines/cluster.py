@@ -1,0 +1,71 @@
+"""What all parts agree on in a cluster: names, labels, ports and field managers. Each stands here and nowhere else."""
+
+import hashlib
+
+from trimtab_pipelines.resource import API_VERSION
+
+GROUP, VERSION = API_VERSION.split("/")
+
+OPERATOR_MANAGER = "trimtab-operator"
+ADAPTER_MANAGER = "trimtab-adapter"
+PROFILER_MANAGER = "trimtab-profiler"
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+COMPONENT = "app.kubernetes.io/component"
+PIPELINE_LABEL = f"{GROUP}/pipeline"
+STAGE_LABEL = f"{GROUP}/stage"
+HOSTING_LABEL = f"{GROUP}/hosting"
+VARIANT_LABEL_PREFIX = f"variant.{GROUP}/"
+"""One label a variant, value "true", on the Service of a replica set; the cluster copies it to its EndpointSlices."""
+PROFILE_ANNOTATION = f"{GROUP}/profile"
+"""On an InferencePipeline: any new value asks for new profiles."""
+ADVISORY_LABEL = f"{GROUP}/advisory"
+"""On a PipelinePlan that nothing acts on."""
+
+ROUTER_REST_PORT = 8080
+ROUTER_GRPC_PORT = 8081
+DATA_PORT = 9000
+MLSERVER_HTTP_PORT = 8080
+MLSERVER_GRPC_PORT = 8081
+METRICS_PORT = 9090
+
+_LONGEST_NAME = 52  # a Deployment's pods add 11 characters and must stay a DNS label
+
+
+def router_name(pipeline: str) -> str:
+    """Name of a router's Deployment, Service, ConfigMap, ServiceAccount and RoleBinding."""
+    return _fitting(f"{pipeline}-router", f"{pipeline}-router")
+
+
+def replica_set_name(pipeline: str, stage: str, hosting_group: str) -> str:
+    """Name of the Deployment and the Service of one hosting group; no two triples share one."""
+    return _fitting(f"{pipeline}-{stage}-{hosting_group}", f"{pipeline}/{stage}/{hosting_group}", always=True)
+
+
+def profile_name(pipeline: str, stage: str, accelerator: str | None = None) -> str:
+    """Name of the ModelProfile of a stage on one kind of hardware."""
+    written = f"{pipeline}-{stage}-{accelerator or 'cpu'}".lower().replace("_", "-").replace(" ", "-")
+    return _fitting(written, f"{pipeline}/{stage}/{accelerator}", always=True)
+
+
+def profiler_name(pipeline: str) -> str:
+    """Name of the ServiceAccount and the RoleBinding of a pipeline's profile Jobs."""
+    return _fitting(f"{pipeline}-profiler", f"{pipeline}-profiler")
+
+
+def profile_job_name(pipeline: str, task: str, fingerprint: str) -> str:
+    """Name of the Job of one profile task; another for every fingerprint."""
+    return _fitting(f"{pipeline}-profile-{task}", f"{pipeline}/{task}/{fingerprint}", always=True)
+
+
+def advisory_name(pipeline: str) -> str:
+    """Name of the PipelinePlan the adapter writes in Advisory mode."""
+    return _fitting(f"{pipeline}-advisory", f"{pipeline}-advisory")
+
+
+def _fitting(written: str, identity: str, *, always: bool = False) -> str:
+    """Shorten what is too long; a few digits of a hash keep apart what would else read the same."""
+    if len(written) <= _LONGEST_NAME and not always:
+        return written
+    digits = hashlib.sha256(identity.encode()).hexdigest()[:5]
+    return f"{written[: _LONGEST_NAME - 6].rstrip('-')}-{digits}"

@@ -1,0 +1,19 @@
+"""Cores and GPUs that several pipelines share: those whose `spec.budget.pool` names the same pool."""
+
+from pydantic import Field
+
+from trimtab_pipelines.quantity import Cores
+from trimtab_pipelines.resource import Model, Name
+
+
+class Pool(Model):
+    """What all pipelines of one pool together may ask for."""
+
+    cores: Cores = Field(gt=0)
+    gpus: int = Field(default=0, ge=0)
+
+
+class Pools(Model):
+    """The pools of a cluster by name, as the file given with `--pools` lists them."""
+
+    pools: dict[Name, Pool]

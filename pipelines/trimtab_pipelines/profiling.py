@@ -1,0 +1,112 @@
+"""What must be measured before a pipeline can be planned in a cluster: one task for each kind of node it uses. Pure.
+
+The operator makes a Job of each task, the profiler carries it out; both find it by this one rule. A task's fingerprint
+changes exactly when what was measured before no longer counts.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trimtab_pipelines.cluster import GROUP, PROFILE_ANNOTATION
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import InferencePipeline, Stage, Variant
+
+FINGERPRINT_ANNOTATION = f"{GROUP}/fingerprint"
+"""On a ModelProfile: the fingerprint of the task it answers."""
+_MEASURED = {
+    "name",
+    "family",
+    "parameters",
+    "storage_uri",
+    "digest",
+    "container",
+    "resources",
+    "node_selector",
+    "tolerations",
+    "runtime_class_name",
+    "max_batch_size",
+    "operating_points",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileTask:
+    """Variants of a pipeline that run on one kind of node; `accelerator` is None on nodes used without one."""
+
+    name: str
+    accelerator: str | None
+    variants: tuple[tuple[str, str], ...]
+    fingerprint: str
+
+    def of_stage(self, stage: str) -> tuple[str, ...]:
+        """Return the variants to measure in a stage."""
+        return tuple(variant for owner, variant in self.variants if owner == stage)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages that have something to measure, in order."""
+        return tuple(dict.fromkeys(stage for stage, _ in self.variants))
+
+
+def profile_tasks(pipeline: InferencePipeline) -> tuple[ProfileTask, ...]:
+    """Divide a pipeline's variants by the kind of node they ask for; those with a container of their own fall out."""
+    kinds: dict[str, list[tuple[Stage, Variant]]] = {}
+    for stage in pipeline.spec.stages:
+        for variant in stage.variants:
+            if variant.container is not None:
+                continue
+            kinds.setdefault(_node_kind(variant), []).append((stage, variant))
+    wanted = pipeline.metadata.annotations.get(PROFILE_ANNOTATION, "")
+    return tuple(_task(members, wanted) for members in kinds.values())
+
+
+def missing_tasks(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[ProfileTask, ...]:
+    """Return the tasks whose stages are not all profiled yet, or whose profiles are out of date."""
+    known = {
+        (profile.spec.stage, profile.metadata.annotations.get(FINGERPRINT_ANNOTATION, ""))
+        for profile in profiles
+        if profile.spec.pipeline == pipeline.name
+    }
+    return tuple(
+        task for task in profile_tasks(pipeline) if any((stage, task.fingerprint) not in known for stage in task.stages)
+    )
+
+
+def left_to_users(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[tuple[str, str], ...]:
+    """Return the (stage, variant)s with containers of their own that no profile has points of.
+
+    The profiler cannot start them; who brings the container gives a ModelProfile, of any name and without fingerprint.
+    """
+    known = {
+        (profile.spec.stage, point.variant)
+        for profile in profiles
+        if profile.spec.pipeline == pipeline.name
+        for point in profile.spec.points
+    }
+    named = ((stage.name, one.name) for stage in pipeline.spec.stages for one in stage.variants if one.container)
+    return tuple(one for one in named if one not in known)
+
+
+def _node_kind(variant: Variant) -> str:
+    keys = {"node_selector", "tolerations", "runtime_class_name"}
+    placement = variant.model_dump(mode="json", include=keys)
+    return json.dumps([placement, variant.resources.gpu > 0], sort_keys=True)
+
+
+def _task(members: list[tuple[Stage, Variant]], wanted: str) -> ProfileTask:
+    first = members[0][1]
+    accelerator = "gpu" if first.resources.gpu else None
+    measured = [
+        [stage.name, [*stage.batch_sizes], variant.model_dump(mode="json", include=_MEASURED)]
+        for stage, variant in members
+    ]
+    fingerprint = hashlib.sha256(json.dumps([measured, wanted], sort_keys=True).encode()).hexdigest()[:16]
+    kind = hashlib.sha256(_node_kind(first).encode()).hexdigest()[:5]
+    return ProfileTask(
+        name=f"{accelerator or 'cpu'}-{kind}",
+        accelerator=accelerator,
+        variants=tuple((stage.name, variant.name) for stage, variant in members),
+        fingerprint=fingerprint,
+    )

@@ -1,0 +1,133 @@
+"""Shell: the load of every pipeline over the last days, as Prometheus has kept it."""
+
+import asyncio
+import json
+import math
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_predictor.bins import BIN_SECONDS, seconds_of_bins
+from trimtab_predictor.trace import MAX_RPS
+
+PEAK = "trimtab_arrivals_peak_rps"
+RECEIVED = "trimtab_requests_received_total"
+POINTS_A_QUESTION = 8_000  # Prometheus answers at most 11,000 of one series
+TIMEOUT_SECONDS = 60.0
+MOST_ANSWER_BYTES = 256 * 2**20
+_BY = "by (namespace, pipeline)"
+_UNKNOWN = (math.nan, math.nan)
+
+Pipeline = tuple[str, str]
+Bins = dict[Pipeline, dict[int, float]]
+
+
+class RecordedLoadError(Exception):
+    """Prometheus cannot be asked, or knows nothing; the message names the address and what was asked."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedLoad:
+    """The load of one pipeline, requests per second [S]; NaN where it was not scraped."""
+
+    namespace: str
+    pipeline: str
+    rps: NDArray[np.float64]
+
+
+async def read_recorded(
+    url: str, seconds: float, token_file: Path | None = None, certificate_authority: Path | None = None
+) -> list[RecordedLoad]:
+    """Return the load of every pipeline of the last so many seconds.
+
+    Raises:
+        RecordedLoadError: Prometheus does not answer, or knows no load.
+    """
+    verify = ssl.create_default_context(cafile=certificate_authority) if certificate_authority else True
+    async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, verify=verify) as client:
+        end = math.floor(time.time() / BIN_SECONDS) * BIN_SECONDS
+        start = end - math.floor(seconds / BIN_SECONDS) * BIN_SECONDS
+        asked = _Asked(client, url.rstrip("/"), token_file)
+        peaks = await asked.bins(f"sum {_BY} ({PEAK})", start, end)
+        means = await asked.bins(f"sum {_BY} (rate({RECEIVED}[{3 * BIN_SECONDS}s]))", start, end)
+    if not peaks:
+        raise RecordedLoadError(
+            f"{url} knows no {PEAK} of the last {seconds / 3600:.0f} hours; are the routers scraped?"
+        )
+    return [_rebuilt(key, values, means.get(key, {})) for key, values in sorted(peaks.items())]
+
+
+def _rebuilt(key: Pipeline, peaks: Mapping[int, float], means: Mapping[int, float]) -> RecordedLoad:
+    """Put the bins in a row, missing ones as NaN, from the first that was scraped."""
+    first, last = min(peaks), max(peaks)
+    times = range(first, last + 1, BIN_SECONDS)
+    rps = seconds_of_bins((peaks[at], means[at]) if at in peaks and at in means else _UNKNOWN for at in times)
+    return RecordedLoad(key[0], key[1], rps)
+
+
+class _Asked:
+    """A Prometheus, asked in pieces it can answer."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str, token_file: Path | None) -> None:
+        self._client, self._url, self._token_file = client, url, token_file
+
+    async def bins(self, expression: str, start: int, end: int) -> Bins:
+        """Return the expression's value every ten seconds, for each pipeline."""
+        found: Bins = {}
+        reach = POINTS_A_QUESTION * BIN_SECONDS
+        for first in range(start, end, reach):
+            last = min(first + reach, end) - BIN_SECONDS
+            for series in await self._series(expression, first, last):
+                labels = series["metric"]
+                bins = found.setdefault((labels.get("namespace", ""), labels.get("pipeline", "")), {})
+                bins.update(
+                    {int(float(at)): value for at, text in series["values"] for value in [_value(text)] if value >= 0}
+                )
+        return found
+
+    async def _series(self, expression: str, start: int, end: int) -> Sequence[Mapping[str, Any]]:
+        headers = {}
+        if self._token_file is not None:
+            token = await asyncio.to_thread(self._token_file.read_text)
+            headers["Authorization"] = f"Bearer {token.strip()}"
+        query = {"query": expression, "start": str(start), "end": str(end), "step": str(BIN_SECONDS)}
+        try:
+            async with self._client.stream(
+                "GET", f"{self._url}/api/v1/query_range", params=query, headers=headers
+            ) as answer:
+                content = bytearray()
+                async for chunk in answer.aiter_bytes():
+                    content += chunk
+                    if len(content) > MOST_ANSWER_BYTES:
+                        raise RecordedLoadError(f"{self._url}: the answer to {expression} is too large")
+                if answer.status_code != 200:
+                    raise RecordedLoadError(f"{self._url} answered {answer.status_code}: {bytes(content[:200])!r}")
+        except httpx.HTTPError as error:
+            raise RecordedLoadError(f"{self._url} cannot be reached: {type(error).__name__} {error}") from error
+        return _result(self._url, bytes(content))
+
+
+def _result(url: str, content: bytes) -> Sequence[Mapping[str, Any]]:
+    try:
+        result = json.loads(content)["data"]["result"]
+        if all(isinstance(series["metric"], dict) and isinstance(series["values"], list) for series in result):
+            return list(result)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise RecordedLoadError(f"{url}: expected a Prometheus answer, got {content[:80]!r}")
+
+
+def _value(text: object) -> float:
+    """Return a sample's value, -1 where it is none that can be."""
+    try:
+        value = float(str(text))
+    except ValueError:
+        return -1.0
+    return value if math.isfinite(value) and 0 <= value <= MAX_RPS else -1.0

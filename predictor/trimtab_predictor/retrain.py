@@ -1,0 +1,181 @@
+"""Retrains the LSTM on what the cluster itself has seen, and keeps the result only where it is proven better.
+
+    python -m trimtab_predictor.retrain --prometheus URL --weights-config-map NAME --namespace NAMESPACE
+
+The load of every pipeline is read from Prometheus; its newest quarter is held back. Training goes on from the weights
+in use (those in the ConfigMap, else the shipped ones), on the older part. New weights replace the old ones only if
+their error is lower on the held-back part and no higher on drawn shapes; otherwise nothing is written. A run that dies
+leaves the old ones.
+"""
+
+import argparse
+import asyncio
+import base64
+import binascii
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_kubernetes import Cluster, ClusterError
+from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_predictor.accuracy import smape
+from trimtab_predictor.lstm import LstmWeights, WeightsError, forecast_peaks
+from trimtab_predictor.recorded import RecordedLoad, RecordedLoadError, read_recorded
+from trimtab_predictor.trace import TraceError
+from trimtab_predictor.train import fine_tune
+from trimtab_predictor.windows import Windows, cut_windows, drawn_shapes
+
+MANAGER = "trimtab-trainer"
+WEIGHTS_KEY = "lstm.npz"
+HELD_BACK_SHARE = 0.25
+STRIDE_SECONDS = 10
+DRAWN_SECONDS = 20_000
+LEAST_GAIN = 0.005
+"""Of the old error: new weights that gain less are not worth a change."""
+MOST_LOSS_ON_SHAPES = 0.02
+EPOCHS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Errors of old and new weights on what neither has learned from."""
+
+    old_error: float
+    new_error: float
+    old_error_on_shapes: float
+    new_error_on_shapes: float
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the new weights are worth taking."""
+        gains = self.new_error <= (1 - LEAST_GAIN) * self.old_error
+        return gains and self.new_error_on_shapes <= (1 + MOST_LOSS_ON_SHAPES) * self.old_error_on_shapes
+
+    @property
+    def reason(self) -> str:
+        """What was found, in a sentence."""
+        found = f"error {self.new_error:.2%} against {self.old_error:.2%} on held-back load"
+        shapes = f"{self.new_error_on_shapes:.2%} against {self.old_error_on_shapes:.2%} on drawn shapes"
+        return f"{found}, {shapes}: {'taken' if self.is_better else 'the old weights stay'}"
+
+
+def divide(load: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cut a load by time into what may be learned from and what is held back."""
+    first = round(load.size * (1 - HELD_BACK_SHARE))
+    return load[:first], load[first:]
+
+
+def judge(old: LstmWeights, new: LstmWeights, held_back: Sequence[NDArray[np.float64]]) -> Verdict:
+    """Compare two networks on held-back loads and on drawn shapes.
+
+    Raises:
+        TraceError: the held-back loads have no window without a gap.
+    """
+    windows = [cut_windows(load, STRIDE_SECONDS) for load in held_back]
+    known = [one for one in windows if len(one)]
+    if not known:
+        raise TraceError("no two minutes and twenty seconds of held-back load are without a gap; wait for more history")
+    shapes = cut_windows(drawn_shapes(DRAWN_SECONDS, np.random.default_rng(11)), STRIDE_SECONDS)
+    return Verdict(_error(old, known), _error(new, known), _error(old, [shapes]), _error(new, [shapes]))
+
+
+def _error(weights: LstmWeights, parts: Sequence[Windows]) -> float:
+    said = np.concatenate([forecast_peaks(weights, part.histories_rps) for part in parts])
+    return smape(said, np.concatenate([part.peaks_rps for part in parts]))
+
+
+async def weights_in_use(cluster: Cluster, namespace: str, name: str) -> LstmWeights:
+    """Return the weights of the ConfigMap where they can be used, else the shipped ones."""
+    found = await cluster.get("ConfigMap", namespace, name)
+    encoded = (found or {}).get("binaryData", {}).get(WEIGHTS_KEY)
+    if encoded is None:
+        return LstmWeights.load()
+    try:
+        return LstmWeights.parse(base64.b64decode(encoded, validate=True), f"ConfigMap {namespace}/{name}")
+    except (WeightsError, binascii.Error) as error:
+        sys.stderr.write(f"trimtab_predictor: {error}; going on from the shipped weights\n")
+        return LstmWeights.load()
+
+
+def config_map(namespace: str, name: str, weights: LstmWeights, verdict: Verdict, at_seconds: float) -> dict[str, Any]:
+    """Return the ConfigMap that holds weights and why they were taken."""
+    accuracy = {
+        "trained_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_seconds)),
+        "smape": round(verdict.new_error, 5),
+        "smape_of_the_weights_before": round(verdict.old_error, 5),
+    }
+    labels = {"app.kubernetes.io/part-of": "trimtab", "app.kubernetes.io/component": "forecaster"}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "binaryData": {WEIGHTS_KEY: base64.b64encode(weights.to_bytes()).decode()},
+        "data": {"forecast_accuracy.json": json.dumps(accuracy)},
+    }
+
+
+async def retrain(cluster: Cluster, loads: Sequence[RecordedLoad], namespace: str, name: str) -> Verdict:
+    """Train on loads, judge, and write the weights if they are better; return the verdict.
+
+    Raises:
+        TraceError: too little load without a gap.
+        ClusterError: the ConfigMap cannot be read or written.
+    """
+    old = await weights_in_use(cluster, namespace, name)
+    parts = [divide(load.rps) for load in loads]
+    new = await asyncio.to_thread(fine_tune, old, [learned for learned, _ in parts], EPOCHS)
+    verdict = judge(old, new, [held_back for _, held_back in parts])
+    if verdict.is_better:
+        await cluster.apply(config_map(namespace, name, new, verdict, time.time()), manager=MANAGER)
+    return verdict
+
+
+async def run(given: argparse.Namespace) -> Outcome:
+    """Read, retrain, report."""
+    started = time.monotonic()
+    loads = await read_recorded(
+        given.prometheus, given.hours * 3600.0, given.prometheus_token_file, given.prometheus_ca
+    )
+    async with await Cluster.connect() as cluster:
+        verdict = await retrain(cluster, loads, given.namespace, given.weights_config_map)
+    sys.stdout.write(verdict.reason + "\n")
+    seconds = time.monotonic() - started
+    figures: dict[str, float | int | str | None] = {
+        "pipelines": len(loads),
+        "old_smape": round(verdict.old_error, 5),
+        "new_smape": round(verdict.new_error, 5),
+        "weights_replaced": int(verdict.is_better),
+        "seconds": round(seconds, 1),
+    }
+    return Outcome(name="retrain", figures=figures, bars=(bar("seconds", round(seconds, 1), "<=", 600.0),))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Retrain once; 0 when done, whichever weights are kept, 2 where there is no load to learn from, 1 on a failure."""
+    parser = argparse.ArgumentParser(prog="python -m trimtab_predictor.retrain", description=__doc__)
+    parser.add_argument("--prometheus", required=True, help="address of the Prometheus that scrapes the routers")
+    parser.add_argument("--prometheus-token-file", type=Path, help="bearer token, read anew for each question")
+    parser.add_argument("--prometheus-ca", type=Path, help="certificate authority of its address")
+    parser.add_argument("--weights-config-map", default="trimtab-forecaster")
+    parser.add_argument("--namespace", required=True, help="where the ConfigMap is")
+    parser.add_argument("--hours", type=float, default=24 * 14, help="how much history to read")
+    try:
+        asyncio.run(run(parser.parse_args(arguments))).print()
+    except (TraceError, RecordedLoadError) as error:
+        sys.stderr.write(f"trimtab_predictor: {error}\n")
+        return 2
+    except ClusterError as error:
+        sys.stderr.write(f"trimtab_predictor: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

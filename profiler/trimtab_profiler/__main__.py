@@ -1,0 +1,60 @@
+"""Carry out a profile task of a pipeline in a cluster: `python -m trimtab_profiler --cluster --pipeline FILE …`."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trimtab_pipelines.documents import DocumentError, load_pipeline
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_profiler.replica import ProfileError
+
+PIPELINES = Path("/opt/trimtab/pipelines")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write the profiles of one task; 1 where that fails, saying why on the last line."""
+    options = _parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s profiler %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        found = load_pipeline(options.pipeline)
+    except DocumentError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    metadata = found.metadata.model_copy(update={"namespace": options.namespace})
+    pipeline = found.model_copy(update={"metadata": metadata})
+    problem = asyncio.run(_carry_out(pipeline, options.folder or PIPELINES / pipeline.name, options.task))
+    if problem:
+        sys.stderr.write(f"{problem}\n")
+    return 1 if problem else 0
+
+
+async def _carry_out(pipeline: InferencePipeline, folder: Path, task: str) -> str:
+    """Return what went wrong, or nothing."""
+    from trimtab_kubernetes import Cluster, ClusterError  # noqa: PLC0415 - an extra
+    from trimtab_profiler.job import TaskError, carry_out  # noqa: PLC0415 - an extra
+
+    try:
+        async with await Cluster.connect() as cluster:
+            await carry_out(cluster, pipeline, folder, task)
+    except (ClusterError, ProfileError, TaskError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "trimtab_profiler", description="Measures the variants of a pipeline in a cluster."
+    )
+    parser.add_argument("--cluster", action="store_true", required=True, help="write ModelProfiles to the cluster")
+    parser.add_argument("--pipeline", type=Path, required=True, help="InferencePipeline, a file or its folder")
+    parser.add_argument("--namespace", required=True, help="namespace of the pipeline")
+    parser.add_argument("--task", required=True, help="which of its profile tasks")
+    parser.add_argument("--folder", type=Path, help=f"relative storageUris start here; default {PIPELINES}/NAME")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""What became of the requests of the last minute, so that whoever asks now and then needs no history of its own. Pure.
+
+A second of requests is one row of counters; latencies are counted in classes 5 % wide, which bounds the error of a
+quantile as well as the memory. Time is monotonic seconds.
+"""
+
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+RECENT_SECONDS = 60
+RECEIVED = "received"
+COUNTED = (RECEIVED, "ok", "late", "dropped", "refused", "failed")
+QUANTILE = 0.99
+LEAST_SECONDS = 1e-4
+_CLASSES_PER_E = 1 / math.log(1.05)
+
+
+@dataclass(slots=True)
+class _Second:
+    number: int
+    counts: Counter[str] = field(default_factory=Counter)
+    classes: Counter[int] = field(default_factory=Counter)
+    accuracy: float = 0.0
+
+
+class RecentOutcomes:
+    """Requests received and answered in the last 60 whole seconds and the one that runs."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[_Second] = deque(maxlen=RECENT_SECONDS + 1)
+
+    def count(self, now: float, what: str) -> None:
+        """Count one request as received, or by its outcome."""
+        self._second(now).counts[what] += 1
+
+    def answered(self, now: float, seconds: float, accuracy: float) -> None:
+        """Note how long an answer took, and the expected accuracy of what served it."""
+        second = self._second(now)
+        second.classes[int(math.log(max(seconds, LEAST_SECONDS) / LEAST_SECONDS) * _CLASSES_PER_E)] += 1
+        second.accuracy += accuracy
+
+    def summary(self, now: float) -> dict[str, float | int | None]:
+        """Counts, the 99th percentile of latency and the mean accuracy; both None where nothing was answered."""
+        seconds = [second for second in self._seconds if second.number >= int(now) - RECENT_SECONDS]
+        counts: Counter[str] = Counter()
+        classes: Counter[int] = Counter()
+        for second in seconds:
+            counts.update(second.counts)
+            classes.update(second.classes)
+        answered = classes.total()
+        accuracy = sum(second.accuracy for second in seconds) / answered if answered else None
+        return {
+            **{what: counts[what] for what in COUNTED},
+            "p99_seconds": _quantile(classes, QUANTILE),
+            "accuracy": accuracy,
+        }
+
+    def _second(self, now: float) -> _Second:
+        number = int(now)
+        if not self._seconds or self._seconds[-1].number < number:
+            self._seconds.append(_Second(number))
+        return self._seconds[-1]
+
+
+def _quantile(classes: Counter[int], quantile: float) -> float | None:
+    """The middle of the class in which the quantile lies."""
+    below, wanted = 0, quantile * classes.total()
+    for latency_class in sorted(classes):
+        below += classes[latency_class]
+        if below >= wanted:
+            return LEAST_SECONDS * math.exp((latency_class + 0.5) / _CLASSES_PER_E)
+    return None

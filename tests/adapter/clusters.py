@@ -1,0 +1,158 @@
+"""An adapter of a cluster, as a process, and what it works with: objects in a real API server, routers of real HTTP."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
+from trimtab_adapter.__main__ import parse
+from trimtab_adapter.cluster import run
+from trimtab_adapter.cluster.lease import Leadership
+from trimtab_kubernetes import Cluster, follow
+from trimtab_kubernetes.client import Object
+from trimtab_pipelines.cluster import profile_name, router_name
+from trimtab_pipelines.spec import InferencePipeline
+
+INTERVAL = "500ms"
+SECONDS = 40.0
+Objects = dict[str, Any]
+
+
+def own_address() -> str:
+    """An address of this machine that an EndpointSlice may name: not loopback. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+
+
+def a_pipeline_of(namespace: str, name: str = "sample", **changes: Any) -> InferencePipeline:
+    """The ladder of two stages, planned for often."""
+    adaptation = {"interval": INTERVAL, "hold": "0s", "forecaster": "Reactive"} | changes.pop("adaptation", {})
+    pipeline = a_ladder(adaptation=adaptation, **changes)
+    metadata = pipeline.metadata.model_copy(update={"name": name, "namespace": namespace})
+    return pipeline.model_copy(update={"metadata": metadata})
+
+
+def body_of(pipeline: InferencePipeline) -> Objects:
+    """What a user applies."""
+    body: Objects = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
+    body["metadata"] = {"name": pipeline.name, "namespace": pipeline.metadata.namespace}
+    return body
+
+
+def profile_bodies(pipeline: InferencePipeline) -> list[Objects]:
+    """What the profiler applies."""
+    bodies = []
+    for stage, profile in profiles_of(pipeline).items():
+        body = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
+        body["metadata"] = {"name": profile_name(pipeline.name, stage), "namespace": pipeline.metadata.namespace}
+        body["spec"]["pipeline"] = pipeline.name
+        bodies.append(body)
+    return bodies
+
+
+async def put(cluster: Cluster, pipeline: InferencePipeline, *, profiled: bool = True) -> None:
+    """Apply a pipeline, with its profiles."""
+    await cluster.apply(body_of(pipeline), manager="user")
+    for body in profile_bodies(pipeline) if profiled else []:
+        await cluster.apply(body, manager="trimtab-profiler")
+
+
+def a_slice(namespace: str, pipeline: str, ports: list[int], **conditions: bool) -> list[Objects]:
+    """The EndpointSlices of routers at these ports of this machine: a slice a port, for all share one address."""
+    return [
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": f"{router_name(pipeline)}-{n}",
+                "namespace": namespace,
+                "labels": {"kubernetes.io/service-name": router_name(pipeline)},
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "rest", "port": port, "protocol": "TCP"}],
+            "endpoints": [{"addresses": [own_address()], "conditions": {"ready": True} | conditions}],
+        }
+        for n, port in enumerate(ports)
+    ]
+
+
+async def routed(cluster: Cluster, namespace: str, pipeline: str, *routers: FakeRouter) -> None:
+    """Make these routers those of a pipeline."""
+    for body in a_slice(namespace, pipeline, [int(router.url.rpartition(":")[2]) for router in routers]):
+        await cluster.apply(body, manager="tests")
+
+
+async def seen(cluster: Cluster, kind: str, namespace: str, name: str, is_so: Callable[[Object], bool]) -> Object:
+    """Wait until an object is as wanted; the failure shows how it was last."""
+    last: Object = {}
+    try:
+        async with asyncio.timeout(SECONDS):
+            async for change in follow(cluster, kind, namespace):
+                if change.key == (namespace, name) and not change.deleted and change.object is not None:
+                    last = change.object
+                    if is_so(last):
+                        return last
+    except TimeoutError:
+        raise AssertionError(f"{kind} {name} never was as wanted; last: {last}") from None
+    raise AssertionError("the watch ended")
+
+
+def condition(found: Object, name: str) -> Objects:
+    """A condition of a pipeline, empty where there is none."""
+    conditions = found.get("status", {}).get("conditions", [])
+    return next((one for one in conditions if one["type"] == name), {})
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A running adapter's own addresses."""
+
+    health: str
+    metrics: str
+
+
+@asynccontextmanager
+async def an_adapter(
+    kubeconfig: Path, namespace: str, *arguments: str, name: str = "adapter-0"
+) -> AsyncIterator[Adapter]:
+    """Run an adapter of one namespace in this process; it ends with the block."""
+    stop, listening = asyncio.Event(), Listening()
+    options = parse(["--cluster", "--namespaces", namespace, "--health-port=0", "--metrics-port=0", *arguments])
+    cluster = await Cluster.connect(str(kubeconfig))
+    run.log.addHandler(listening)
+    logging.getLogger("trimtab_adapter").setLevel(logging.INFO)
+    running = asyncio.create_task(run.take_part(options, cluster, Leadership(cluster, namespace, name), stop))
+    try:
+        yield Adapter(await listening.address("/healthz"), await listening.address("/metrics"))
+    finally:
+        run.log.removeHandler(listening)
+        stop.set()
+        await running
+
+
+class Listening(logging.Handler):
+    """Learns from an adapter's log where it listens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ports: dict[str, asyncio.Future[int]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take `PATH on port N`."""
+        if record.msg == "%s on port %d" and isinstance(record.args, tuple):
+            path, port = record.args
+            if not self._port(str(path)).done():  # a second adapter in this process has a listener of its own
+                self._port(str(path)).set_result(int(str(port)))
+
+    async def address(self, path: str) -> str:
+        """Return the address of a path once it is known."""
+        return f"http://127.0.0.1:{await self._port(path)}{path}"
+
+    def _port(self, path: str) -> "asyncio.Future[int]":
+        return self._ports.setdefault(path, asyncio.get_running_loop().create_future())

@@ -1,0 +1,288 @@
+"""The adapter in a cluster: a real process against a real API server, with routers of real HTTP."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import yaml
+
+from tests.adapter.clusters import (
+    Adapter,
+    a_pipeline_of,
+    an_adapter,
+    body_of,
+    condition,
+    put,
+    routed,
+    seen,
+)
+from tests.adapter.scenes import FakeRouter
+from trimtab_pipelines.cluster import ADVISORY_LABEL, advisory_name
+
+PLAN, PIPELINE = "PipelinePlan", "InferencePipeline"
+
+
+def offer(router: FakeRouter, rps: float) -> None:
+    router.load = {"now": 1000.0, "rps": [rps] * 600}
+
+
+def a_router() -> FakeRouter:
+    router = FakeRouter()
+    offer(router, 5.0)
+    return router
+
+
+def generation(wanted: int):
+    return lambda plan: plan["spec"]["generation"] == wanted
+
+
+def planned_for(rps: float):
+    return lambda plan: plan["spec"]["forecast"]["peakRps"] == rps
+
+
+def variants(plan) -> list[str]:
+    return [stage["variant"] for stage in plan["spec"]["stages"]]
+
+
+async def test_a_pipeline_is_planned_followed_and_told_of(cluster, namespace, kubeconfig):
+    await put(cluster, a_pipeline_of(namespace))
+    async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace) as adapter:
+        first = await seen(cluster, PLAN, namespace, "sample", lambda _: True)
+        served = {"received": 60, "ok": 59, "late": 1, "p99_seconds": 0.1234, "accuracy": 0.64321}
+        router.state = {"plan_generation": 1, "stages": {}, "served": served}
+        offer(router, 400.0)
+        await routed(cluster, namespace, "sample", router)
+        await seen(cluster, PLAN, namespace, "sample", generation(2))
+        found = await seen(
+            cluster, PIPELINE, namespace, "sample", lambda p: p.get("status", {}).get("forecastRps") == "400"
+        )
+        async with httpx.AsyncClient() as client:
+            healthy = await client.get(adapter.health)
+            metrics = (await client.get(adapter.metrics)).text
+        events = (await cluster.list("Event", namespace)).items
+
+    status = found["status"]
+    assert first["metadata"]["ownerReferences"][0]["uid"] == found["metadata"]["uid"]
+    assert {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]} == {
+        "MetricsAvailable": ("True", "Fresh"),
+        "ForecastReady": ("True", "Reactive"),
+        "OptimizationReady": ("True", "Optimal"),
+    }
+    assert (status["rps"], status["accuracy"], status["p99"]) == ("400", "0.643", "120ms")
+    assert [one["generation"] for one in status["history"]] == [2, 1]
+    assert "stages" not in status
+    assert healthy.status_code == 200
+    assert f'trimtab_planned_generation{{namespace="{namespace}",pipeline="sample"}} 2.0' in metrics
+    assert sorted(event["message"].partition(":")[0] for event in events) == ["Plan 1", "Plan 2"]
+    assert {event["involvedObject"]["uid"] for event in events} == {found["metadata"]["uid"]}
+
+
+async def test_what_users_do_to_plans(cluster, namespace, kubeconfig):
+    """A broken plan is replaced, one gone is written again, a good one is gone on from; a pipeline gone is let go."""
+    await put(cluster, a_pipeline_of(namespace))
+    async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace) as adapter:
+        await routed(cluster, namespace, "sample", router)
+        plan = await seen(cluster, PLAN, namespace, "sample", lambda _: True)
+        mine = {key: plan[key] for key in ("apiVersion", "kind", "spec")}
+        mine["metadata"] = {"name": "sample", "namespace": namespace}
+
+        await seen(cluster, PLAN, namespace, "sample", planned_for(5))
+        broken = {**mine, "spec": {**mine["spec"], "stages": [{**mine["spec"]["stages"][0], "variant": "nothing"}]}}
+        await cluster.apply(broken, manager="user")
+        mended = await seen(cluster, PLAN, namespace, "sample", lambda p: "nothing" not in variants(p))
+        assert len(variants(mended)) == 2
+
+        await cluster.delete(PLAN, namespace, "sample")
+        await seen(cluster, PLAN, namespace, "sample", lambda p: p["metadata"]["uid"] != mended["metadata"]["uid"])
+
+        by_hand = {**mine, "spec": {**mine["spec"], "generation": 41}}
+        await cluster.apply(by_hand, manager="user")
+        await told(adapter, router, lambda metrics: planned_generation(metrics) >= 41)
+        offer(router, 400.0)
+        changed = await seen(cluster, PLAN, namespace, "sample", planned_for(400))
+        assert changed["spec"]["generation"] >= 42
+
+        await cluster.delete(PIPELINE, namespace, "sample")
+        async with httpx.AsyncClient() as client, asyncio.timeout(20):
+            while "sample" in (await client.get(adapter.metrics)).text:
+                pass  # each turn waits for an answer
+
+
+async def test_advice_is_given_beside_the_plan_and_taken_back(cluster, namespace, kubeconfig):
+    name = advisory_name("sample")
+    await put(cluster, a_pipeline_of(namespace, mode="Advisory"))
+    async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
+        await routed(cluster, namespace, "sample", router)
+        advice = await seen(cluster, PLAN, namespace, name, lambda _: True)
+        assert ADVISORY_LABEL in advice["metadata"]["labels"]
+        advised = await seen(
+            cluster,
+            PIPELINE,
+            namespace,
+            "sample",
+            planned_as("Advisory"),
+        )
+        assert "history" not in advised["status"] or advised["status"]["history"] == []
+        assert await cluster.get(PLAN, namespace, "sample") is None
+        await cluster.apply(body_of(a_pipeline_of(namespace, mode="Auto")), manager="user")
+        await seen(cluster, PLAN, namespace, "sample", lambda _: True)
+        async with asyncio.timeout(20):
+            while await cluster.get(PLAN, namespace, name) is not None:
+                await router.asked.acquire()
+
+
+async def test_paused_and_unprofiled_pipelines_are_told_of(cluster, namespace, kubeconfig):
+    await put(cluster, a_pipeline_of(namespace, "paused", mode="Paused"))
+    await put(cluster, a_pipeline_of(namespace, "new"), profiled=False)
+    async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
+        for name in ("paused", "new"):
+            await routed(cluster, namespace, name, router)
+        await seen(
+            cluster,
+            PIPELINE,
+            namespace,
+            "paused",
+            planned_as("Paused"),
+        )
+        new = await seen(cluster, PIPELINE, namespace, "new", planned_as("PlanningError"))
+        assert "has no profile" in condition(new, "OptimizationReady")["message"]
+        assert await cluster.get(PLAN, namespace, "paused") is None
+        await put(cluster, a_pipeline_of(namespace, "new"))
+        await seen(cluster, PLAN, namespace, "new", generation(1))
+
+
+async def test_it_plans_within_what_found_room(cluster, namespace, kubeconfig):
+    pipeline = a_pipeline_of(namespace)
+    await put(cluster, pipeline)
+    async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
+        offer(router, 150.0)
+        await routed(cluster, namespace, "sample", router)
+        whole = await seen(cluster, PLAN, namespace, "sample", planned_for(150))
+        room = {"cores": "2", "since": "2026-01-01T00:00:00Z"}
+        status = {
+            **{k: body_of(pipeline)[k] for k in ("apiVersion", "kind", "metadata")},
+            "status": {"schedulable": room},
+        }
+        await cluster.apply(status, manager="trimtab-operator", subresource="status")
+        within = await seen(cluster, PLAN, namespace, "sample", lambda p: p["spec"]["expected"]["cores"] <= 2)
+
+    assert whole["spec"]["expected"]["cores"] > 2
+    change = within["spec"]["explanation"]["change"]
+    assert change.endswith("the nodes have room for 2 cores of the 4 cores of the budget")
+
+
+async def test_one_of_two_adapters_plans_and_the_other_takes_over(cluster, namespace, kubeconfig):
+    await put(cluster, a_pipeline_of(namespace))
+    async with a_router().serve(host="0.0.0.0") as router:
+        await routed(cluster, namespace, "sample", router)
+        async with an_adapter(kubeconfig, namespace, name="first"):
+            await seen(cluster, "Lease", namespace, "trimtab-adapter", held_by("first"))
+            async with an_adapter(kubeconfig, namespace, name="second") as second:
+                await seen(cluster, PLAN, namespace, "sample", lambda _: True)
+                async with httpx.AsyncClient() as client:
+                    assert (await client.get(second.health)).status_code == 200
+                    assert "trimtab_planned_generation{" not in (await client.get(second.metrics)).text
+        async with an_adapter(kubeconfig, namespace, name="third"):
+            offer(router, 400.0)
+            await seen(cluster, "Lease", namespace, "trimtab-adapter", held_by("third"))
+            await seen(cluster, PLAN, namespace, "sample", planned_for(400))
+
+
+def planned_generation(metrics: str) -> float:
+    return float(re.findall(r"^trimtab_planned_generation\{.*\} (\S+)$", metrics, re.MULTILINE)[0])
+
+
+async def told(adapter: Adapter, router: FakeRouter, is_so: Callable[[str], bool]) -> None:
+    """Wait until the adapter's metrics are as wanted, looking again whenever it has asked the router."""
+    async with httpx.AsyncClient() as client, asyncio.timeout(30):
+        while not is_so((await client.get(adapter.metrics)).text):
+            await router.asked.acquire()
+
+
+def planned_as(reason: str):
+    return lambda pipeline: condition(pipeline, "OptimizationReady").get("reason") == reason
+
+
+def held_by(name: str):
+    return lambda lease: lease["spec"]["holderIdentity"] == name
+
+
+async def test_without_the_api_server_it_goes_on_and_writes_when_it_is_back(cluster, namespace, kubeconfig, tmp_path):
+    await put(cluster, a_pipeline_of(namespace))
+    way = Way(kubeconfig)
+    async with way.open(tmp_path) as through, a_router().serve(host="0.0.0.0") as router:
+        await routed(cluster, namespace, "sample", router)
+        async with an_adapter(through, namespace) as adapter, httpx.AsyncClient() as client:
+            before = await seen(cluster, PLAN, namespace, "sample", planned_for(5))
+            await way.close()
+            offer(router, 400.0)
+            async with asyncio.timeout(30):
+                while (
+                    f'trimtab_planned_generation{{namespace="{namespace}",pipeline="sample"}} 2.0'
+                    not in (await client.get(adapter.metrics)).text
+                ):
+                    await router.asked.acquire()
+            assert (await client.get(adapter.health)).status_code == 200
+            still = await cluster.get(PLAN, namespace, "sample")
+            assert still is not None
+            assert still["spec"]["generation"] == before["spec"]["generation"]
+            await way.reopen()
+            after = await seen(cluster, PLAN, namespace, "sample", planned_for(400))
+            assert after["spec"]["generation"] == before["spec"]["generation"] + 1
+            found = await seen(
+                cluster, PIPELINE, namespace, "sample", lambda p: p.get("status", {}).get("forecastRps") == "400"
+            )
+            assert found["status"]["history"][0]["generation"] == after["spec"]["generation"]
+
+
+class Way:
+    """A way to the API server that can be closed: what an adapter sees of a server that is down."""
+
+    def __init__(self, kubeconfig) -> None:
+        self.config = yaml.safe_load(kubeconfig.read_text())
+        self.host, _, port = self.config["clusters"][0]["cluster"]["server"].rpartition("/")[2].partition(":")
+        self.target, self.port = int(port), 0
+        self.open_writers: set[asyncio.StreamWriter] = set()
+
+    @asynccontextmanager
+    async def open(self, folder):
+        await self.reopen()
+        scheme = self.config["clusters"][0]["cluster"]["server"].partition(":")[0]
+        self.config["clusters"][0]["cluster"]["server"] = f"{scheme}://127.0.0.1:{self.port}"
+        path = folder / "kubeconfig"
+        path.write_text(yaml.safe_dump(self.config))
+        try:
+            yield path
+        finally:
+            await self.close()
+
+    async def reopen(self) -> None:
+        self.server = await asyncio.start_server(self._pass, "127.0.0.1", self.port)
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        self.server.close()
+        for writer in tuple(self.open_writers):
+            writer.transport.abort()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(self.host, self.target)
+        pair = {writer, back}
+        self.open_writers |= pair
+        try:
+            await asyncio.gather(_copy(reader, back), _copy(there, writer))
+        finally:
+            self.open_writers -= pair
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while chunk := await reader.read(65536):
+            writer.write(chunk)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()

@@ -1,0 +1,105 @@
+"""Loads of several routers: summed second by second, honest about those that do not answer."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from tests.adapter.clusters import a_slice, own_address
+from tests.adapter.scenes import FakeRouter
+from trimtab_adapter.cluster.known import SLICE, Known
+from trimtab_adapter.cluster.routers import HISTORY_SECONDS, Address, RoutersSource, addresses, merge_loads
+from trimtab_adapter.observation import Load, ObservationError, Served, State, merge_states
+
+NOW = 10_000.0
+
+
+def knowing(*ports: int, **conditions: bool) -> Known:
+    known = Known()
+    for one in a_slice("here", "sample", list(ports), **conditions):
+        known.put(SLICE, ("here", one["metadata"]["name"]), one)
+    return known
+
+
+@asynccontextmanager
+async def two_routers() -> AsyncIterator[tuple[FakeRouter, FakeRouter, RoutersSource]]:
+    async with (
+        FakeRouter().serve(host="0.0.0.0") as one,
+        FakeRouter().serve(host="0.0.0.0") as other,
+        httpx.AsyncClient() as client,
+    ):
+        yield one, other, RoutersSource(client, knowing(port_of(one), port_of(other)), ("here", "sample"))
+
+
+def port_of(router: FakeRouter) -> int:
+    return int(router.url.rpartition(":")[2])
+
+
+def test_seconds_are_summed_from_the_newest_backwards():
+    young, old = Load(NOW, (5.0, 6.0)), Load(NOW, (1.0, 2.0, 3.0))
+
+    assert merge_loads([young, old], NOW) == (1.0, 7.0, 9.0)
+    assert merge_loads([Load(NOW, (0.0,) * 3), old], NOW) == (1.0, 2.0, 3.0)
+
+
+def test_a_router_that_is_gone_counts_in_the_past_only():
+    gone, new = Load(NOW - 2, (4.0, 4.0, 4.0)), Load(NOW, (7.0,))
+
+    assert merge_loads([gone, new], NOW) == (4.0, 4.0, 4.0, 0.0, 7.0)
+    assert len(merge_loads([Load(NOW - 599, (1.0,) * 600), new], NOW)) == HISTORY_SECONDS
+
+
+def test_routers_that_end_are_asked_but_not_waited_for():
+    ready, ending = a_slice("here", "sample", [1])[0], a_slice("here", "sample", [2], ready=False, serving=True)[0]
+    dead = a_slice("here", "sample", [3], ready=False, serving=False)[0]
+
+    assert addresses([ready, ending, dead, ready]) == [
+        Address(f"http://{own_address()}:1", ready=True),
+        Address(f"http://{own_address()}:2", ready=False),
+    ]
+
+
+async def test_a_router_that_does_not_answer_makes_the_sum_partial():
+    async with two_routers() as (well, ill, source):
+        whole = await source.load(NOW)
+        ill.status = 503
+        part = await source.load(NOW + 1)
+        well.status = 503
+        with pytest.raises(ObservationError, match="answered 503") as none:
+            await source.load(NOW + 2)
+
+    assert whole.peak_rps == 10.0
+    assert whole.missing == ""
+    assert part.missing == f"no answer from http://{own_address()}:{port_of(ill)}"
+    assert part.history_rps[-2:] == (10.0, 5.0)
+    assert none.value.fault == "Missing"
+
+
+async def test_absurd_counts_of_one_router_are_no_sum():
+    async with two_routers() as (_, ill, source):
+        ill.load = {"now": 1.0, "rps": [-1.0]}
+        with pytest.raises(ObservationError, match="expected 0 to") as refused:
+            await source.load(NOW)
+
+    assert refused.value.fault == "Absurd"
+
+
+async def test_no_router_at_all_is_said():
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(ObservationError, match="no router is ready behind Service here/sample-router"):
+            await RoutersSource(client, Known(), ("here", "sample")).load(NOW)
+
+
+def test_states_are_averaged_and_outcomes_added():
+    one = State({"a": 2.0}, {("a", "v"): 1.0}, Served(100, 90, 0.2, 0.9))
+    two = State({"a": 4.0}, {("a", "v"): 2.0}, Served(20, 10, 0.5, 0.8))
+
+    merged = merge_states([one, two, State()])
+
+    assert merged.rows_per_request == {"a": 3.0}
+    assert merged.service_ratios == {("a", "v"): 1.5}
+    assert merged.served is not None
+    assert (merged.served.received, merged.served.answered, merged.served.p99_seconds) == (120, 100, 0.5)
+    assert merged.served.accuracy == pytest.approx(0.89)
+    assert merge_states([State()]).served is None

@@ -1,0 +1,127 @@
+"""What a tick means for a status: reasons, transitions, bounded history, and no write for noise."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.adapter.scenes import a_ladder, plan_for
+from trimtab_adapter.cluster.events import MOST_MESSAGE, event_of
+from trimtab_adapter.cluster.status import MOST_HISTORY, rfc3339, status_of, visible
+from trimtab_adapter.observation import Load, Served
+from trimtab_adapter.tick import Tick
+from trimtab_pipelines.plan import ForecastRecord
+
+PIPELINE = a_ladder()
+NOW = 1_700_000_000.0
+
+
+def a_tick(**changes) -> Tick:
+    forecast = ForecastRecord(peak_rps=20.0, source="lstm", reason="no worse than reactive over 6: 5.1% against 5.9%")
+    load = Load(NOW, (20.0,) * 60)
+    return replace(Tick(NOW, PIPELINE, "kept", plan_for(PIPELINE, 20.0), load, forecast), **changes)
+
+
+def reasons(tick: Tick) -> dict[str, tuple[str, str]]:
+    return {c["type"]: (c["status"], c["reason"]) for c in status_of(tick, {}, 3)["conditions"]}
+
+
+def test_a_good_tick():
+    tick = a_tick(served=Served(1200, 1190, 0.08349, 0.91234))
+
+    status = status_of(tick, {}, 3)
+
+    assert reasons(tick) == {
+        "MetricsAvailable": ("True", "Fresh"),
+        "ForecastReady": ("True", "LSTM"),
+        "OptimizationReady": ("True", "Optimal"),
+    }
+    assert {c["observedGeneration"] for c in status["conditions"]} == {3}
+    assert (status["rps"], status["forecastRps"], status["p99"], status["accuracy"]) == ("20", "20", "83ms", "0.912")
+
+
+def short(reason: str) -> ForecastRecord:
+    return ForecastRecord(peak_rps=1, source="reactive", reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "condition", "expected"),
+    [
+        ({"load": Load(NOW, (0.0,) * 60)}, "MetricsAvailable", ("True", "NoTraffic")),
+        ({"load": Load(NOW, (1.0,), "no answer from x")}, "MetricsAvailable", ("True", "Fresh")),
+        ({"fault": "Stale", "decided": "held", "load": None}, "MetricsAvailable", ("False", "Stale")),
+        ({"fault": "Stale", "decided": "held", "load": None}, "OptimizationReady", ("False", "HeldLast")),
+        ({"decided": "held", "problem": "no profile"}, "OptimizationReady", ("False", "PlanningError")),
+        ({"documents_problem": "not YAML"}, "OptimizationReady", ("False", "PlanningError")),
+        ({"plan": plan_for(PIPELINE, 1e5)}, "OptimizationReady", ("False", "LeastBad")),
+        ({"pipeline": a_ladder(mode="Paused"), "decided": "paused"}, "OptimizationReady", ("True", "Paused")),
+        ({"pipeline": a_ladder(mode="Advisory")}, "OptimizationReady", ("True", "Advisory")),
+        ({"forecast": short("asked for")}, "ForecastReady", ("True", "Reactive")),
+        ({"forecast": short("9 s of history, LSTM needs 120 s")}, "ForecastReady", ("True", "TooLittleHistory")),
+        ({"forecast": short("the forecaster failed: OSError")}, "ForecastReady", ("False", "Failed")),
+        ({"forecast": short("lstm forecast inf requests/s, which cannot be")}, "ForecastReady", ("False", "Failed")),
+    ],
+)
+def test_reasons_are_stable(changes, condition, expected):
+    assert reasons(a_tick(**changes))[condition] == expected
+
+
+def test_a_transition_is_timed_once():
+    first = status_of(a_tick(), {}, 1)
+    later = status_of(a_tick(now_seconds=NOW + 60), first, 2)
+    ill = status_of(a_tick(now_seconds=NOW + 90, decided="held", fault="Missing", load=None), later, 2)
+
+    def since(status) -> str:
+        return next(str(c["lastTransitionTime"]) for c in status["conditions"] if c["type"] == "MetricsAvailable")
+
+    assert since(first) == since(later) == rfc3339(NOW)
+    assert since(ill) == rfc3339(NOW + 90)
+
+
+def test_noise_is_not_worth_a_write():
+    before = status_of(a_tick(), {}, 1)
+    noise = ForecastRecord(peak_rps=20.1, source="lstm", reason="no worse than reactive over 7: 5.3% against 6.0%")
+    same = status_of(a_tick(load=Load(NOW, (20.2,) * 60), forecast=noise), before, 1)
+    other = status_of(a_tick(load=Load(NOW, (40.0,) * 60)), before, 1)
+
+    assert visible(same) == visible(before)
+    assert visible(other) != visible(before)
+
+
+def test_others_conditions_are_left_to_them():
+    theirs = {"type": "StagesReady", "status": "True", "reason": "AllReady", "lastTransitionTime": rfc3339(NOW)}
+
+    status = status_of(a_tick(), {"conditions": [theirs], "url": "http://here"}, 1)
+
+    assert "StagesReady" not in {c["type"] for c in status["conditions"]}
+    assert "url" not in status
+    assert "stages" not in status
+
+
+def test_history_is_the_latest_changes_only():
+    status: dict[str, Any] = {}
+    for n in range(MOST_HISTORY + 5):
+        plan = plan_for(PIPELINE, 20.0)
+        spec = plan.spec.model_copy(update={"generation": n + 1})
+        plan = plan.model_copy(update={"spec": spec})
+        status = status_of(a_tick(decided="changed", plan=plan), status, 1)
+    kept = status_of(a_tick(), status, 1)
+
+    assert [one["generation"] for one in kept["history"]] == list(range(MOST_HISTORY + 5, 5, -1))
+
+
+def test_one_event_for_each_change_and_none_else():
+    body: dict[str, Any] = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline"}
+    body["metadata"] = {"name": "sample", "namespace": "here", "uid": "u1"}
+
+    event = event_of(a_tick(decided="changed"), body)
+
+    assert event is not None
+    assert event["message"].startswith("Plan 1: first plan")
+    assert len(event["message"]) <= MOST_MESSAGE
+    assert event["type"] == "Normal"
+    assert event_of(a_tick(), body) is None
+    assert event_of(a_tick(decided="changed", pipeline=a_ladder(mode="Advisory")), body) is None
+    least_bad = event_of(a_tick(decided="changed", plan=plan_for(PIPELINE, 1e5)), body)
+    assert least_bad is not None
+    assert least_bad["type"] == "Warning"

@@ -1,0 +1,136 @@
+"""Pipelines on one pool: the joint plan is the best there is, keeps the pool, and beats every fixed split."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from tests.adapter.problems import a_program, brute_force
+from tests.adapter.scenes import a_ladder, expected, profiles_of
+from trimtab_adapter.decide import PlanningError, Situation
+from trimtab_adapter.levels import best_within, levels
+from trimtab_adapter.options import Question, pose
+from trimtab_adapter.pools import Member, plan_together, share
+from trimtab_pipelines.documents import DocumentError, load_pools
+from trimtab_pipelines.plan import ForecastRecord
+from trimtab_pipelines.pool import Pool
+
+ANTIPHASE = ((20.0, 300.0), (150.0, 150.0), (300.0, 20.0))
+
+
+def a_member(load_rps, **changes):
+    pipeline = a_ladder(**({"budget": {"cores": "16", "pool": "shared"}} | changes))
+    return Member(pipeline, profiles_of(pipeline), Situation(ForecastRecord(peak_rps=load_rps, source="given"), 0.0))
+
+
+def questions(*loads, **changes):
+    members = {f"p{n}": a_member(load, **changes) for n, load in enumerate(loads)}
+    return {name: Question(m.pipeline.spec, m.profiles, m.situation.forecast.peak_rps) for name, m in members.items()}
+
+
+def total(answers):
+    return sum(answer.solution.objective for answer in answers.values())
+
+
+def test_levels_are_the_best_choices_of_every_budget():
+    several = 0
+    for seed in range(150):
+        program = a_program(seed)
+        staircase = levels(program)
+        several += len(staircase) > 2
+        for share_of, gpus in itertools.product((0.3, 0.6, 0.9, 1.0), (0, 2, program.gpus)):
+            less = replace(program, cores=program.cores * share_of, gpus=min(gpus, program.gpus))
+            best, found = brute_force(less), best_within(staircase, less.cores, less.gpus)
+            assert (best is None) == (found is None)
+            if best is not None and found is not None:
+                assert found.objective == pytest.approx(program.objective(best), abs=1e-9)
+    assert several > 20
+
+
+@pytest.mark.parametrize("cores", [5.0, 8.0, 12.0])
+def test_the_joint_plan_is_the_best_of_all_splits_and_keeps_the_pool(cores):
+    asked = questions(120.0, 40.0, objective={"accuracyWeight": 20})
+    answers = share("shared", Pool(cores=cores), asked)
+    used = sum(option.cores for answer in answers.values() for option in answer.solution.choice)
+    staircases = [levels(replace(pose(question), cores=cores)) for question in asked.values()]
+    pairs = [(a, b) for a, b in itertools.product(*staircases) if a.cores + b.cores <= cores + 1e-9]
+
+    assert used <= cores + 1e-9
+    assert total(answers) == pytest.approx(max(a.objective + b.objective for a, b in pairs), abs=1e-9)
+
+
+def test_the_joint_plan_beats_the_best_fixed_split_where_loads_alternate():
+    cores, joint, splits = 8.0, 0.0, dict.fromkeys((n / 2 for n in range(2, 15)), 0.0)
+    for loads in ANTIPHASE:
+        asked = questions(*loads, objective={"accuracyWeight": 40})
+        joint += total(share("shared", Pool(cores=cores), asked))
+        staircases = [levels(replace(pose(question), cores=cores)) for question in asked.values()]
+        for left in splits:
+            parts = (best_within(staircases[0], left, 0), best_within(staircases[1], cores - left, 0))
+            splits[left] += sum(float("-inf") if part is None else part.objective for part in parts)
+    best_split = max(splits.values())
+
+    assert best_split > float("-inf")
+    assert joint > best_split + 0.5
+
+
+def test_a_larger_pool_is_never_worse():
+    asked = questions(120.0, 40.0, 10.0)
+    totals = [total(share("shared", Pool(cores=cores), asked)) for cores in (6.0, 8.0, 10.0, 20.0)]
+
+    assert totals == sorted(totals)
+
+
+def test_plans_of_a_pool_name_it_as_what_binds():
+    members = {"one": a_member(300.0), "other": a_member(200.0)}
+    plans = plan_together("shared", Pool(cores=5.0), members)
+
+    assert sum(expected(plan).cores for plan in plans.values()) <= 5.0
+    assert all(plan.spec.feasible for plan in plans.values())
+    assert any("cores of pool shared" in plan.spec.explanation.binding_constraint for plan in plans.values())
+
+
+def test_with_room_for_all_each_plans_as_if_alone():
+    member = a_member(60.0)
+    alone = plan_together("shared", Pool(cores=100.0), {"one": member})
+    together = plan_together("shared", Pool(cores=100.0), {"one": member, "other": a_member(100.0)})
+
+    assert together["one"].spec.stages == alone["one"].spec.stages
+
+
+def test_an_overloaded_pool_carries_the_same_share_of_every_load():
+    members = {"one": a_member(4000.0), "other": a_member(2000.0)}
+    plans = plan_together("shared", Pool(cores=6.0), members)
+    fractions = [plan.spec.planned_fraction for plan in plans.values()]
+
+    assert sum(expected(plan).cores for plan in plans.values()) <= 6.0
+    assert fractions[0] == fractions[1]
+    assert 0.1 < fractions[0] < 0.9
+    assert all(plan.spec.reason.startswith("overload: pool shared, 6 cores, carries") for plan in plans.values())
+
+
+def test_gpus_of_a_pool_go_where_they_are_worth_most():
+    gpu = {"resources": {"gpu": 1}}
+    budget = {"cores": "16", "gpus": 8, "pool": "shared"}
+    heavy = a_member(60.0, variant=gpu, budget=budget, objective={"accuracyWeight": 50})
+    light = a_member(60.0, variant=gpu, budget=budget, objective={"accuracyWeight": 1})
+    plans = plan_together("shared", Pool(cores=16.0, gpus=5), {"heavy": heavy, "light": light})
+    gpus = {name: expected(plan).gpus for name, plan in plans.items()}
+
+    assert gpus == {"heavy": 3, "light": 2}
+    assert expected(plans["heavy"]).accuracy > expected(plans["light"]).accuracy
+
+
+def test_a_pool_too_small_for_the_smallest_plans_is_named():
+    with pytest.raises(PlanningError, match="pool shared, 3 cores and 0 GPUs, cannot hold the smallest plans of a, b"):
+        plan_together("shared", Pool(cores=3.0), {"a": a_member(1.0), "b": a_member(1.0)})
+
+
+def test_pools_are_read_from_a_file(tmp_path):
+    file = tmp_path / "pools.yaml"
+    file.write_text("pools:\n  shared: {cores: 1500m, gpus: 2}\n")
+    assert load_pools(file).pools == {"shared": Pool(cores=1.5, gpus=2)}
+
+    file.write_text("pools:\n  shared: {cores: 0}\n")
+    with pytest.raises(DocumentError, match=r"pools\.shared\.cores"):
+        load_pools(file)

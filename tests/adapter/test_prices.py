@@ -1,0 +1,115 @@
+"""What the next step would cost, and what if things were otherwise."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from tests.adapter.problems import a_program, brute_force
+from tests.adapter.scenes import a_ladder, profiles_of
+from trimtab_adapter.least_bad import Answer, answer
+from trimtab_adapter.options import Question
+from trimtab_adapter.prices import cores_curve, latency_curve, outlook, prices
+from trimtab_adapter.solvers.exact import solve
+from trimtab_adapter.what_if import WhatIfError, alternatives
+
+
+def a_question(load_rps=60.0, **changes):
+    pipeline = a_ladder(3, **({"budget": {"cores": "8"}, "slo": {"latency": "600ms"}} | changes))
+    return Question(pipeline.spec, profiles_of(pipeline), load_rps)
+
+
+def answered():
+    for seed in range(120):
+        program = a_program(seed)
+        solution = solve(program)
+        if solution is not None:
+            yield Answer(program, solution)
+
+
+def test_prices_are_what_brute_force_finds_for_the_changed_problem():
+    for found in answered():
+        program = found.program
+        now = outlook(program, found.solution.choice)
+        asked = {price.what: price.found for price in prices(found)}
+        changed = {
+            "latency −1 ms": replace(program, slo_seconds=now.latency_seconds - 0.001),
+            "1 core less": replace(program, cores=now.cores - 1),
+            "budget +1 core": replace(program, cores=program.cores + 1),
+        }
+        for what, other in changed.items():
+            best, priced = brute_force(other), asked[what]
+            assert (best is None) == (priced is None)
+            if best is not None and priced is not None:
+                assert program.objective(priced.choice) == pytest.approx(program.objective(best), abs=1e-9)
+
+
+def test_a_point_of_accuracy_is_bought_with_the_fewest_cores():
+    bought = 0
+    for found in answered():
+        now = outlook(found.program, found.solution.choice)
+        price = next(price for price in prices(found) if price.what == "accuracy +0.01")
+        if price.found is None:
+            assert price.why_not
+            continue
+        bought += 1
+        assert price.found.accuracy >= now.accuracy + 0.01 - 1e-9
+        assert price.found.latency_seconds <= found.program.slo_seconds + 1e-9
+        asked = replace(found.program, cores=price.found.cores - 1e-3)
+        enough = [c for c in _choices(asked) if outlook(asked, c).accuracy >= now.accuracy + 0.01]
+        assert not enough
+    assert bought > 10
+
+
+def _choices(program):
+    """All feasible choices, whatever their accuracy counts for."""
+    free = replace(program, accuracy_floor=0.0)
+    return [c for c in itertools.product(*(s.options for s in free.stages)) if free.is_feasible(c)]
+
+
+def test_curves_rise_and_end_at_the_best():
+    found = answer(a_question())
+    by_cores = cores_curve(found.program, 16.0)
+    by_latency = latency_curve(found.program, 1.2)
+
+    for curve in (by_cores, by_latency):
+        assert len(curve) > 3
+        assert [point.accuracy for point in curve] == sorted(point.accuracy for point in curve)
+    assert [point.cores for point in by_cores] == sorted({point.cores for point in by_cores})
+    assert by_cores[-1].accuracy == pytest.approx(0.97**3)
+
+
+def test_alternatives_are_crossed_and_multiplied():
+    found = alternatives(a_question(), "load=x0.5/120,slo=300ms,budget=12")
+
+    assert [alternative.name for alternative in found] == [
+        "load=x0.5 slo=300ms budget=12",
+        "load=120 slo=300ms budget=12",
+    ]
+    half, double = (alternative.question for alternative in found)
+    assert (half.load_rps, double.load_rps) == (30.0, 120.0)
+    assert {q.spec.slo.latency_seconds for q in (half, double)} == {0.3}
+    assert all(alternative.answer is not None and alternative.answer.feasible for alternative in found)
+    assert all(a.answer.program.cores == 12.0 for a in found if a.answer)
+
+
+def test_an_alternative_without_any_plan_says_why():
+    (found,) = alternatives(a_question(), "budget=2")
+
+    assert found.answer is None
+    assert found.reason.startswith("no plan fits budget.cores 2")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("lod=3", r"what can change is load, slo, budget, gpus"),
+        ("load", r"write for instance load=40/80,slo=200ms"),
+        ("slo=soon", r"--what-if slo=soon: 'soon' is not a duration"),
+        ("load=0", r"load must be above 0"),
+        ("load=1,load=2", r"give load once; several values go with /"),
+    ],
+)
+def test_what_cannot_be_read_is_named(asked, message):
+    with pytest.raises(WhatIfError, match=message):
+        alternatives(a_question(), asked)

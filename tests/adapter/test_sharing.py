@@ -1,0 +1,132 @@
+"""Pipelines of one pool that decide one after the other: never above the pool, in the end as if planned together."""
+
+from contextlib import nullcontext, suppress
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tests.adapter.scenes import a_ladder, expected, profiles_of
+from trimtab_adapter.decide import PlanningError, Situation
+from trimtab_adapter.pools import Member, plan_together
+from trimtab_adapter.sharing import SharedPools
+from trimtab_pipelines.plan import ForecastRecord
+from trimtab_pipelines.pool import Pool
+
+POOL = Pool(cores=8.0)
+
+
+class Table:
+    """Pipelines at one pool; `tick` is what a loop does, woken ones tick in turn."""
+
+    def __init__(self, *names, budget="16", pool="shared", cores=POOL.cores):
+        self.pool = Pool(cores=cores)
+        self.pools = SharedPools({"shared": self.pool})
+        self.pipeline = a_ladder(budget={"cores": budget, "pool": pool}, objective={"accuracyWeight": 40})
+        self.profiles = profiles_of(self.pipeline)
+        self.loads, self.plans, self.now = {}, {}, 0.0
+        self.woken: list[str] = []
+        self.planners = {
+            name: self.pools.planner(name, self.pipeline, None, partial(self.woken.append, name)) for name in names
+        }
+
+    def situation(self, name):
+        forecast = ForecastRecord(peak_rps=self.loads[name], source="given")
+        return Situation(forecast, self.now, self.plans.get(name))
+
+    def tick(self, name, load_rps, *, wait=False):
+        self.now += 100.0
+        self.loads[name] = load_rps
+        with suppress(PlanningError) if wait else nullcontext():
+            self.plans[name] = self.planners[name](self.pipeline, self.profiles, self.situation(name))
+        assert self.cores() <= self.pool.cores + 1e-9
+
+    def settle(self):
+        for _ in range(20):
+            if not self.woken:
+                return
+            name = self.woken.pop(0)
+            if name in self.loads:
+                self.tick(name, self.loads[name], wait=True)
+        raise AssertionError("they wake each other without end")
+
+    def cores(self):
+        return sum(expected(plan).cores for plan in self.plans.values())
+
+
+def test_what_one_needs_the_other_gives_up_first():
+    table = Table("one", "other")
+    table.tick("one", 300.0)
+    table.tick("other", 20.0)
+    table.settle()
+    before = {name: expected(plan).cores for name, plan in table.plans.items()}
+    table.tick("other", 300.0)
+    capped = expected(table.plans["other"]).cores
+    table.tick("one", 20.0)
+    table.settle()
+    after = {name: expected(plan).cores for name, plan in table.plans.items()}
+
+    assert before["one"] > before["other"]
+    assert capped <= POOL.cores - before["one"]
+    assert after["other"] > capped
+    assert after["other"] > after["one"]
+
+
+def test_any_order_of_loads_keeps_the_pool_and_settles():
+    rng, table = np.random.default_rng(3), Table("a", "b", "c")
+    for _ in range(25):
+        table.tick(str(rng.choice(["a", "b", "c"])), float(rng.choice([5.0, 80.0, 250.0])), wait=True)
+        table.settle()
+    assert set(table.plans) == {"a", "b", "c"}
+
+
+def test_once_settled_it_is_the_joint_plan():
+    table = Table("one", "other")
+    for name, load in (("one", 250.0), ("other", 60.0)):
+        table.tick(name, load)
+    table.settle()
+    members = {name: Member(table.pipeline, table.profiles, table.situation(name)) for name in table.plans}
+    joint = plan_together("shared", POOL, members)
+
+    assert {n: expected(p).cores for n, p in joint.items()} == {n: expected(p).cores for n, p in table.plans.items()}
+
+
+def test_a_pipeline_that_does_not_decide_keeps_what_it_holds():
+    table = Table("one")
+    table.tick("one", 300.0)
+    alone = expected(table.plans["one"]).cores
+    other = SharedPools({"shared": POOL})
+    held = table.plans["one"]
+    other.planner("paused", table.pipeline, held, lambda: None)
+    planner = other.planner("two", table.pipeline, None, lambda: None)
+    plan = planner(table.pipeline, table.profiles, Situation(ForecastRecord(peak_rps=300.0, source="given"), 0.0))
+
+    assert expected(plan).cores <= POOL.cores - alone
+    other.forget("paused")
+    later = planner(table.pipeline, table.profiles, Situation(ForecastRecord(peak_rps=300.0, source="given"), 0.0))
+    assert expected(later).cores == alone
+
+
+def test_a_pool_that_is_not_in_the_file_is_named():
+    table = Table("one", pool="elsewhere")
+    with pytest.raises(PlanningError, match=r"budget\.pool 'elsewhere' is not in the file of pools, which has: shared"):
+        table.tick("one", 5.0)
+
+
+def test_a_newcomer_to_a_full_pool_waits_for_the_others_and_is_woken():
+    table = Table("one", "other", cores=6.0)
+    table.tick("one", 600.0)
+    assert table.cores() == 6.0
+    with pytest.raises(PlanningError, match=r"pool shared has 0 cores and 0 GPUs free until other pipelines"):
+        table.tick("other", 60.0)
+    assert table.woken == ["one"]
+    table.settle()
+
+    assert expected(table.plans["other"]).cores >= 2
+
+
+def test_a_pipeline_without_a_pool_plans_alone():
+    table = Table("one", pool=None, budget="4")
+    table.tick("one", 60.0)
+
+    assert expected(table.plans["one"]).cores <= 4

@@ -1,0 +1,303 @@
+"""The simulator: exact where it can be computed by hand, lawful where chance plays, and true to the router's rules."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.adapter.scenes import a_ladder, profiles_of
+from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_stage, a_variant
+from trimtab_adapter.decide import initial_plan
+from trimtab_adapter.simulation.adaptation import Adaptation, forecaster_knowing
+from trimtab_adapter.simulation.chance import FanOut, around, between_sizes
+from trimtab_adapter.simulation.conditions import Conditions, Failure
+from trimtab_adapter.simulation.outcome import DROPPED, LATE, OK, REFUSED
+from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_pipelines.profile import PointProfile
+from trimtab_predictor.forecaster import ReactiveForecaster
+
+EXACT = Conditions(spread=0.0)
+
+
+def a_scenario(pipeline=None, arrivals=(1.0,), duration=10.0, plan=None, **changes):
+    """One stage of 6 ms at batch 1 and 4 + 2·b ms at batch b, unless told otherwise."""
+    pipeline = pipeline or a_pipeline()
+    profiles = changes.pop("profiles", None) or {
+        stage.name: a_profile(stage.name, [a_point_profile(v.name) for v in stage.variants])
+        for stage in pipeline.spec.stages
+    }
+    return Scenario(
+        pipeline=pipeline,
+        profiles=profiles,
+        arrivals_seconds=np.asarray(arrivals, dtype=np.float64),
+        duration_seconds=duration,
+        plan=plan or a_plan(pipeline),
+        conditions=changes.pop("conditions", EXACT),
+        **changes,
+    )
+
+
+def poisson(rate, seconds, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.sort(rng.uniform(0, seconds, rng.poisson(rate * seconds)))
+
+
+def served_by(found, start, end):
+    """Variants of the first stage that served requests which arrived between two moments."""
+    pairs = zip(found.variants, found.arrivals_seconds, strict=True)
+    return {variants["stage-0"] for variants, at in pairs if start < at < end and variants}
+
+
+def test_a_lone_request_takes_its_service_time_in_each_stage():
+    found = simulate(a_scenario(a_pipeline(3)))
+
+    assert found.ends.tolist() == [OK]
+    assert found.latency_seconds[0] == pytest.approx(3 * 0.006)
+    assert found.accuracy[0] == pytest.approx(0.9**3)
+
+
+def test_parallel_branches_run_side_by_side_and_join():
+    chain = a_chain(2)
+    sources = [{"name": "x", "from": "stage-0.outputs.y"}, {"name": "z", "from": "stage-1.outputs.y"}]
+    chain[1]["inputs"] = [{"name": "x", "from": "request.inputs.x"}]
+    found = simulate(a_scenario(a_pipeline([*chain, a_stage("last", inputs=sources)])))
+
+    assert found.latency_seconds[0] == pytest.approx(2 * 0.006)
+    assert set(found.variants[0]) == {"stage-0", "stage-1", "last"}
+
+
+def test_overheads_lie_around_the_batches():
+    conditions = replace(EXACT, before_seconds=0.002, after_seconds=0.003)
+    found = simulate(a_scenario(conditions=conditions))
+
+    assert found.latency_seconds[0] == pytest.approx(0.006 + 0.005)
+
+
+def test_what_arrives_while_a_replica_is_busy_leaves_as_one_batch():
+    found = simulate(a_scenario(arrivals=(1.0, 1.001, 1.002, 1.003)))
+
+    # The first alone, 6 ms; the three that came meanwhile together, 4 + 2·3 ms, from its end on.
+    assert found.latency_seconds == pytest.approx([0.006, 0.006 + 0.010 - 0.001, 0.014, 0.013], abs=1e-6)
+    assert found.batch_rows["stage-0"] == 2.0
+
+
+def test_two_replicas_serve_side_by_side():
+    pipeline = a_pipeline()
+    found = simulate(a_scenario(pipeline, (1.0, 1.001), plan=a_plan(pipeline, replicas=2)))
+
+    assert found.latency_seconds == pytest.approx([0.006, 0.006])
+    assert found.mean_cores == pytest.approx(2.0)
+
+
+def test_a_single_server_waits_as_queueing_theory_says():
+    """M/D/1 at ρ = 0.6, batch 1: the mean wait is ρ·s / (2(1 − ρ)) = 0.75 s."""
+    pipeline = a_pipeline()
+    found = simulate(a_scenario(pipeline, poisson(100, 60), 60.0, plan=a_plan(pipeline, batchSize=1)))
+
+    assert found.violations == 0.0
+    assert found.latency_seconds.mean() == pytest.approx(0.006 * (1 + 0.75), rel=0.1)
+
+
+def a_wide_profile(p99_over_median):
+    """The stage's usual profile, but with a p99 so many times the median."""
+    point = a_point_profile()
+    wide = [
+        m.model_copy(update={"latency_seconds_p99": p99_over_median * m.latency_seconds_p50})
+        for m in point.measurements
+    ]
+    return {"stage-0": a_profile("stage-0", [PointProfile(variant="small", cores=1, measurements=wide, fit=point.fit)])}
+
+
+def test_service_times_spread_between_median_and_p99():
+    arrivals = np.arange(1, 2001) * 0.1
+    found = simulate(
+        a_scenario(arrivals=arrivals, duration=201.0, profiles=a_wide_profile(2.0), conditions=Conditions())
+    )
+
+    assert found.latency(0.5) == pytest.approx(0.006, rel=0.03)
+    assert found.latency(0.99) == pytest.approx(0.012, rel=0.1)
+
+
+def test_the_same_seed_gives_the_same_result_and_another_another():
+    scenario = a_scenario(arrivals=poisson(60, 10), profiles=a_wide_profile(1.5), conditions=Conditions())
+    one, again, other = (simulate(replace(scenario, seed=seed)) for seed in (1, 1, 2))
+
+    assert np.array_equal(one.latency_seconds, again.latency_seconds)
+    assert not np.array_equal(one.latency_seconds, other.latency_seconds)
+
+
+def test_every_request_has_exactly_one_end_even_in_overload():
+    found = simulate(a_scenario(a_pipeline(2), poisson(1500, 20), 20.0))
+
+    assert found.ends.size == found.seconds[-1].received
+    assert sum(found.share(end) for end in range(5)) == pytest.approx(1.0)
+    assert 0.2 < found.share(DROPPED) < 0.9
+    assert found.share(LATE) < 0.02
+    assert all(reason in {"Predicted", "Past"} for _, reason in found.reasons.values())
+
+
+def test_without_dropping_overload_makes_requests_late_instead():
+    found = simulate(a_scenario(a_pipeline(dropPolicy="Never"), poisson(600, 5), 5.0))
+
+    assert found.share(DROPPED) == 0.0
+    assert found.share(LATE) > 0.2
+
+
+def test_a_full_queue_refuses():
+    pipeline = a_pipeline(dropPolicy="Never", queue={"maxRows": 10})
+    found = simulate(a_scenario(pipeline, poisson(1500, 5), 5.0))
+
+    assert found.share(REFUSED) > 0.3
+
+
+def test_fan_out_multiplies_rows_and_joins_before_the_answer():
+    chain = a_chain(2)
+    chain[0]["outputs"] = [
+        {"name": "n", "datatype": "INT64"},
+        {"name": "y", "datatype": "FP32", "shape": [4], "countedBy": "n", "expectedRows": 2},
+    ]
+    pipeline = a_pipeline(chain)
+    conditions = replace(EXACT, fan_out={("stage-0", "n"): (0.0, 0.0, 0.0, 1.0)})
+    found = simulate(a_scenario(pipeline, conditions=conditions))
+
+    assert found.latency_seconds[0] == pytest.approx(0.006 + 0.010)  # three rows in one batch of 4 + 2·3 ms
+    assert found.batch_rows["stage-1"] == 3.0
+
+
+def test_a_fan_out_of_nothing_ends_the_request_early():
+    chain = a_chain(2)
+    chain[0]["outputs"] = [
+        {"name": "n", "datatype": "INT64"},
+        {"name": "y", "datatype": "FP32", "shape": [4], "countedBy": "n"},
+    ]
+    conditions = replace(EXACT, fan_out={("stage-0", "n"): (1.0,)})
+    found = simulate(a_scenario(a_pipeline(chain), conditions=conditions))
+
+    assert found.ends.tolist() == [OK]
+    assert found.latency_seconds[0] == pytest.approx(0.006)
+
+
+@pytest.mark.parametrize("mean", [0.5, 1.0, 2.0, 2.3])
+def test_an_expected_fan_out_is_met_on_average(mean):
+    draws = FanOut(around(mean), np.random.default_rng(0))
+
+    assert np.mean([draws.draw(1) for _ in range(8000)]) == pytest.approx(mean, abs=0.03)
+
+
+def test_between_profiled_sizes_a_batch_takes_what_lies_between():
+    assert between_sizes(a_point_profile(), 3, 0.5) == pytest.approx(0.010)
+    assert between_sizes(a_point_profile(), 64, 0.5) == pytest.approx(0.132)
+
+
+def heavy_and_light(**changes):
+    """One stage whose variants ask for different resources, so that a change starts replicas."""
+    chain = a_chain(1)
+    chain[0]["variants"] = [
+        a_variant("light", accuracy=0.8, resources={"cpu": "1"}),
+        a_variant("heavy", accuracy=0.9, resources={"cpu": "2"}),
+    ]
+    pipeline = a_pipeline(chain, **changes)
+    points = [a_point_profile("light"), a_point_profile("heavy", cores=2.0)]
+    return pipeline, {"stage-0": a_profile("stage-0", points)}
+
+
+def test_a_plan_becomes_true_make_before_break():
+    pipeline, profiles = heavy_and_light()
+    light, heavy = a_plan(pipeline), a_plan(pipeline, 2, variant="heavy", accuracy=0.9, cores=2)
+    scenario = a_scenario(
+        pipeline, poisson(20, 30), 30.0, light, profiles=profiles, changes=((10.0, heavy),), conditions=EXACT
+    )
+    found = simulate(scenario)
+    cores = [second.cores for second in found.seconds]
+
+    assert found.violations == 0.0
+    assert cores[9] == 1.0
+    assert cores[11:17] == [3.0] * 6  # both, while the heavy one starts
+    assert cores[19] == 2.0
+    assert {v["stage-0"] for v, at in zip(found.variants, found.arrivals_seconds, strict=True) if at < 17.9} == {
+        "light"
+    }
+    assert {v["stage-0"] for v, at in zip(found.variants, found.arrivals_seconds, strict=True) if at > 18.1} == {
+        "heavy"
+    }
+    assert found.starts == 1
+
+
+def test_within_a_hosting_group_a_change_starts_nothing():
+    pipeline = a_ladder()
+    plans = [a_plan(pipeline, n, variant=variant) for n, variant in ((1, "light"), (2, "heavy"))]
+    scenario = a_scenario(
+        pipeline, poisson(5, 20), 20.0, plans[0], profiles=profiles_of(pipeline), changes=((10.0, plans[1]),)
+    )
+    found = simulate(scenario)
+
+    assert found.starts == 0
+    assert found.seconds[11].stages["stage-0"][0] == "heavy"
+
+
+def test_without_room_for_both_replicas_are_exchanged_and_never_more_cores_reserved():
+    pipeline, profiles = heavy_and_light(budget={"cores": "2"})
+    light, heavy = a_plan(pipeline), a_plan(pipeline, 2, variant="heavy", accuracy=0.9, cores=2)
+    scenario = a_scenario(pipeline, poisson(5, 40), 40.0, light, profiles=profiles, changes=((10.0, heavy),))
+    found = simulate(scenario)
+
+    assert max(second.cores for second in found.seconds) <= 2.0
+    assert found.seconds[-1].stages["stage-0"][0] == "heavy"
+
+
+def test_a_lost_replica_loses_no_request_where_there_is_another():
+    pipeline = a_pipeline()
+    conditions = replace(EXACT, failures=(Failure(10.0, "stage-0"),), startup_seconds=3.0)
+    found = simulate(a_scenario(pipeline, poisson(100, 20), 20.0, a_plan(pipeline, replicas=2), conditions=conditions))
+
+    assert found.violations == 0.0
+    assert [found.seconds[n].stages["stage-0"][2] for n in (9, 11, 14)] == [2, 1, 2]
+    assert found.starts == 1
+
+
+def test_without_any_replica_requests_wait_and_those_that_cannot_are_dropped():
+    conditions = replace(EXACT, failures=(Failure(10.0, "stage-0"),), startup_seconds=3.0)
+    found = simulate(a_scenario(arrivals=poisson(20, 20), duration=20.0, conditions=conditions))
+    lost = found.arrivals_seconds[found.ends != OK]
+
+    assert lost.size > 0
+    assert lost.min() > 9.4
+    assert lost.max() < 13.1
+
+
+def test_the_slow_loop_follows_the_load():
+    pipeline = a_ladder(adaptation={"interval": "5s", "hold": "10s", "forecaster": "Oracle"})
+    profiles = profiles_of(pipeline)
+    arrivals = np.concatenate([poisson(5, 60), 60 + poisson(120, 60, 1), 120 + poisson(5, 60, 2)])
+    knowing = forecaster_knowing(pipeline.spec.adaptation, arrivals, 180, 0.0)
+    scenario = a_scenario(
+        pipeline,
+        arrivals,
+        180.0,
+        initial_plan(pipeline, profiles),
+        profiles=profiles,
+        adaptation=Adaptation(knowing),
+        conditions=replace(EXACT, startup_seconds=2.0),
+    )
+    found = simulate(scenario)
+
+    assert served_by(found, 70.0, 110.0) != served_by(found, 160.0, 180.0)
+    assert found.violations < 0.02
+    assert max(second.cores for second in found.seconds) <= 4.0
+
+
+def test_a_load_that_outgrows_the_plan_brings_a_decision_forward():
+    pipeline = a_ladder(adaptation={"interval": "30s"})
+    profiles = profiles_of(pipeline)
+    arrivals = np.concatenate([poisson(2, 20), 20 + poisson(80, 5, 1)])
+    scenario = a_scenario(
+        pipeline,
+        arrivals,
+        25.0,
+        initial_plan(pipeline, profiles, 3.0),
+        profiles=profiles,
+        adaptation=Adaptation(ReactiveForecaster()),
+    )
+    times = [plan.spec.created_at for plan in simulate(scenario).plans]
+
+    assert any(20.0 < at < 23.0 for at in times)

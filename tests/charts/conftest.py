@@ -1,0 +1,43 @@
+"""An API server with the chart installed as a user would, and once more for two namespaces only."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import control_plane
+from tests.charts.helm import CHART, RELEASE_NAMESPACE, VALUES, must
+from trimtab_kubernetes import Cluster
+
+NARROW_NAMESPACE = "narrow-system"
+
+
+@pytest.fixture(scope="session")
+def installed() -> Iterator[Path]:
+    """The kubeconfig of an API server with both releases."""
+    with control_plane.api_server() as kubeconfig:
+        everywhere = ("-n", RELEASE_NAMESPACE, "--create-namespace", "--set", "trainer.enabled=true")
+        prometheus = ("--set", "prometheus.url=http://prometheus:9090")
+        must("install", "trimtab", CHART, *everywhere, *prometheus, kubeconfig=kubeconfig)
+        for team in ("team-a", "team-b"):
+            must("install", team, _bare(team, kubeconfig.parent), kubeconfig=kubeconfig)
+        narrow = ("-n", NARROW_NAMESPACE, "--create-namespace", "-f", VALUES / "namespaced.values.yaml")
+        must("install", "narrow", CHART, *narrow, "--set", "fullnameOverride=narrow", kubeconfig=kubeconfig)
+        yield kubeconfig
+
+
+@pytest.fixture
+async def server(installed: Path) -> AsyncIterator[Cluster]:
+    """A connection as administrator."""
+    async with await Cluster.connect(str(installed)) as connected:
+        yield connected
+
+
+def _bare(namespace: str, folder: Path) -> Path:
+    """A chart of one namespace."""
+    chart = folder / f"chart-{namespace}"
+    (chart / "templates").mkdir(parents=True)
+    (chart / "Chart.yaml").write_text(f"apiVersion: v2\nname: {namespace}\nversion: 0.0.1\n")
+    body = f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: {namespace}}}\n"
+    (chart / "templates" / "namespace.yaml").write_text(body)
+    return chart

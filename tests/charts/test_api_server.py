@@ -1,0 +1,121 @@
+"""The chart before a real API server: manifests accepted, pods admitted, a release from birth to death."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import control_plane
+from tests.builders import a_pipeline_document
+from tests.charts.helm import CHART, CHARTS, RELEASE_NAMESPACE, SETS, must, pod_specs, rendered
+from trimtab_kubernetes import Cluster, kind_of
+
+MONITORING = {"PodMonitor": "podmonitors", "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
+STRICT = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+def stand_in(kind: str, plural: str) -> dict[str, Any]:
+    """A definition for a kind of the Prometheus Operator, whose own definitions are not part of this project."""
+    open_schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    group = "monitoring.coreos.com"
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": open_schema}}
+    names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+
+
+async def define_monitoring(server: Cluster, kubeconfig: Path) -> None:
+    for kind, plural in MONITORING.items():
+        await server.apply(stand_in(kind, plural), manager="tests")
+    names = [f"crd/{plural}.monitoring.coreos.com" for plural in MONITORING.values()]
+    kubectl(kubeconfig, "wait", "--for=condition=Established", *names)
+
+
+def kubectl(kubeconfig: Path, *arguments: str, given: str | None = None) -> str:
+    done = subprocess.run(
+        [control_plane.tool("kubectl"), f"--kubeconfig={kubeconfig}", *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("values", SETS)
+async def test_every_manifest_is_accepted(server: Cluster, installed: Path, values: str):
+    await define_monitoring(server, installed)
+
+    for manifest in rendered(values):
+        if kind_of(manifest).namespaced:
+            assert manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        await server.apply(manifest, manager="tests", dry_run=True)
+
+
+async def test_the_restricted_level_admits_every_pod(server: Cluster):
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "strict", "labels": STRICT}}
+    await server.apply(namespace, manager="tests")
+
+    for name, spec in pod_specs(rendered("everything")).items():
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "strict"}, "spec": spec}
+        await server.apply(pod, manager="tests", dry_run=True)
+
+
+async def test_the_restricted_level_would_tell(server: Cluster):
+    """The test above means something: a pod without its security context is turned away."""
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "strict", "labels": STRICT}}
+    await server.apply(namespace, manager="tests")
+    spec = pod_specs(rendered("default"))["trimtab-operator"] | {"securityContext": {}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "lax", "namespace": "strict"}, "spec": spec}
+
+    with pytest.raises(Exception, match="violates PodSecurity"):
+        await server.apply(pod, manager="tests", dry_run=True)
+
+
+def revision(kubeconfig: Path) -> dict[str, Any]:
+    listed = json.loads(must("list", "-n", RELEASE_NAMESPACE, "-o", "json", kubeconfig=kubeconfig))
+    return dict(listed[0])
+
+
+def test_install_upgrade_rollback_uninstall_and_install_again():
+    """Uninstalling leaves the pipelines and their kinds; installing again takes the kinds over."""
+    with control_plane.api_server() as kubeconfig:
+        release = ("trimtab", CHART, "-n", RELEASE_NAMESPACE)
+        notes = must("install", *release, "--create-namespace", kubeconfig=kubeconfig)
+        assert "kubectl get ipl" in notes
+        pipeline = a_pipeline_document()
+        kubectl(kubeconfig, "apply", "-f", "-", given=json.dumps(pipeline))
+
+        must("upgrade", *release, "--set", "adapter.replicas=2", kubeconfig=kubeconfig)
+        assert replicas(kubeconfig) == "2"
+        must("rollback", "trimtab", "1", "-n", RELEASE_NAMESPACE, kubeconfig=kubeconfig)
+        assert replicas(kubeconfig) == "1"
+        assert revision(kubeconfig)["revision"] == "3"
+
+        must("uninstall", "trimtab", "-n", RELEASE_NAMESPACE, kubeconfig=kubeconfig)
+        assert kubectl(kubeconfig, "get", "deployments,clusterroles", "-A", "-o", "name").count("trimtab") == 0
+        assert kubectl(kubeconfig, "get", "ipl", "-o", "name") == "inferencepipeline.trimtab.dev/sample\n"
+
+        must("install", *release, kubeconfig=kubeconfig)
+        assert kubectl(kubeconfig, "get", "ipl", "-o", "name") == "inferencepipeline.trimtab.dev/sample\n"
+        must("upgrade", *release, kubeconfig=kubeconfig)
+
+
+def replicas(kubeconfig: Path) -> str:
+    query = "-o=jsonpath={.spec.replicas}"
+    return kubectl(kubeconfig, "get", "deployment", "trimtab-adapter", "-n", RELEASE_NAMESPACE, query)
+
+
+def test_the_kinds_can_be_installed_by_themselves(tmp_path: Path):
+    found = [*yaml.safe_load_all(must("template", "crds", CHARTS / "trimtab-crds", "--kube-version", "1.34.0"))]
+
+    assert {body["kind"] for body in found} == {"CustomResourceDefinition"}
+    assert {body["metadata"]["annotations"]["helm.sh/resource-policy"] for body in found} == {"keep"}

@@ -1,0 +1,247 @@
+"""Dashboards and alerts: panels complete, metrics that exist, and every expression run by the real Prometheus."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.dashboards import (
+    CHART,
+    alert_expressions,
+    ask,
+    dashboard_expressions,
+    everything,
+    main,
+    without_threshold,
+)
+from tests.charts.helm import VALUES
+from tests.control_plane import _free_port, tool
+from trimtab_router.metrics import Metrics
+
+METRIC = re.compile(r"\btrimtab_[a-z0-9_]+")
+BOARDS = sorted((CHART / "dashboards").glob("*.json"))
+# What adapter and operator expose, in Prometheus' text format.
+CONTROL = """
+trimtab_observed_load_rps{namespace="a",pipeline="p"} 9
+trimtab_forecast_load_rps{namespace="a",pipeline="p",source="lstm"} 10
+trimtab_planned_generation{namespace="a",pipeline="p"} 3
+trimtab_planned_accuracy{namespace="a",pipeline="p"} 0.9
+trimtab_planned_latency_seconds{namespace="a",pipeline="p"} 0.2
+trimtab_planned_cores{namespace="a",pipeline="p"} 2
+trimtab_planned_replicas{namespace="a",pipeline="p",stage="read",variant="read-l"} 2
+trimtab_planned_batch_size_rows{namespace="a",pipeline="p",stage="read",variant="read-l"} 8
+trimtab_plan_feasible{namespace="a",pipeline="p"} 1
+trimtab_budget_cores{namespace="a",pipeline="p"} 4
+trimtab_slo_seconds{namespace="a",pipeline="p"} 0.4
+trimtab_solve_seconds_bucket{namespace="a",pipeline="p",le="0.1"} 5
+trimtab_solve_seconds_bucket{namespace="a",pipeline="p",le="+Inf"} 5
+trimtab_decisions_total{namespace="a",pipeline="p",outcome="changed"} 2
+trimtab_plan_changed_timestamp_seconds{namespace="a",pipeline="p"} 1700000000
+trimtab_last_change_info{namespace="a",pipeline="p",change="read: l for m, since the load fell"} 1
+trimtab_forecast_error_ratio{namespace="a",pipeline="p"} 0.1
+trimtab_replicas{namespace="a",pipeline="p",stage="read",hosting="shared",state="desired"} 2
+trimtab_allocated_cores{namespace="a",pipeline="p"} 2
+trimtab_condition{namespace="a",pipeline="p",type="Ready",status="True"} 1
+trimtab_condition{namespace="a",pipeline="p",type="MetricsAvailable",status="True"} 1
+trimtab_condition{namespace="a",pipeline="p",type="PlanApplied",status="True"} 1
+trimtab_reconcile_seconds_bucket{le="0.1"} 5
+trimtab_reconcile_seconds_bucket{le="+Inf"} 5
+trimtab_reconciles_total{outcome="done"} 5
+"""
+OF_THE_OPERATOR = {
+    "trimtab_replicas",
+    "trimtab_allocated_cores",
+    "trimtab_condition",
+    "trimtab_reconcile_seconds",
+    "trimtab_reconciles",
+}
+OF_THE_ADAPTER = {re.sub("_(total|bucket)$", "", name) for name in METRIC.findall(CONTROL)} - OF_THE_OPERATOR
+MAY_BE_ABSENT = {"trimtab_api_writes_total", "trimtab_drops_total", "trimtab_refusals_total", "trimtab_retries_total"}
+"""Not exposed in the test, so that expressions show what they return while nothing of the kind has happened."""
+
+
+def router_text() -> str:
+    """What a real router exposes once it has served a request."""
+    metrics = Metrics("a", "p", 0.4)
+    metrics.received.inc()
+    metrics.outcomes["ok"].inc()
+    metrics.latency.observe(0.05)
+    metrics.accuracy.observe(0.9)
+    metrics.plan_generation.set(3)
+    stage = metrics.stage("read")
+    stage.watch(lambda: 2.0, lambda: 1.0)
+    stage.queue_seconds.observe(0.01)
+    stage.served("read-l", 6, 0.02, 1.0)
+    return metrics.expose().decode()
+
+
+class Exporter(BaseHTTPRequestHandler):
+    """Serves one fixed page of metrics."""
+
+    def do_GET(self) -> None:
+        page = (router_text() + CONTROL).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real Prometheus that has scraped the metrics a few times."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    exporter = ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
+    threading.Thread(target=exporter.serve_forever, daemon=True).start()
+    target = f"127.0.0.1:{exporter.server_address[1]}"
+    scrape = {"job_name": "trimtab", "scrape_interval": "250ms", "honor_labels": True}
+    config = {"scrape_configs": [scrape | {"static_configs": [{"targets": [target]}]}], "rule_files": [alerts_file()]}
+    (folder / "prometheus.yml").write_text(json.dumps(config))
+    port = _free_port()
+    try:
+        with running(folder, port) as process:
+            address = f"http://127.0.0.1:{port}"
+            wait_for_samples(address, process)
+            yield address
+    finally:
+        exporter.shutdown()
+        exporter.server_close()
+
+
+def alerts_file() -> str:
+    return str(CHART / "alerts.yaml")
+
+
+@contextmanager
+def running(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    command = [tool("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def wait_for_samples(address: str, process: subprocess.Popen[bytes], seconds: float = 30) -> None:
+    """Wait until a rate has two points."""
+    until = time.monotonic() + seconds
+    query = {"query": "rate(trimtab_requests_received_total[5s])"}
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            if httpx.get(f"{address}/api/v1/query", params=query).json()["data"]["result"]:
+                return
+        except (httpx.HTTPError, ValueError):
+            pass
+        time.sleep(0.1)
+    raise AssertionError("Prometheus did not scrape")
+
+
+def known_metrics() -> set[str]:
+    names = set(METRIC.findall(router_text() + CONTROL))
+    return names | {f"{name}_total" for name in MAY_BE_ABSENT} | MAY_BE_ABSENT
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=[path.stem for path in BOARDS])
+def test_each_panel_says_what_it_shows(path: Path):
+    board = json.loads(path.read_text())
+
+    for panel in board["panels"]:
+        assert panel["title"], panel["id"]
+        assert panel["description"], panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["targets"], panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+    assert [variable["name"] for variable in board["templating"]["list"]] == ["datasource", "namespace", "pipeline"]
+
+
+def test_the_dashboards_are_those_the_builder_renders():
+    done = subprocess.run(
+        [sys.executable, "hack/dashboards.py", str(CHART / "dashboards"), "--check"],
+        cwd=CHART.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_metric_named_exists():
+    used = {name for one in (*dashboard_expressions(), *alert_expressions()) for name in METRIC.findall(one.query)}
+
+    assert used - known_metrics() == set()
+
+
+@pytest.mark.parametrize("exposing", ["adapter/trimtab_adapter/metrics.py", "operator/trimtab_operator/metrics.py"])
+def test_the_test_exposes_what_adapter_and_operator_expose(exposing: str):
+    """Both build names from parts, so their own files are read for the part after the common prefix."""
+    source = (CHART.parents[1] / exposing).read_text()
+    others = {"adapter": OF_THE_OPERATOR, "operator": OF_THE_ADAPTER}[exposing.partition("/")[0]]
+    names = {re.sub("_(total|bucket)$", "", name) for name in METRIC.findall(CONTROL)} - others
+
+    assert {name for name in names if name.removeprefix("trimtab_") not in source} == set()
+
+
+def test_the_expressions_return_data(prometheus: str):
+    with httpx.Client(base_url=prometheus) as client:
+        answers = [ask(client, expression) for expression in everything("a", "p", "5s")]
+
+    assert [(a.expression.where, a.expression.title, a.error) for a in answers if not a.series] == []
+
+
+def test_the_alerts_are_quiet_while_all_is_well(prometheus: str):
+    with httpx.Client(base_url=prometheus) as client:
+        fired = [one.title for one in alert_expressions() if ask(client, one).series]
+
+    assert fired == []
+
+
+def test_the_command_prints_its_figure(prometheus: str, capsys: pytest.CaptureFixture[str]):
+    code = main(["--prometheus", prometheus, "--namespace", "a", "--pipeline", "p", "--window", "5s"])
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
+
+    assert code == 0
+    assert figures["with_data"] == figures["expressions"] > 50
+
+
+def test_the_command_fails_for_a_pipeline_nobody_knows(prometheus: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["--prometheus", prometheus, "--pipeline", "nobody", "--window", "5s"]) == 1
+
+
+def test_promtool_accepts_the_alerts():
+    done = subprocess.run(
+        [tool("promtool"), "check", "rules", alerts_file()], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_fires_when_it_should():
+    cases = VALUES / "alerts.test.yaml"
+    done = subprocess.run(
+        [tool("promtool"), "test", "rules", cases.name], cwd=VALUES, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("query", "watched"),
+    [("max(a) == 0", "max(a)"), ("1 - a / b > 0.144\nand\nc > 0.1", "1 - a / b\nand\nc"), ("absent(a)", "(a)")],
+)
+def test_an_alert_without_its_threshold(query: str, watched: str):
+    assert without_threshold(query) == watched

@@ -1,0 +1,122 @@
+"""What the chart renders: compared with what was agreed on, checked against its own schema."""
+
+import os
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.charts.helm import CHART, CHARTS, KUBERNETES, SETS, VALUES, Manifest, helm, pod_specs, rendered, template
+from trimtab_operator.settings import Settings
+from trimtab_pipelines.documents import load_pools
+
+UPDATE = "TRIMTAB_UPDATE_GOLDENS"
+
+
+@pytest.mark.parametrize("chart", ["trimtab", "trimtab-crds"])
+def test_lint_finds_nothing(chart: str):
+    done = helm("lint", "--strict", "--kube-version", KUBERNETES, CHARTS / chart)
+
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("values", SETS)
+def test_what_is_rendered_is_what_was_agreed_on(values: str):
+    """With TRIMTAB_UPDATE_GOLDENS=1 the files are written anew, for a review of their difference."""
+    golden = VALUES / f"{values}.yaml"
+    text = yaml.safe_dump_all([shortened(manifest) for manifest in rendered(values)], sort_keys=False, width=120)
+    if os.environ.get(UPDATE):
+        golden.write_text(text)
+
+    assert golden.read_text() == text, f"{golden.name} differs; look at the difference, then {UPDATE}=1"
+
+
+def shortened(manifest: Manifest) -> Manifest:
+    """Leave out what other tests compare: definitions and dashboards, which are files of their own."""
+    if manifest["kind"] == "CustomResourceDefinition":
+        return {"kind": manifest["kind"], "metadata": manifest["metadata"]}
+    if "dashboard" in manifest["metadata"]["name"]:
+        return manifest | {"data": sorted(manifest["data"])}
+    return manifest
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("replicas=2", "replicas"),
+        ("operator.replicas=two", "/operator/replicas"),
+        ("operator.replicas=9", "/operator/replicas"),
+        ("image.control.pullPolicy=Sometimes", "/image/control/pullPolicy"),
+        ("image.control.tag=", "/image/control/tag"),
+        ("namespaces=team-a", "/namespaces"),
+        ("namespaces={Team A}", "/namespaces/0"),
+        ("prometheus.url=prometheus:9090", "/prometheus/url"),
+        ("trainer.schedule=daily", "/trainer/schedule"),
+        ("serviceMonitor.interval=15", "/serviceMonitor/interval"),
+        ("fullnameOverride=Trim_Tab", "/fullnameOverride"),
+        ("budgetPools.shared.gpus=1", "/budgetPools/shared"),
+        ("crds.enable=false", "/crds"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(setting: str, complaint: str):
+    done = template("--set", setting)
+
+    assert done.returncode != 0
+    assert complaint in done.stderr.replace(".", "/") or complaint in done.stderr
+
+
+def test_learning_without_prometheus_is_refused_with_the_cure():
+    done = template("--set", "trainer.enabled=true")
+
+    assert done.returncode != 0
+    assert "trainer.enabled needs prometheus.url" in done.stderr
+
+
+@pytest.mark.parametrize("path", SETS)
+def test_every_value_set_passes_the_schema_by_its_own_file(path: str):
+    assert template("-f", VALUES / f"{path}.values.yaml").returncode == 0
+
+
+def test_narrow_means_nothing_cluster_wide():
+    kinds = {manifest["kind"] for manifest in rendered("namespaced")}
+
+    assert kinds & {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"} == set()
+
+
+def environment(manifests: list[Manifest], name: str) -> dict[str, Any]:
+    return {e["name"]: e.get("value", "x") for e in pod_specs(manifests)[name]["containers"][0]["env"]}
+
+
+def test_the_operator_reads_what_the_chart_tells_it():
+    wide = Settings.from_environment(environment(rendered("everything"), "tabs-operator"))
+    narrow = Settings.from_environment(environment(rendered("namespaced"), "trimtab-operator"))
+
+    assert wide.control_image == "images.example/trimtab-control:0.1.0"
+    assert wide.model_server_image == "images.example/trimtab-model-server:0.1.0"
+    assert (wide.image_pull_secrets, wide.role_kind, wide.namespaces) == (("images",), "ClusterRole", ())
+    assert wide.node_cache == "/var/cache/trimtab"
+    assert (narrow.role_kind, narrow.namespaces) == ("Role", ("team-a", "team-b"))
+
+
+def test_the_adapter_can_read_the_pools(tmp_path):
+    found = next(m for m in rendered("everything") if m["metadata"]["name"] == "tabs-pools")
+    (tmp_path / "pools.yaml").write_text(found["data"]["pools.yaml"])
+
+    assert load_pools(tmp_path / "pools.yaml").pools["shared"].cores == 16.0
+
+
+def test_no_pod_asks_for_more_than_the_restricted_level_gives():
+    for name, spec in pod_specs(rendered("everything")).items():
+        context = spec["containers"][0]["securityContext"]
+        assert spec["securityContext"]["runAsNonRoot"], name
+        assert context["readOnlyRootFilesystem"], name
+        assert context["capabilities"] == {"drop": ["ALL"]}, name
+        assert spec["containers"][0]["resources"]["requests"].keys() >= {"cpu", "memory"}, name
+
+
+def test_every_value_has_a_comment_or_a_telling_section():
+    """Each top-level key of values.yaml is in the schema, and the other way round."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+
+    assert set(values) == set(schema["properties"]) - {"global", "trimtab-crds"}

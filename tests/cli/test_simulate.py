@@ -1,0 +1,48 @@
+"""`trimtab simulate`: the same words, record and report as a served run, and what a user gets wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.pipelines import echo_plan, write_echo_pipeline, write_plan
+from tests.cli.test_command_line import a_profile_file, said
+from trimtab.commands import run
+from trimtab.record import load
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_a_load_is_simulated_recorded_and_reported(tmp_path: Path, capsys: Captured) -> None:
+    pipeline = write_echo_pipeline(tmp_path)
+    profiles = str(a_profile_file(tmp_path))
+    arguments = ("simulate", str(pipeline), "--profiles", profiles, "--load", "constant:20", "--duration", "20")
+    assert run((*arguments, "--fail", "first@10", "--out", str(tmp_path / "out"))) == 0
+
+    outcome = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert outcome["name"] == "simulate"
+    assert all(bar["holds"] for bar in outcome["bars"])
+    assert outcome["figures"]["received_requests"] == pytest.approx(400, abs=80)
+    recorded = load(tmp_path / "out" / "simulate")
+    assert recorded.results is not None
+    assert len(recorded.results.records) == outcome["figures"]["received_requests"]
+    assert [fault.what for fault in recorded.faults] == ["a replica of first was lost"]
+    assert "simulated" in (tmp_path / "out" / "simulate.html").read_text()[:500]
+
+
+def test_a_given_plan_is_kept(tmp_path: Path, capsys: Captured) -> None:
+    pipeline, plan = write_echo_pipeline(tmp_path), write_plan(tmp_path / "plan.json", echo_plan())
+    profiles = str(a_profile_file(tmp_path))
+    arguments = ("simulate", str(pipeline), "--profiles", profiles, "--plan", str(plan), "--out", str(tmp_path / "out"))
+    assert run((*arguments, "--load", "constant:5", "--duration", "5")) == 0
+
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]["plan_changes"] == 0
+
+
+def test_what_a_user_gets_wrong(tmp_path: Path, capsys: Captured) -> None:
+    pipeline = str(write_echo_pipeline(tmp_path))
+    assert "nothing to simulate: give --trace FILE or --load" in said(capsys, 2, "simulate", pipeline)
+    loaded = ("simulate", pipeline, "--load", "constant:5", "--duration", "5")
+    assert "has no profile: give --profiles FILE" in said(capsys, 2, *loaded)
+    profiles = ("--profiles", str(a_profile_file(tmp_path)))
+    assert "write STAGE@SECONDS, such as" in said(capsys, 2, *loaded, *profiles, "--fail", "nowhere@3")

@@ -1,0 +1,140 @@
+"""A real API server for tests: etcd and kube-apiserver on loopback, without nodes. Started once a session."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+TOOLS = Path(os.environ.get("TRIMTAB_TOOLS", Path.home() / ".cache" / "trimtab" / "tools" / "bin"))
+REQUIRED = os.environ.get("TRIMTAB_REQUIRE_CLUSTER") == "1"
+START_SECONDS = 60.0
+TOKEN = "administrator-of-tests"
+
+
+def skip(reason: str) -> None:
+    """Skip, saying why; where cluster tests may not be skipped, fail."""
+    if REQUIRED:
+        pytest.fail(f"TRIMTAB_REQUIRE_CLUSTER=1, but {reason}")
+    pytest.skip(reason)
+
+
+def tool(name: str) -> str:
+    """Return the path of a program; skip the test where it is missing."""
+    built = TOOLS / name
+    found = str(built) if built.exists() else shutil.which(name)
+    if found is None:
+        skip(f"{name} is missing; `make cluster-tools` builds it")
+    assert found is not None
+    return found
+
+
+@contextmanager
+def api_server() -> Iterator[Path]:
+    """Start an API server and yield the kubeconfig of its administrator."""
+    programs = tool("etcd"), tool("kube-apiserver")
+    with tempfile.TemporaryDirectory(prefix="trimtab-control-plane-") as folder:
+        running: list[subprocess.Popen[bytes]] = []
+        try:
+            yield _start(Path(folder), programs, running)
+        finally:
+            for process in reversed(running):
+                process.terminate()
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def _start(folder: Path, programs: tuple[str, str], running: list[subprocess.Popen[bytes]]) -> Path:
+    client_port, peer_port, port = (_free_port() for _ in range(3))
+    etcd, apiserver = programs
+    store = f"http://127.0.0.1:{client_port}"
+    peer = f"http://127.0.0.1:{peer_port}"
+    _run(
+        folder,
+        running,
+        etcd,
+        f"--data-dir={folder}/etcd",
+        f"--listen-client-urls={store}",
+        f"--advertise-client-urls={store}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        "--unsafe-no-fsync",
+        "--log-level=error",
+    )
+    key = folder / "service-accounts.key"
+    subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+    (folder / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
+    _run(
+        folder,
+        running,
+        apiserver,
+        f"--etcd-servers={store}",
+        f"--cert-dir={folder}/certificates",
+        f"--secure-port={port}",
+        "--bind-address=127.0.0.1",
+        f"--token-auth-file={folder}/tokens.csv",
+        "--authorization-mode=RBAC",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={key}",
+        f"--service-account-signing-key-file={key}",
+        "--service-cluster-ip-range=10.97.0.0/16",
+        "--disable-admission-plugins=ServiceAccount",
+    )
+    kubeconfig = _kubeconfig(folder, port)
+    _wait(port, running, folder)
+    return kubeconfig
+
+
+def _run(folder: Path, running: list[subprocess.Popen[bytes]], program: str, *arguments: str) -> None:
+    with (folder / f"{Path(program).name}.log").open("wb") as log:
+        running.append(subprocess.Popen([program, *arguments], stdout=log, stderr=log, cwd=folder))
+
+
+def _kubeconfig(folder: Path, port: int) -> Path:
+    cluster = {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "tests", "cluster": cluster}],
+        "users": [{"name": "admin", "user": {"token": TOKEN}}],
+        "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "admin"}}],
+        "current-context": "tests",
+    }
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def _wait(port: int, running: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    until = time.monotonic() + START_SECONDS
+    with httpx.Client(verify=False) as client:  # noqa: S501 - its certificate is made anew at each start
+        while True:
+            try:
+                answer = client.get(f"https://127.0.0.1:{port}/readyz", headers={"Authorization": f"Bearer {TOKEN}"})
+                if answer.status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            ended = next((process for process in running if process.poll() is not None), None)
+            if ended is not None or time.monotonic() > until:
+                log = (folder / "kube-apiserver.log").read_text()[-2000:]
+                raise RuntimeError(f"the API server did not come up: {log}")
+            time.sleep(0.1)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,102 @@
+"""The shell around the API, against a real API server."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trimtab_kubernetes import Change, Cluster, Conflict, Rejected, follow
+from trimtab_kubernetes.client import Object
+from trimtab_pipelines.cluster import ADAPTER_MANAGER, OPERATOR_MANAGER
+
+EXAMPLES = Path(__file__).parents[2] / "pipelines"
+
+
+def a_config_map(namespace: str, name: str = "settings", **data: str) -> Object:
+    metadata = {"name": name, "namespace": namespace, "labels": {"test": "client"}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+async def test_an_object_applied_is_there(cluster: Cluster, namespace: str):
+    await cluster.apply(a_config_map(namespace, colour="red"), manager="one")
+
+    found = await cluster.get("ConfigMap", namespace, "settings")
+
+    assert found is not None
+    assert found["data"] == {"colour": "red"}
+
+
+async def test_applying_the_same_again_changes_nothing(cluster: Cluster, namespace: str):
+    first = await cluster.apply(a_config_map(namespace, colour="red"), manager="one")
+    second = await cluster.apply(a_config_map(namespace, colour="red"), manager="one")
+
+    assert second["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+
+
+async def test_a_field_of_another_writer_is_a_conflict(cluster: Cluster, namespace: str):
+    await cluster.apply(a_config_map(namespace, colour="red"), manager="one")
+
+    with pytest.raises(Conflict, match="colour"):
+        await cluster.apply(a_config_map(namespace, colour="blue"), manager="two", force=False)
+
+
+async def test_what_is_not_there_is_none_and_deleting_it_is_false(cluster: Cluster, namespace: str):
+    assert await cluster.get("ConfigMap", namespace, "nothing") is None
+    assert not await cluster.delete("ConfigMap", namespace, "nothing")
+
+
+async def test_following_sees_what_was_and_what_comes(cluster: Cluster, namespace: str):
+    await cluster.apply(a_config_map(namespace, "first"), manager="one")
+    seen: asyncio.Queue[Change] = asyncio.Queue()
+
+    async def watch() -> None:
+        async for change in follow(cluster, "ConfigMap", namespace, "test=client"):
+            await seen.put(change)
+
+    task = asyncio.create_task(watch())
+    first, synced = await seen.get(), await seen.get()
+    await cluster.apply(a_config_map(namespace, "second"), manager="one")
+    second = await seen.get()
+    await cluster.delete("ConfigMap", namespace, "first")
+    gone = await seen.get()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert (first.key, synced.synced) == ((namespace, "first"), True)
+    assert second.key == (namespace, "second")
+    assert gone.deleted
+    assert gone.key == (namespace, "first")
+
+
+async def test_the_example_is_accepted_and_a_misspelt_field_is_not(cluster: Cluster, namespace: str):
+    example = yaml.safe_load((EXAMPLES / "digits" / "pipeline.yaml").read_text())
+    example["metadata"]["namespace"] = namespace
+    await cluster.apply(example, manager="user")
+    example["spec"]["stages"][0]["minReplicas"] = 0
+
+    with pytest.raises(Rejected, match="minReplicas"):
+        await cluster.apply(example, manager="user")
+
+
+async def test_a_field_that_the_kind_does_not_have_is_rejected_not_retried(cluster: Cluster, namespace: str):
+    body = {**a_config_map(namespace), "colour": "red"}
+
+    with pytest.raises(Rejected, match="colour"):
+        await cluster.apply(body, manager="one")
+
+
+async def test_two_writers_share_the_conditions(cluster: Cluster, namespace: str):
+    example = yaml.safe_load((EXAMPLES / "digits" / "pipeline.yaml").read_text())
+    example["metadata"]["namespace"] = namespace
+    await cluster.apply(example, manager="user")
+
+    def status(kind: str) -> Object:
+        condition = {"type": kind, "status": "True", "reason": "Fine", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        head = {"apiVersion": example["apiVersion"], "kind": "InferencePipeline"}
+        return {**head, "metadata": {"name": "digits", "namespace": namespace}, "status": {"conditions": [condition]}}
+
+    await cluster.apply(status("Ready"), manager=OPERATOR_MANAGER, subresource="status")
+    found = await cluster.apply(status("ForecastReady"), manager=ADAPTER_MANAGER, subresource="status")
+
+    assert {condition["type"] for condition in found["status"]["conditions"]} == {"Ready", "ForecastReady"}

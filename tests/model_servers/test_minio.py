@@ -1,0 +1,167 @@
+"""Weights from a real MinIO, directly and through a line that is slow or breaks."""
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.model_servers.minio import ACCESS_KEY, SECRET_KEY, ObjectStore, Proxy, minio
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.store import Limits, find_weights
+
+QUICK = Limits(connect_seconds=1.0, read_seconds=0.5, patience_seconds=1.0, total_seconds=10.0)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    with minio(tmp_path_factory.mktemp("minio")) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    save_file({"weight": torch.rand(500_000, generator=torch.Generator().manual_seed(1))}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def digest(weights: Path) -> str:
+    return f"sha256:{hashlib.sha256(weights.read_bytes()).hexdigest()}"
+
+
+@pytest.fixture
+def store(running: ObjectStore, monkeypatch, tmp_path: Path) -> ObjectStore:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", running.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path / "cache"))
+    return running
+
+
+@pytest.fixture
+def address(store: ObjectStore, weights: Path) -> str:
+    return store.put("models", "small/model.safetensors", weights)
+
+
+@pytest.fixture
+def proxy(store: ObjectStore, monkeypatch) -> Iterator[Proxy]:
+    between = Proxy(store.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", between.endpoint)
+    yield between
+    between.close()
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "cache").glob("*") if not path.name.startswith(".")]
+
+
+def test_an_object_by_its_digest_and_without(address: str, weights: Path, digest: str):
+    for found in (find_weights(address, digest, QUICK), find_weights(address, None, QUICK)):
+        assert isinstance(found, Path)
+        assert found.read_bytes() == weights.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("s3://models/absent.safetensors", r"s3://models/absent.safetensors .*NoSuchKey.*correct the key"),
+        ("s3://nothing-here/model.safetensors", r"s3://nothing-here/model.safetensors .*NoSuch(Bucket|Key).*correct"),
+    ],
+)
+def test_what_is_not_there(address: str, tmp_path: Path, uri: str, message: str):
+    with pytest.raises(ModelError, match=message):
+        find_weights(uri, None, QUICK)
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize("variable", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_wrong_credentials_are_refused_at_once_and_not_told(
+    address: str, monkeypatch, caplog: pytest.LogCaptureFixture, variable: str
+):
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv(variable, "wrong-and-secret")
+    with pytest.raises(ModelError, match=r"check AWS_") as refused:
+        find_weights(address, None, QUICK)
+
+    for told in (str(refused.value), caplog.text):
+        assert SECRET_KEY not in told
+        assert "wrong-and-secret" not in told or variable == "AWS_ACCESS_KEY_ID"
+
+
+def test_another_digest_is_refused(address: str, tmp_path: Path, digest: str):
+    with pytest.raises(ModelError, match=f"have digest {digest}, but sha256:0+ is asked for"):
+        find_weights(address, f"sha256:{'0' * 64}", QUICK)
+    assert kept(tmp_path) == []
+
+
+def test_a_slow_store_is_waited_for(address: str, proxy: Proxy, weights: Path, digest: str):
+    proxy.bytes_per_second = 2e6
+    found = find_weights(address, digest, QUICK)
+
+    assert isinstance(found, Path)
+    assert found.read_bytes() == weights.read_bytes()
+
+
+def test_a_store_that_only_trickles_is_given_up(address: str, proxy: Proxy, digest: str, tmp_path: Path):
+    proxy.bytes_per_second = 20_000
+    with pytest.raises(
+        ModelError, match=r"only [0-9]+ of 2000[0-9]+ bytes came in 1 s; is the object store overloaded"
+    ):
+        find_weights(address, digest, Limits(connect_seconds=1.0, read_seconds=0.5, total_seconds=1.0))
+    assert kept(tmp_path) == []
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_ended(address: str, proxy: Proxy, weights: Path, digest: str):
+    proxy.cut_after_bytes = [1_000_000, 500_000, 0]
+    found = find_weights(address, digest, QUICK)
+
+    assert isinstance(found, Path)
+    assert found.read_bytes() == weights.read_bytes()
+    assert proxy.connections == 4
+
+
+def test_a_store_that_goes_away_half_way_is_given_up(address: str, proxy: Proxy, digest: str, tmp_path: Path):
+    proxy.bytes_per_second = 1e6
+    gone = threading.Timer(0.7, proxy.close)
+    gone.start()
+    with pytest.raises(ModelError, match=r"nothing came for [0-9]+ s; check AWS_ENDPOINT_URL"):
+        find_weights(address, digest, QUICK)
+    gone.join()
+    assert kept(tmp_path) == []
+
+
+def test_pods_that_start_at_once_fetch_it_once(address: str, proxy: Proxy, digest: str, tmp_path: Path):
+    proxy.bytes_per_second = 2e6
+    with ThreadPoolExecutor(3) as pods:  # the lock is one of open files, so that threads exclude each other as well
+        found = set(pods.map(lambda _: find_weights(address, digest, QUICK), range(3)))
+
+    assert len(found) == 1
+    assert len(kept(tmp_path)) == 1
+    assert proxy.connections == 1
+
+
+def test_the_cache_is_bounded_but_spares_what_was_just_used(address: str, monkeypatch, tmp_path: Path, digest: str):
+    old, fresh = tmp_path / "cache" / "old.safetensors", tmp_path / "cache" / "fresh.safetensors"
+    for path in (old, fresh):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x" * 1000)
+    os.utime(old, (1, 1))
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE_BYTES", "1500")
+    found = find_weights(address, digest, QUICK)
+
+    assert {path.name for path in kept(tmp_path)} == {"fresh.safetensors", Path(str(found)).name}
+
+
+def test_a_cache_that_cannot_be_written_is_named(address: str, monkeypatch, tmp_path: Path, digest: str):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match=r"the weights cache .*file cannot be used: .*; set TRIMTAB_WEIGHTS_CACHE"):
+        find_weights(address, digest, QUICK)

@@ -1,0 +1,104 @@
+"""A model server as a pod runs it: models from the environment, a drain time, last words."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.builders import a_pipeline
+from tests.model_servers.clients import a_request, call, x
+from trimtab_model_servers.ports import Ports
+from trimtab_model_servers.settings import MAX_BODY_BYTES, ModelSpec, model_spec
+
+ANY_PORTS = ("--data-port", "0", "--http-port", "0", "--grpc-port", "0")
+
+
+def models(*specs: ModelSpec) -> str:
+    return json.dumps([spec.model_dump(mode="json", by_alias=True, exclude_none=True) for spec in specs])
+
+
+def a_spec() -> ModelSpec:
+    pipeline = a_pipeline()
+    stage = pipeline.spec.stages[0]
+    return model_spec(pipeline, Path("/opt/trimtab/pipelines/sample"), stage, stage.variants[0], 0.25)
+
+
+async def status(session: aiohttp.ClientSession, port: int, path: str) -> int:
+    async with session.get(f"http://127.0.0.1:{port}{path}") as answer:
+        return answer.status
+
+
+@pytest.mark.timeout(300)
+async def test_a_pod_serves_until_nobody_asks_any_more(tmp_path: Path):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "trimtab_model_servers", "--models-env", "MODELS", *ANY_PORTS),
+        *("--drain-seconds", "0.8"),
+        env=os.environ | {"MODELS": models(a_spec()), "TMPDIR": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    ports = Ports(**json.loads(await process.stdout.readline()))
+    request = a_request("small", x([[1.0] * 4]))
+    async with aiohttp.ClientSession() as session:
+        assert await status(session, ports.data_port, "/v2/health/ready") == 200
+        await refuses_what_is_too_large(session, ports.http_port)
+
+        process.send_signal(signal.SIGTERM)
+        while await status(session, ports.data_port, "/v2/health/ready") == 200:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+        for _ in range(10):
+            assert (await call(session, ports, request)).y.tolist() == [[2.0] * 4]
+            await asyncio.sleep(0.1)
+        assert await status(session, ports.data_port, "/v2/models/small/ready") == 200
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert not any(await asyncio.to_thread(lambda: list(tmp_path.iterdir())))
+
+
+async def refuses_what_is_too_large(session: aiohttp.ClientSession, http_port: int) -> None:
+    """MLServer's own REST port, with a size said beforehand and without."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(MAX_BODY_BYTES // 2**20 + 1):
+            yield bytes(2**20)
+
+    url = f"http://127.0.0.1:{http_port}/v2/models/small/infer"
+    async with session.post(url, data=pieces(), headers={"Content-Type": "application/json"}) as answer:
+        assert answer.status == 413
+        assert f"send at most {MAX_BODY_BYTES} bytes" in (await answer.json())["error"]
+    reader, writer = await asyncio.open_connection("127.0.0.1", http_port)
+    head = f"POST /v2/models/small/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY_BYTES + 1}\r\n\r\n"
+    writer.write(head.encode())
+    assert b" 413 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, "MODELS is not set; it must hold a JSON list of models"),
+        ("[]", "MODELS must hold at least one model, each of a name of its own; it holds: []"),
+        ('[{"name": "small"}]', "MODELS: 0.family: Field required"),
+        (models(a_spec(), a_spec()), "it holds: ['small', 'small']"),
+    ],
+)
+def test_a_pod_that_cannot_serve_says_why_in_one_line(value, reason):
+    environment = {name: text for name, text in os.environ.items() if name != "MODELS"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "trimtab_model_servers", "--models-env", "MODELS"],
+        env=environment | ({} if value is None else {"MODELS": value}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.returncode == 1
+    assert reason in ended.stderr
+    assert ended.stderr.count("\n") == 1

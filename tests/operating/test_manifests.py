@@ -1,0 +1,202 @@
+"""What is written, compared with files that people can read. TRIMTAB_UPDATE_GOLDEN=1 writes them anew."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.builders import a_pipeline_document, a_plan, a_stage, a_variant
+from tests.operating.scene import SETTINGS, Site
+from trimtab_kubernetes import Cluster, follow
+from trimtab_operator.drift import contains
+from trimtab_operator.isolation import network_policies
+from trimtab_operator.profile_jobs import profile_job, profiler_account
+from trimtab_operator.replica_sets import deployment, memory_bytes, replica_set_budget, service
+from trimtab_operator.routers import router_objects
+from trimtab_operator.seldon import seldon_deployment
+from trimtab_pipelines.hosting import hosting_groups
+from trimtab_pipelines.profiling import profile_tasks
+from trimtab_pipelines.spec import InferencePipeline
+
+GOLDEN = Path(__file__).parents[1] / "data" / "operating"
+GPU = {
+    "nodeSelector": {"gpu": "l4"},
+    "runtimeClassName": "nvidia",
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+}
+VARIANTS = [
+    a_variant("small", secretName="bucket", resources={"cpu": "500m", "memory": "256Mi"}),
+    a_variant("medium", secretName="bucket", resources={"cpu": "500m", "memory": "1Gi"}),
+    a_variant("large", resources={"cpu": "2", "memory": "4Gi", "gpu": 1}, **GPU),
+    {
+        "name": "own",
+        "accuracy": 0.9,
+        "container": {"image": "triton:1", "args": ["--models=/m"], "env": {"LOG": "1"}, "port": 8000},
+        "resources": {"cpu": "1", "memory": "2Gi"},
+    },
+]
+
+
+def a_document() -> dict[str, Any]:
+    document = a_pipeline_document([a_stage(variants=VARIANTS)], budget={"cores": "8", "gpus": 1})
+    document["metadata"] |= {"namespace": "team", "uid": "1234", "generation": 1}
+    return document
+
+
+PIPELINE = InferencePipeline.model_validate(a_document())
+STAGE = PIPELINE.spec.stages[0]
+GROUPS = {variant.name: group for group in hosting_groups(STAGE) for variant in group.variants}
+
+
+def replica_set(variant: str) -> list[dict[str, Any]]:
+    group = GROUPS[variant]
+    return [
+        deployment(PIPELINE, STAGE, group, SETTINGS, replicas=2, surge=True),
+        service(PIPELINE, STAGE, group),
+        replica_set_budget(PIPELINE, STAGE, group),
+    ]
+
+
+def profiling() -> list[dict[str, Any]]:
+    jobs = [profile_job(PIPELINE, task, SETTINGS) for task in profile_tasks(PIPELINE)]
+    return [*profiler_account(PIPELINE, SETTINGS), *jobs]
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("model-server", replica_set("small")),
+        ("gpu", replica_set("large")),
+        ("container", replica_set("own")),
+        ("router", router_objects(PIPELINE, a_plan(PIPELINE), SETTINGS, pod_monitor=True)),
+        ("isolation", network_policies(PIPELINE)),
+        ("profiling", profiling()),
+        ("seldon", [seldon_deployment(PIPELINE, STAGE, GROUPS["small"], SETTINGS, replicas=2)]),
+        ("seldon-gpu", [seldon_deployment(PIPELINE, STAGE, GROUPS["large"], SETTINGS, replicas=1)]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_manifests_are_as_written_down(name: str, written: list[dict[str, Any]]) -> None:
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("TRIMTAB_UPDATE_GOLDEN") == "1":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump_all(written, sort_keys=True, width=120))
+
+    assert list(yaml.safe_load_all(path.read_text())) == written
+
+
+def test_each_hosted_variant_adds_its_memory() -> None:
+    """512 MiB for the server itself, and what each variant asks for; those that ask for other things stand apart."""
+    assert memory_bytes(GROUPS["small"].variants) == (512 + 256) * 2**20
+    assert memory_bytes(GROUPS["own"].variants) == 2 * 2**30
+
+
+async def test_the_api_server_takes_every_manifest_and_adds_nothing_we_would_fight(
+    cluster: Cluster, namespace: str
+) -> None:
+    """What comes back contains all that was sent, in the form that was sent: else each pass would write again."""
+    document = a_document()
+    document["metadata"] = {"name": "sample", "namespace": namespace, "uid": "1234"}
+    pipeline = InferencePipeline.model_validate(document)
+    stage = pipeline.spec.stages[0]
+    manifests = [*router_objects(pipeline, a_plan(pipeline), SETTINGS, pod_monitor=False), *network_policies(pipeline)]
+    for group in hosting_groups(stage):
+        manifests += [
+            deployment(pipeline, stage, group, SETTINGS, replicas=1, surge=True),
+            service(pipeline, stage, group),
+        ]
+    manifests += [profile_job(pipeline, task, SETTINGS) for task in profile_tasks(pipeline)]
+    for manifest in manifests:
+        answer = await cluster.apply(manifest, manager="tests", dry_run=True)
+
+        assert contains(answer, manifest), manifest["kind"]
+
+
+def a_stand_in(kind: str, group: str, plural: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a CustomResourceDefinition for a kind that no cluster here has."""
+    schema = {"type": "object", "properties": {"spec": spec}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
+            "versions": [
+                {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}},
+            ],
+        },
+    }
+
+
+ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+SELDON_SPEC = {
+    "type": "object",
+    "required": ["predictors"],
+    "properties": {
+        "name": {"type": "string"},
+        "protocol": {"type": "string", "enum": ["seldon", "tensorflow", "v2"]},
+        "replicas": {"type": "integer"},
+        "predictors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "graph"],
+                "properties": {
+                    "name": {"type": "string"},
+                    "replicas": {"type": "integer"},
+                    "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+                    "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+                    "graph": {
+                        "type": "object",
+                        "required": ["name"],
+                        "properties": {
+                            "name": {"type": "string"},
+                            "type": {"type": "string", "enum": ["MODEL", "ROUTER", "COMBINER", "TRANSFORMER"]},
+                            "children": {"type": "array", "items": ANYTHING},
+                        },
+                    },
+                    "componentSpecs": {
+                        "type": "array",
+                        "items": {"type": "object", "properties": {"metadata": ANYTHING, "spec": ANYTHING}},
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+@pytest.fixture
+async def seldon(cluster: Cluster) -> Any:
+    """A stand-in for Seldon's own definition, with the fields its documentation names."""
+    definition = a_stand_in("SeldonDeployment", "machinelearning.seldon.io", "seldondeployments", SELDON_SPEC)
+    await cluster.apply(definition, manager="tests")
+    async for change in follow(cluster, "CustomResourceDefinition"):
+        found = change.object or {}
+        conditions = {c["type"]: c["status"] for c in found.get("status", {}).get("conditions", [])}
+        if change.key[1].startswith("seldon") and conditions.get("Established") == "True":
+            break
+    yield
+    await cluster.delete("CustomResourceDefinition", None, "seldondeployments.machinelearning.seldon.io")
+
+
+async def test_a_pipeline_for_seldon_gets_seldon_deployments(seldon: None, cluster: Cluster, namespace: str) -> None:
+    """In place of Deployments; Services for our routers as ever. A second look writes nothing."""
+    document = a_pipeline_document(1, deployer="SeldonDeployment")
+    site = Site(cluster, namespace, document)
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    await site.apply_plan()
+
+    assert await site.look() > 0
+    made = (await cluster.list("SeldonDeployment", namespace)).items
+    assert len(made) == 1
+    assert made[0]["spec"]["replicas"] == 1
+    assert made[0]["spec"]["protocol"] == "v2"
+    assert await site.names("Deployment") == {"sample-router"}
+    assert made[0]["metadata"]["name"] in await site.names("Service")
+    assert await site.look() == 0

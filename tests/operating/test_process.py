@@ -1,0 +1,89 @@
+"""The operator as a process: two copies, one of which writes; what one leaves half done the other finishes."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.builders import a_pipeline_document
+from tests.operating.scene import Site
+from trimtab_kubernetes import Cluster
+from trimtab_kubernetes.follow import follow
+from trimtab_pipelines.cluster import replica_set_name
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@asynccontextmanager
+async def an_operator(kubeconfig: Path, namespace: str, name: str) -> AsyncIterator[tuple[Any, int]]:
+    """Run an operator of one namespace; yield its process and the port it answers probes at."""
+    port = _free_port()
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(kubeconfig),
+        "POD_NAME": name,
+        "POD_NAMESPACE": namespace,
+        "TRIMTAB_NAMESPACES": namespace,
+        "TRIMTAB_HEALTH_PORT": str(port),
+        "TRIMTAB_METRICS_PORT": str(_free_port()),
+    }
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "trimtab_operator", env=environment)
+    try:
+        yield process, port
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def until(cluster: Cluster, kind: str, namespace: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Wait until an object of that kind is so."""
+    async with asyncio.timeout(120):
+        async for change in follow(cluster, kind, namespace):
+            if change.object is not None and not change.deleted and holds(change.object):
+                return change.object
+    raise AssertionError("a watch never ends by itself")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_two_copies_one_of_which_writes(kubeconfig: Path, cluster: Cluster, namespace: str) -> None:
+    """The second waits; when the first is killed it takes over, and puts right what happened in between."""
+    site = Site(cluster, namespace, a_pipeline_document())
+    name = replica_set_name("sample", "stage-0", "small")
+    async with an_operator(kubeconfig, namespace, "one") as (first, port):
+        lease = await until(cluster, "Lease", namespace, lambda found: found["spec"]["holderIdentity"] == "one")
+        async with an_operator(kubeconfig, namespace, "two"):
+            await site.apply_pipeline()
+            await site.apply_profiles()
+            await site.apply_plan()
+            made = await until(cluster, "Deployment", namespace, lambda found: found["metadata"]["name"] == name)
+            async with httpx.AsyncClient() as client:
+                assert (await client.get(f"http://127.0.0.1:{port}/healthz")).status_code == 200
+            held = await until(cluster, "Lease", namespace, lambda _: True)
+            assert held["spec"]["leaseTransitions"] == 0
+
+            first.send_signal(signal.SIGKILL)
+            await first.wait()
+            await cluster.delete("Deployment", namespace, name)
+            taken = await until(cluster, "Lease", namespace, lambda found: found["spec"]["holderIdentity"] == "two")
+            again = await until(cluster, "Deployment", namespace, lambda found: found["metadata"]["name"] == name)
+
+    assert lease["metadata"]["uid"] == taken["metadata"]["uid"]
+    assert taken["spec"]["leaseTransitions"] == 1
+    assert again["metadata"]["uid"] != made["metadata"]["uid"]
+    released = await cluster.get("Lease", namespace, "trimtab-operator")
+    assert released is not None
+    assert not released["spec"].get("holderIdentity")

@@ -1,0 +1,248 @@
+"""The rollout keeps the budget at every step, always arrives, and breaks nothing needlessly."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trimtab_operator.rollout import ReplicaSet, Room, Target, decide, surge_allowed, total
+
+SIZES = {"s": 0.25, "m": 0.5, "l": 1.0}
+
+
+@dataclass
+class Pods:
+    """The pods of one replica set, as a cluster keeps them."""
+
+    desired: int = 0
+    starting: int = 0
+    ready: int = 0
+    leaving: int = 0
+
+
+@dataclass
+class Cluster:
+    """Makes pods, lets them become ready and go, each when chance says so."""
+
+    limit: Room
+    never_ready: frozenset[str] = frozenset()
+    sets: dict[tuple[str, str], Pods] = field(default_factory=dict)
+
+    def observe(self) -> list[ReplicaSet]:
+        return [
+            ReplicaSet(
+                name=f"{stage}-{size}",
+                stage=stage,
+                each=Room(SIZES[size]),
+                desired=pods.desired,
+                pods=pods.starting + pods.ready,
+                ready=pods.ready,
+                leaving=pods.leaving,
+            )
+            for (stage, size), pods in self.sets.items()
+        ]
+
+    def write(self, desired: dict[str, int]) -> None:
+        for name, count in desired.items():
+            stage, _, size = name.rpartition("-")
+            self.sets.setdefault((stage, size), Pods()).desired = count
+
+    def make_and_remove(self) -> None:
+        """What a Deployment's controller does at once; pods that are not ready go first."""
+        for pods in self.sets.values():
+            pods.starting += max(pods.desired - pods.starting - pods.ready, 0)
+            while pods.starting + pods.ready > pods.desired:
+                if pods.starting:
+                    pods.starting -= 1
+                else:
+                    pods.ready -= 1
+                pods.leaving += 1
+
+    def moves(self) -> list[tuple[Pods, str]]:
+        able = [(pods, "leaving") for pods in self.sets.values() if pods.leaving]
+        for (_, size), pods in self.sets.items():
+            if pods.starting and size not in self.never_ready:
+                able.append((pods, "starting"))
+        return able
+
+    def progress(self, data: st.DataObject) -> None:
+        able = self.moves()
+        if not able:
+            return
+        pods, what = able[data.draw(st.integers(0, len(able) - 1))]
+        if what == "leaving":
+            pods.leaving -= 1
+        else:
+            pods.starting -= 1
+            pods.ready += 1
+
+    @property
+    def cores(self) -> float:
+        return sum(SIZES[size] * (p.starting + p.ready + p.leaving) for (_, size), p in self.sets.items())
+
+    def ready(self, stage: str) -> int:
+        return sum(pods.ready for (owner, _), pods in self.sets.items() if owner == stage)
+
+    def arrived(self, targets: list[Target]) -> bool:
+        wanted = {target.name: target.replicas for target in targets}
+        return all(
+            pods.desired == pods.ready == wanted.get(f"{stage}-{size}", 0) and not pods.leaving
+            for (stage, size), pods in self.sets.items()
+        )
+
+
+def a_target(stage: str, size: str, replicas: int) -> Target:
+    return Target(stage, f"{stage}-{size}", replicas, Room(SIZES[size]))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[Room, list[list[Target]]]:
+    """A budget, and a few plans within it for the same stages."""
+    stages = [f"stage{n}" for n in range(draw(st.integers(1, 3)))]
+    found = [
+        [a_target(stage, draw(st.sampled_from(sorted(SIZES))), draw(st.integers(1, 4))) for stage in stages]
+        for _ in range(draw(st.integers(2, 4)))
+    ]
+    return Room(max(total(t.room for t in plan).cores for plan in found)), found
+
+
+def step(cluster: Cluster, targets: list[Target]) -> dict[str, int]:
+    desired = decide(targets, cluster.observe(), cluster.limit)
+    cluster.write(desired)
+    cluster.make_and_remove()
+    assert cluster.cores <= cluster.limit.cores + 1e-6
+    return desired
+
+
+def roll(cluster: Cluster, targets: list[Target], data: st.DataObject, *, keep_ready: bool = False) -> None:
+    """Walk to a plan and check every step."""
+    for _ in range(400):
+        step(cluster, targets)
+        if keep_ready:
+            assert all(cluster.ready(target.stage) >= 1 for target in targets)
+        if cluster.arrived(targets):
+            return
+        cluster.progress(data)
+    raise AssertionError(f"never arrived at {targets}: {cluster.sets}")
+
+
+@settings(max_examples=120, deadline=None)
+@given(plans(), st.data())
+def test_keeps_the_budget_and_arrives(case, data) -> None:
+    """Whatever the plans, every step stays within the budget and every plan becomes true, without any surge."""
+    budget, sequence = case
+    cluster = Cluster(budget)
+    for targets in sequence:
+        roll(cluster, targets, data)
+
+
+@settings(max_examples=80, deadline=None)
+@given(plans(), st.data())
+def test_never_without_a_ready_replica_where_surge_holds_one_more(case, data) -> None:
+    """Room for one more replica is enough to keep every stage served all the way."""
+    budget, sequence = case
+    cluster = Cluster(Room(budget.cores + max(SIZES.values())))
+    for n, targets in enumerate(sequence):
+        roll(cluster, targets, data, keep_ready=n > 0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(plans(), st.data())
+def test_arrives_whatever_happens_on_the_way(case, data) -> None:
+    """A plan may come while the one before is half done, and pods may die at any time."""
+    budget, sequence = case
+    cluster = Cluster(budget)
+    for targets in sequence[:-1]:
+        for _ in range(data.draw(st.integers(0, 12))):
+            step(cluster, targets)
+            cluster.progress(data)
+            alive = [pods for pods in cluster.sets.values() if pods.ready]
+            if alive and data.draw(st.integers(0, 3)) == 0:
+                alive[data.draw(st.integers(0, len(alive) - 1))].ready -= 1
+    roll(cluster, sequence[-1], data)
+
+
+@settings(max_examples=50, deadline=None)
+@given(plans(), st.data())
+def test_goes_back_from_a_plan_that_never_gets_ready(case, data) -> None:
+    """Where nothing must be broken first, the replicas of the last good plan serve on, and it is reached again."""
+    _, sequence = case
+    good = [replace(t, name=f"{t.stage}-s", each=Room(SIZES["s"])) for t in sequence[0]]
+    bad = [replace(t, name=f"{t.stage}-l", each=Room(SIZES["l"])) for t in sequence[1]]
+    limit = total(t.room for t in good) + total(t.room for t in bad)
+    cluster = Cluster(Room(limit.cores), never_ready=frozenset({"l"}))
+    roll(cluster, good, data)
+    for _ in range(30):
+        step(cluster, bad)
+        cluster.progress(data)
+        assert all(cluster.ready(t.stage) == t.replicas for t in good)
+
+    roll(cluster, good, data)
+
+
+def a_set(name: str, desired: int, **changes: Any) -> ReplicaSet:
+    stage, _, size = name.rpartition("-")
+    return replace(ReplicaSet(name, stage, Room(SIZES[size]), desired, pods=desired, ready=desired), **changes)
+
+
+@pytest.mark.parametrize(
+    ("sets", "limit", "expected"),
+    [
+        ([], 1.0, {"read-m": 2}),
+        ([a_set("read-m", 2)], 1.0, {"read-m": 2}),
+        ([a_set("read-m", 3)], 2.0, {"read-m": 2}),
+        ([a_set("read-s", 1)], 1.25, {"read-s": 1, "read-m": 2}),
+        ([a_set("read-s", 1), a_set("read-m", 2, ready=1)], 1.25, {"read-s": 1, "read-m": 2}),
+        ([a_set("read-s", 1), a_set("read-m", 2)], 1.25, {"read-s": 0, "read-m": 2}),
+        ([a_set("read-s", 2)], 1.0, {"read-s": 2, "read-m": 1}),
+        ([a_set("read-l", 1)], 1.0, {"read-l": 0, "read-m": 0}),
+        ([a_set("read-l", 0, pods=0, ready=0, leaving=1)], 1.0, {"read-l": 0, "read-m": 0}),
+        ([a_set("read-l", 1, ready=0)], 1.0, {"read-l": 0, "read-m": 0}),
+        ([a_set("old-s", 1)], 2.0, {"old-s": 0, "read-m": 2}),
+    ],
+    ids=[
+        "starts",
+        "rests",
+        "takes back what is too many",
+        "makes before it breaks",
+        "waits until all are ready",
+        "lets go of what was replaced",
+        "goes replica by replica where there is no room for all",
+        "breaks first only where nothing else makes room",
+        "waits for what is leaving",
+        "gives up at once what is not ready and in the way",
+        "clears away a stage that is gone",
+    ],
+)
+def test_next_step(sets, limit, expected) -> None:
+    assert decide([a_target("read", "m", 2)], sets, Room(limit)) == expected
+
+
+def test_gives_up_pods_without_a_node_where_the_limit_shrank() -> None:
+    """Two of four found a node; the limit is what they hold."""
+    waiting = a_set("read-m", 4, ready=2, unscheduled=2)
+
+    assert decide([a_target("read", "m", 4)], [waiting], Room(1.0)) == {"read-m": 2}
+
+
+def test_a_plan_beyond_the_limit_breaks_nothing() -> None:
+    """It can never become true, so that nothing is given up for it."""
+    assert decide([a_target("read", "l", 4)], [a_set("read-s", 2)], Room(1.0))["read-s"] == 2
+
+
+def test_counts_gpus_like_cores() -> None:
+    target = Target("read", "big", 1, Room(1.0, gpus=1))
+    old = ReplicaSet("small", "read", Room(1.0, gpus=1), desired=1, pods=1, ready=1)
+
+    assert decide([target], [old], Room(8.0, gpus=1)) == {"small": 0, "big": 0}
+    assert decide([target], [old], Room(8.0, gpus=2)) == {"small": 1, "big": 1}
+
+
+def test_a_changed_template_may_surge_only_where_there_is_room() -> None:
+    own, other = a_set("read-m", 1), a_set("locate-m", 1)
+
+    assert surge_allowed(own, [other], Room(1.5))
+    assert not surge_allowed(own, [other], Room(1.0))
+    assert surge_allowed(replace(own, surging=True), [other], Room(1.5))

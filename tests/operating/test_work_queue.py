@@ -1,0 +1,55 @@
+"""A key is in the queue once and in one pair of hands, and comes back later when it failed."""
+
+import asyncio
+import time
+
+from trimtab_operator.work_queue import WorkQueue
+
+
+async def test_a_key_asked_for_often_is_handed_out_once_and_never_to_two() -> None:
+    queue: WorkQueue[str] = WorkQueue(time.monotonic)
+    seen: list[str] = []
+    idle, entered = asyncio.Event(), 0
+
+    async def handle(key: str) -> None:
+        nonlocal entered
+        entered += 1
+        assert entered == 1
+        seen.append(key)
+        if len(seen) == 1:
+            queue.add("a")  # asked for while in hand: looked at once more afterwards
+            queue.add("a")
+        await asyncio.sleep(0)
+        entered -= 1
+        if len(seen) == 2:
+            idle.set()
+
+    queue.add("a")
+    queue.add("a")
+    workers = [asyncio.create_task(queue.work(handle)) for _ in range(3)]
+    await asyncio.wait_for(idle.wait(), 10)
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+
+    assert seen == ["a", "a"]
+
+
+async def test_a_key_that_failed_comes_back() -> None:
+    queue: WorkQueue[str] = WorkQueue(time.monotonic)
+    calls: list[float] = []
+    done = asyncio.Event()
+
+    async def handle(key: str) -> None:
+        calls.append(time.monotonic())
+        if len(calls) == 1:
+            raise RuntimeError("not yet")
+        done.set()
+
+    queue.add("a")
+    worker = asyncio.create_task(queue.work(handle))
+    await asyncio.wait_for(done.wait(), 10)
+    worker.cancel()
+    await asyncio.gather(worker, return_exceptions=True)
+
+    assert calls[1] - calls[0] >= 0.2

@@ -1,0 +1,116 @@
+"""The definitions as rendered: what is committed, and whether columns name what the models have."""
+
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from tests.builders import a_pipeline
+from trimtab_pipelines import crd
+from trimtab_pipelines.crd_schema import structural
+from trimtab_pipelines.generated import differing, write_or_check
+from trimtab_pipelines.spec import InferencePipelineSpec
+from trimtab_pipelines.status import PLAN_CONDITIONS, ConditionType, InferencePipelineStatus
+
+COMMITTED = Path(__file__).parents[2] / "charts" / "trimtab-crds" / "templates"
+CONDITION_PATH = re.compile(r'^\.status\.conditions\[\?\(@\.type=="(\w+)"\)\]\.(\w+)$')
+CONDITIONS = {
+    "InferencePipeline": set(typing.get_args(ConditionType)),
+    "PipelinePlan": set(PLAN_CONDITIONS),
+}
+PREDEFINED = {".metadata.creationTimestamp"}
+
+
+def columns() -> list[Any]:
+    return [
+        pytest.param(definition, column, id=f"{definition.short_name}-{column.name}")
+        for definition in crd.DEFINITIONS
+        for column in definition.columns
+    ]
+
+
+def field_of(model: type[BaseModel] | None, path: list[str]) -> dict[str, Any]:
+    assert model is not None
+    found = structural(model)
+    for name in path:
+        found = found["properties"][name]
+    return found
+
+
+def test_what_is_committed_is_what_the_models_render():
+    assert differing(COMMITTED, crd.files(), crd.SUFFIX) == []
+
+
+def test_a_changed_and_a_surplus_file_are_named(tmp_path: Path):
+    assert write_or_check([str(tmp_path)], crd.files(), crd.SUFFIX) == 0
+    (tmp_path / "pipelineplans.yaml").write_text("{}")
+    (tmp_path / "forgotten.yaml").write_text("{}")
+
+    assert differing(tmp_path, crd.files(), crd.SUFFIX) == ["pipelineplans.yaml", "forgotten.yaml"]
+    assert write_or_check([str(tmp_path), "--check"], crd.files(), crd.SUFFIX) == 1
+
+
+def test_the_columns_of_a_pipeline_are_those_promised():
+    shown = [column.name.upper() for column in crd.DEFINITIONS[0].columns if column.priority == 0]
+
+    assert shown == ["URL", "READY", "REASON", "RPS", "ACCURACY", "P99", "CORES", "AGE"]
+
+
+@pytest.mark.parametrize(("definition", "column"), columns())
+def test_each_column_shows_a_field_or_a_condition_there_is(definition: crd.Definition, column: crd.Column):
+    condition = CONDITION_PATH.match(column.path)
+    if condition is not None:
+        kind, part = condition.groups()
+        assert kind in CONDITIONS[definition.resource.__name__]
+        assert part in {"status", "reason", "message"}
+    elif column.path not in PREDEFINED:
+        owner, *path = column.path.strip(".").split(".")
+        field = field_of(definition.spec if owner == "spec" else definition.status, path)
+        assert field["type"] == column.type
+
+
+def test_names_are_keys_wherever_things_have_names():
+    stages = structural(InferencePipelineSpec)["properties"]["stages"]
+    stage = stages["items"]["properties"]
+    lists = [stages, stage["variants"], stage["inputs"], stage["outputs"]]
+    lists.append(stage["variants"]["items"]["properties"]["operatingPoints"])
+
+    assert [found["x-kubernetes-list-map-keys"] for found in lists] == [["name"]] * 5
+
+
+def test_the_server_adds_nothing_to_a_status():
+    assert "default" not in str(structural(InferencePipelineStatus, defaults=False)["properties"]["stages"]["items"])
+
+
+def test_every_field_of_a_specification_says_what_it_is_or_has_a_telling_type():
+    """A field without description must be an enumeration, a boolean, a name, or a part that describes itself."""
+    bare = [path for path, field in walk(structural(InferencePipelineSpec)) if not telling(field)]
+
+    assert bare == []
+
+
+def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
+    found: list[tuple[str, dict[str, Any]]] = []
+    for name, field in schema.get("properties", {}).items():
+        found.append((f"{path}.{name}", field))
+        found += walk(field, f"{path}.{name}")
+        found += walk(field.get("items", {}), f"{path}.{name}[]")
+    return found
+
+
+def telling(field: dict[str, Any]) -> bool:
+    bounded = {"enum", "pattern", "minimum", "maximum", "minItems", "items", "additionalProperties", "description"}
+    return bool(bounded & field.keys()) or field["type"] in {"string", "boolean"}
+
+
+@pytest.mark.parametrize("field", ["objective", "adaptation", "router", "rollout", "queue"])
+def test_a_default_is_the_value_the_model_has(field: str):
+    pipeline = a_pipeline()
+    default = structural(InferencePipelineSpec)["properties"][field]["default"]
+    document = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
+    document["spec"][field] = default
+
+    assert type(pipeline).model_validate(document) == pipeline

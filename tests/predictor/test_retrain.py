@@ -1,0 +1,189 @@
+"""Retraining from what a real Prometheus has kept, into a real API server; the old weights stay until proven worse."""
+
+import base64
+import shutil
+import socket
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from trimtab_kubernetes import Cluster
+from trimtab_predictor.lstm import LstmWeights
+from trimtab_predictor.recorded import RecordedLoad, RecordedLoadError, read_recorded
+from trimtab_predictor.retrain import WEIGHTS_KEY, Verdict, divide, judge, retrain, weights_in_use
+from trimtab_predictor.trace import TraceError
+
+BIN_SECONDS = 10
+START_SECONDS = 30.0
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None or shutil.which("promtool") is None,
+    reason="needs prometheus and promtool (Debian: apt install prometheus)",
+)
+
+
+def a_load(seconds: int, seed: int = 1, high: float = 60.0) -> NDArray[np.float64]:
+    rng = np.random.default_rng(seed)
+    levels = np.repeat(rng.uniform(10, high, seconds // 150 + 1), 150)[:seconds]
+    return rng.poisson(levels).astype(np.float64)
+
+
+def openmetrics(load: NDArray[np.float64], end: int) -> str:
+    """Write a load as a router would have exposed it every ten seconds."""
+    labels = '{namespace="shop",pipeline="digits",pod="router-1"}'
+    bins = load.reshape(-1, BIN_SECONDS)
+    times = [end - BIN_SECONDS * (len(bins) - 1 - n) for n in range(len(bins))]
+    lines = ["# TYPE trimtab_arrivals_peak_rps gauge"]
+    lines += [f"trimtab_arrivals_peak_rps{labels} {bins[n].max()} {at}" for n, at in enumerate(times)]
+    lines += ["# TYPE trimtab_requests_received counter"]
+    received = np.cumsum(bins.sum(axis=1))
+    lines += [f"trimtab_requests_received_total{labels} {received[n]} {at}" for n, at in enumerate(times)]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+@contextmanager
+def prometheus_with(folder: Path, text: str) -> Iterator[str]:
+    """Start a real Prometheus that has kept this."""
+    source, data = folder / "history.txt", folder / "data"
+    source.write_text(text)
+    subprocess.run(
+        ["promtool", "tsdb", "create-blocks-from", "openmetrics", source, data], check=True, capture_output=True
+    )
+    (folder / "prometheus.yml").write_text("global: {}\n")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={folder}/prometheus.yml",
+                f"--storage.tsdb.path={data}",
+                f"--web.listen-address={address}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        _ready(f"http://{address}", process)
+        yield f"http://{address}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + START_SECONDS
+    with httpx.Client() as client:
+        while time.monotonic() < until and process.poll() is None:
+            try:
+                if client.get(f"{url}/-/ready").status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.05)
+    pytest.fail("Prometheus did not start")
+
+
+@needs_prometheus
+async def test_history_is_read_back_as_it_was(tmp_path: Path):
+    load = a_load(3 * 3600)
+    end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - 60
+
+    with prometheus_with(tmp_path, openmetrics(load, end)) as url:
+        (found,) = await read_recorded(url, 4 * 3600.0)
+
+    assert (found.namespace, found.pipeline) == ("shop", "digits")
+    peaks = load.reshape(-1, BIN_SECONDS).max(axis=1)
+    read = found.rps.reshape(-1, BIN_SECONDS)
+    known = ~np.isnan(read).any(axis=1)
+    assert known.sum() > 0.95 * len(peaks)
+    # Prometheus carries a sample up to one step on: each bin's peak is the one of its moment or of the one before.
+    shown = read[known].max(axis=1)
+    assert np.isin(shown, peaks).all()
+    assert np.nanmean(found.rps) == pytest.approx(load.mean(), rel=0.1)
+
+
+@needs_prometheus
+async def test_a_prometheus_without_load_says_what_is_missing(tmp_path: Path):
+    with (
+        prometheus_with(tmp_path, "# TYPE other gauge\nother 1 1\n# EOF\n") as url,
+        pytest.raises(RecordedLoadError, match="knows no trimtab_arrivals_peak_rps of the last 2 hours"),
+    ):
+        await read_recorded(url, 7200.0)
+
+
+async def test_a_prometheus_that_is_not_there_is_named():
+    with pytest.raises(RecordedLoadError, match=r"http://127.0.0.1:9 cannot be reached"):
+        await read_recorded("http://127.0.0.1:9", 3600.0)
+
+
+def worse(weights: LstmWeights) -> LstmWeights:
+    """The same network, saying twelve deviations too much."""
+    return LstmWeights(
+        weights.kernel, weights.recurrent_kernel, weights.bias, weights.dense_kernel, weights.dense_bias + 12.0
+    )
+
+
+@pytest.mark.parametrize("old_is_better", [True, False])
+def test_the_better_weights_win_on_load_neither_has_seen(*, old_is_better: bool):
+    shipped = LstmWeights.load()
+    old, new = (shipped, worse(shipped)) if old_is_better else (worse(shipped), shipped)
+
+    verdict = judge(old, new, [a_load(4000, seed=9)])
+
+    assert verdict.is_better is not old_is_better
+    assert ("the old weights stay" in verdict.reason) is old_is_better
+
+
+def test_equal_weights_change_nothing():
+    shipped = LstmWeights.load()
+
+    assert not judge(shipped, shipped, [a_load(4000)]).is_better
+
+
+def test_a_gain_that_costs_what_was_known_before_is_refused():
+    assert not Verdict(0.10, 0.05, 0.10, 0.20).is_better
+
+
+def test_without_a_whole_window_nothing_is_judged():
+    shipped = LstmWeights.load()
+
+    with pytest.raises(TraceError, match="wait for more history"):
+        judge(shipped, shipped, [np.full(100, 1.0)])
+
+
+async def test_training_replaces_bad_weights_and_only_then(cluster: Cluster, namespace: str):
+    bad = worse(LstmWeights.load())
+    encoded = base64.b64encode(bad.to_bytes()).decode()
+    metadata = {"name": "trimtab-forecaster", "namespace": namespace}
+    before = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": {WEIGHTS_KEY: encoded}}
+    await cluster.apply(before, manager="trimtab-trainer")
+    load = RecordedLoad(namespace, "digits", a_load(3600))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorFlow's own, on import
+        verdict = await retrain(cluster, [load], namespace, "trimtab-forecaster")
+
+    used = await weights_in_use(cluster, namespace, "trimtab-forecaster")
+    assert verdict.is_better
+    assert used.to_bytes() != bad.to_bytes()
+    assert judge(bad, used, [divide(load.rps)[1]]).is_better
+
+
+async def test_damaged_weights_in_the_cluster_are_passed_over(cluster: Cluster, namespace: str):
+    metadata = {"name": "trimtab-forecaster", "namespace": namespace}
+    encoded = base64.b64encode(b"not an archive").decode()
+    damaged = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": {WEIGHTS_KEY: encoded}}
+    await cluster.apply(damaged, manager="trimtab-trainer")
+
+    used = await weights_in_use(cluster, namespace, "trimtab-forecaster")
+
+    assert used.to_bytes() == LstmWeights.load().to_bytes()

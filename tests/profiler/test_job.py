@@ -1,0 +1,92 @@
+"""A profile task, carried out against a real API server with real replicas."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.profiler.builders import a_pipeline, a_variant
+from trimtab_kubernetes import Cluster
+from trimtab_pipelines.cluster import PROFILER_MANAGER
+from trimtab_pipelines.documents import dump_yaml, parse
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.profiling import left_to_users, missing_tasks, profile_tasks
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_profiler.__main__ import main
+from trimtab_profiler.job import TaskError, carry_out, measurable, task_of
+from trimtab_profiler.measure import Effort
+from trimtab_profiler.profile import ProfileOptions
+
+BRIEF = Effort(seconds=0.05, least_batches=2, most_seconds=0.2, rounds=1)
+
+
+def of_namespace(pipeline: InferencePipeline, namespace: str) -> InferencePipeline:
+    metadata = pipeline.metadata.model_copy(update={"namespace": namespace})
+    return pipeline.model_copy(update={"metadata": metadata})
+
+
+def body_of(pipeline: InferencePipeline) -> dict[str, Any]:
+    body: dict[str, Any] = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
+    body["metadata"] = {"name": pipeline.name, "namespace": pipeline.metadata.namespace}
+    return body
+
+
+async def profiles_in(cluster: Cluster, namespace: str) -> list[ModelProfile]:
+    return [parse(ModelProfile, item, "it") for item in (await cluster.list("ModelProfile", namespace)).items]
+
+
+async def test_each_kind_of_node_has_profiles_of_its_own(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    fast = a_variant("fast", maxBatchSize=2, nodeSelector={"disk": "ssd"})
+    pipeline = of_namespace(
+        a_pipeline([a_variant("plain", maxBatchSize=2), fast], [a_variant("last", maxBatchSize=1)]), namespace
+    )
+    owner = await cluster.apply(body_of(pipeline), manager="user")
+    tasks = profile_tasks(pipeline)
+    assert [task.variants for task in tasks] == [(("first", "plain"), ("second", "last")), (("first", "fast"),)]
+
+    for task in tasks:
+        options = ProfileOptions.quick(pipeline, measurable(pipeline, task))
+        await carry_out(cluster, pipeline, tmp_path, task.name, dataclasses.replace(options, effort=BRIEF))
+
+    found = await profiles_in(cluster, namespace)
+    assert sorted((one.spec.stage, *(point.variant for point in one.spec.points)) for one in found) == [
+        ("first", "fast"),
+        ("first", "plain"),
+        ("second", "last"),
+    ]
+    assert missing_tasks(pipeline, found) == ()
+    listed = (await cluster.list("ModelProfile", namespace)).items
+    assert {item["metadata"]["ownerReferences"][0]["uid"] for item in listed} == {owner["metadata"]["uid"]}
+    assert {item["metadata"]["managedFields"][0]["manager"] for item in listed} == {PROFILER_MANAGER}
+
+
+async def test_a_pipeline_that_is_gone_is_not_measured(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    pipeline = of_namespace(a_pipeline([a_variant("plain")]), namespace)
+    with pytest.raises(TaskError, match=f"InferencePipeline {namespace}/echoes is gone"):
+        await carry_out(cluster, pipeline, tmp_path, profile_tasks(pipeline)[0].name)
+
+
+def test_containers_are_left_to_those_who_bring_them() -> None:
+    theirs = {"name": "theirs", "accuracy": 0.9, "container": {"image": "triton:1"}}
+    pipeline = a_pipeline([a_variant("plain"), theirs])
+
+    (task,) = profile_tasks(pipeline)
+
+    assert task.variants == (("first", "plain"),)
+    assert left_to_users(pipeline, []) == (("first", "theirs"),)
+    with pytest.raises(TaskError, match=f"no profile task 'gpu'; it has: {task.name}"):
+        task_of(pipeline, "gpu")
+
+
+def test_the_command_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_pipeline([a_variant("plain")])))
+    arguments = ["--cluster", "--namespace", "here", "--task", "cpu", "--pipeline"]
+
+    assert main([*arguments, str(tmp_path)]) == 1
+    assert "no Kubernetes to talk to" in capsys.readouterr().err
+    assert main([*arguments, str(tmp_path / "absent.yaml")]) == 1
+    assert "absent.yaml: No such file" in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""A router process from its start to its end: told to stop it is not ready first, serves on, answers all, and goes."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+
+from tests.builders import a_pipeline, a_plan
+from tests.router.fakes import FakeReplica, a_request, endpoints_of
+from trimtab_loadtester.wire import GrpcWire, RestWire, Wire
+from trimtab_pipelines.documents import dump_yaml, write_json
+
+PIPELINE = a_pipeline(1)
+
+
+@dataclass
+class Running:
+    """A router process and where it listens."""
+
+    process: asyncio.subprocess.Process
+    rest_port: int
+    grpc_port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.rest_port}"
+
+
+@asynccontextmanager
+async def a_process(folder: Path, *options: str, **environment: str) -> AsyncIterator[Running]:
+    (folder / "pipeline.yaml").write_text(dump_yaml(PIPELINE))
+    write_json(folder / "plan.json", a_plan(PIPELINE, 7))
+    files = ["--pipeline", str(folder / "pipeline.yaml"), "--plan", str(folder / "plan.json")]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "trimtab_router", *files, *options),
+        env=os.environ | environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    try:
+        yield Running(process, **json.loads(line))
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def until_status(session: aiohttp.ClientSession, url: str, status: int) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            async with session.get(url) as answer:
+                if answer.status == status:
+                    return
+            await asyncio.sleep(0.02)
+
+
+async def send_until_gone(wire: Wire) -> list[str]:
+    """Send one request after the other, until nobody listens any more; the codes of the answers."""
+    request = a_request(parameters={"timeout": 20_000_000})
+    encoded = wire.encode(request.inputs, ("y",), request.parameters)
+    codes: list[str] = []
+    async with wire:
+        while not codes or codes[-1] in {"200", "OK"}:
+            codes.append((await wire.send(encoded, str(len(codes)))).code)
+    return codes
+
+
+async def test_a_router_told_to_stop_serves_all_that_still_comes(tmp_path: Path):
+    replica = FakeReplica(delay_seconds=0.01)
+    await replica.start()
+    write_json(tmp_path / "endpoints.json", endpoints_of({"stage-0": [replica]}))
+    options = ("--endpoints", str(tmp_path / "endpoints.json"), "--linger-seconds", "0.7")
+    async with a_process(tmp_path, *options) as router, aiohttp.ClientSession() as session:
+        await until_status(session, f"{router.url}/v2/health/ready", 200)
+        over_rest = asyncio.create_task(send_until_gone(RestWire(f"127.0.0.1:{router.rest_port}", "sample")))
+        over_grpc = asyncio.create_task(send_until_gone(GrpcWire(f"127.0.0.1:{router.grpc_port}", "sample")))
+        await replica.arrived.wait()
+        router.process.send_signal(signal.SIGTERM)
+        await until_status(session, f"{router.url}/v2/health/ready", 503)
+        served = len(replica.seen)
+        rest_codes, grpc_codes = await asyncio.gather(over_rest, over_grpc)
+
+        assert await router.process.wait() == 0
+        assert len(replica.seen) > served + 20
+        assert set(rest_codes[:-1]) == {"200"}
+        assert rest_codes[-1] in {"503", "ConnectionRefused"}
+        assert set(grpc_codes[:-1]) == {"OK"}
+        assert grpc_codes[-1] in {"UNAVAILABLE", "ConnectionLost"}
+    await replica.stop()
+
+
+async def test_a_router_starts_from_its_files_without_an_api_server(tmp_path: Path):
+    cluster = {"server": "https://127.0.0.1:9", "insecure-skip-tls-verify": True}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "gone", "cluster": cluster}],
+        "users": [{"name": "nobody", "user": {"token": "none"}}],
+        "contexts": [{"name": "gone", "context": {"cluster": "gone", "user": "nobody"}}],
+        "current-context": "gone",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(content))
+    options = ("--cluster", "--namespace", "shop", "--linger-seconds", "0")
+    async with (
+        a_process(tmp_path, *options, KUBECONFIG=str(tmp_path / "kubeconfig")) as router,
+        aiohttp.ClientSession() as session,
+    ):
+        async with session.get(f"{router.url}/trimtab/v1/state") as answer:
+            state = await answer.json()
+        async with session.get(f"{router.url}/metrics") as answer:
+            metrics = await answer.text()
+        router.process.send_signal(signal.SIGTERM)
+
+        assert await router.process.wait() == 0
+        assert (state["plan_generation"], state["ready"]) == (7, False)
+        assert 'trimtab_plan_generation{namespace="shop",pipeline="sample"} 7.0' in metrics
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "reason"),
+    [
+        ((), 2, "one of the arguments --endpoints --cluster is required"),
+        (("--cluster",), 1, "no Kubernetes to talk to"),
+    ],
+)
+async def test_a_router_that_cannot_know_its_replicas_says_so(tmp_path: Path, options, code, reason):
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(PIPELINE))
+    files = ["--pipeline", str(tmp_path), "--plan", str(tmp_path / "plan.json")]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "trimtab_router", *files, *options),
+        env=os.environ | {"KUBECONFIG": str(tmp_path / "absent")},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await process.communicate()
+
+    assert process.returncode == code
+    assert reason in said.decode()

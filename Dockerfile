@@ -5,34 +5,16 @@
 # Dependencies are a layer of their own below the code, so that a change of code moves a few megabytes.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
-FROM ${BASE_IMAGE} AS build
-ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_HTTP_TIMEOUT=300
-COPY hack/uv.txt /tmp/uv.txt
-RUN python3 -m venv /opt/uv && /opt/uv/bin/python -m pip install --quiet --no-cache-dir --require-hashes -r /tmp/uv.txt
-RUN python3 -m venv --without-pip /opt/venv \
- && echo /opt/trimtab/lib >"$(/opt/venv/bin/python -c 'import site; print(site.getsitepackages()[0])')/trimtab.pth"
-ENV VIRTUAL_ENV=/opt/venv
+# Any user id works: nothing is written but under /tmp, and who runs it stands in no list of users.
+# Each image installs where it stays: copied from another stage, gigabytes would lie on the builder's disk twice.
+FROM ${BASE_IMAGE} AS runtime
+ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 USER=trimtab
+WORKDIR /tmp
+COPY hack/install.sh hack/uv.txt /opt/install/
+# "--cache-dir FOLDER" where the builder mounts a folder to keep packages in.
+ARG PACKAGE_CACHE=
 
-FROM build AS control-venv
-COPY requirements/control.txt /tmp/requirements.txt
-RUN --mount=type=cache,target=/var/cache/uv /opt/uv/bin/uv pip install --quiet --no-deps --require-hashes -r /tmp/requirements.txt
-
-FROM build AS trainer-venv
-COPY requirements/trainer.txt /tmp/requirements.txt
-RUN --mount=type=cache,target=/var/cache/uv /opt/uv/bin/uv pip install --quiet --no-deps --require-hashes -r /tmp/requirements.txt
-
-# What is deleted serves compiling against torch and CUDA, not running on them. ACCELERATOR=none also leaves out what torch
-# opens only once it computes on a GPU.
-FROM build AS model-server-venv
-ARG ACCELERATOR=cuda
-COPY requirements/model-server.txt /tmp/requirements.txt
-RUN --mount=type=cache,target=/var/cache/uv /opt/uv/bin/uv pip install --quiet --no-deps --require-hashes -r /tmp/requirements.txt \
- && cd /opt/venv/lib/python3*/site-packages \
- && find torch nvidia triton -name '*.a' -delete \
- && find torch nvidia triton -depth -type d -name include -exec rm -rf {} + \
- && if [ "$ACCELERATOR" = none ]; then rm -rf triton nvidia/cudnn/lib/libcudnn_*.so* nvidia/cu13/lib/libcusolverMg.so*; fi
-
-FROM build AS control-source
+FROM ${BASE_IMAGE} AS control-source
 COPY adapter/trimtab_adapter /opt/trimtab/lib/trimtab_adapter
 COPY model_servers/trimtab_model_servers /opt/trimtab/lib/trimtab_model_servers
 COPY operator/trimtab_kubernetes /opt/trimtab/lib/trimtab_kubernetes
@@ -50,34 +32,38 @@ COPY profiler/trimtab_profiler /opt/trimtab/lib/trimtab_profiler
 COPY pipelines/digits /opt/trimtab/pipelines/digits
 RUN python3 -m compileall -q /opt/trimtab/lib
 
-# Any user id works: nothing is written but under /tmp, and who runs it stands in no list of users.
-FROM ${BASE_IMAGE} AS runtime
-ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-WORKDIR /tmp
-USER 65532:65532
-
 FROM runtime AS trainer
-COPY --from=trainer-venv /opt/venv /opt/venv
+COPY requirements/trainer.txt /opt/install/requirements.txt
+RUN /opt/install/install.sh /opt/install/requirements.txt $PACKAGE_CACHE
 COPY --from=control-source /opt/trimtab /opt/trimtab
+USER 65532:65532
 RUN ["python", "-c", "import tensorflow, trimtab_predictor.train"]
-ENV USER=trimtab
 CMD ["python", "-m", "trimtab_predictor.retrain"]
 
+# What is deleted serves compiling against torch and CUDA, not running on them. ACCELERATOR=none also leaves out what torch
+# opens only once it computes on a GPU.
 FROM runtime AS model-server
-COPY --from=model-server-venv /opt/venv /opt/venv
+ARG ACCELERATOR=cuda
+COPY requirements/model-server.txt /opt/install/requirements.txt
+RUN /opt/install/install.sh /opt/install/requirements.txt $PACKAGE_CACHE \
+ && cd /opt/venv/lib/python3*/site-packages \
+ && find torch nvidia triton '(' -name '*.a' -o -name '*.bc' ')' -delete \
+ && find torch nvidia triton -depth -type d -name include -exec rm -rf {} + \
+ && if [ "$ACCELERATOR" = none ]; then rm -rf triton nvidia/cudnn/lib/libcudnn_*.so* nvidia/cu13/lib/libcusolverMg.so*; fi
 COPY --from=model-server-source /opt/trimtab /opt/trimtab
+USER 65532:65532
 RUN ["python", "-c", "import mlserver, torch, torchvision, transformers, trimtab.__main__, trimtab_model_servers.__main__, trimtab_profiler.profile"]
 EXPOSE 8080 8081 9000
-ENV USER=trimtab
 CMD ["python", "-m", "trimtab_model_servers"]
 
 FROM runtime AS control
-COPY --from=control-venv /opt/venv /opt/venv
+COPY requirements/control.txt /opt/install/requirements.txt
+RUN /opt/install/install.sh /opt/install/requirements.txt $PACKAGE_CACHE
 COPY --from=control-source /opt/trimtab /opt/trimtab
+USER 65532:65532
 RUN ["python", "-c", "from importlib.util import find_spec\n\
 import trimtab_adapter.__main__, trimtab_operator, trimtab_predictor.lstm, trimtab_router.__main__, trimtab_model_servers.settings\n\
 absent = [name for name in ('torch', 'tensorflow', 'mlserver') if find_spec(name)]\n\
 assert not absent, f'{absent} do not belong in this image'"]
 EXPOSE 8080 8081 9090
-ENV USER=trimtab
 CMD ["python", "-m", "trimtab_operator"]

@@ -28,8 +28,10 @@ def main(layout: Path, image: str, socket: str, root: Path) -> None:
     lacking = [digest for digest in _blobs(layout, entry) if digest not in held]
     _import(layout, entry, image, lacking, socket)
     _prune(layout, index)
+    # Before they are unpacked, so that gigabytes never lie there three times.
     for digest in _blobs(layout, entry):
         _share(_path(layout, digest), root / "io.containerd.content.v1.content" / "blobs" / digest.replace(":", "/"))
+    _run(socket, "snapshots", "unpack", entry["digest"])
 
 
 def _run(socket: str, *arguments: str) -> str:
@@ -55,7 +57,7 @@ def _blobs(layout: Path, entry: dict[str, Any]) -> Iterator[str]:
 
 def _import(layout: Path, entry: dict[str, Any], image: str, lacking: list[str], socket: str) -> None:
     index = {"schemaVersion": 2, "manifests": [entry | {"annotations": {"io.containerd.image.name": image}}]}
-    command = ["ctr", "--address", socket, "--namespace", "k8s.io", "images", "import", "-"]
+    command = ["ctr", "--address", socket, "--namespace", "k8s.io", "images", "import", "--no-unpack", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as importing:
         with tarfile.open(fileobj=importing.stdin, mode="w|") as archive:
             _add(archive, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())

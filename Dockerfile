@@ -7,12 +7,11 @@ ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 # Any user id works: nothing is written but under /tmp, and who runs it stands in no list of users.
 # Each image installs where it stays: copied from another stage, gigabytes would lie on the builder's disk twice.
+# PACKAGE_CACHE names a folder to keep packages in, where the builder mounts one.
 FROM ${BASE_IMAGE} AS runtime
 ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 USER=trimtab
 WORKDIR /tmp
 COPY hack/install.sh hack/uv.txt /opt/install/
-# "--cache-dir FOLDER" where the builder mounts a folder to keep packages in.
-ARG PACKAGE_CACHE=
 
 FROM ${BASE_IMAGE} AS control-source
 COPY adapter/trimtab_adapter /opt/trimtab/lib/trimtab_adapter
@@ -33,23 +32,29 @@ COPY pipelines/digits /opt/trimtab/pipelines/digits
 RUN python3 -m compileall -q /opt/trimtab/lib
 
 FROM runtime AS trainer
+ARG PACKAGE_CACHE
 COPY requirements/trainer.txt /opt/install/requirements.txt
-RUN /opt/install/install.sh /opt/install/requirements.txt $PACKAGE_CACHE
+RUN /opt/install/install.sh /opt/install/requirements.txt
 COPY --from=control-source /opt/trimtab /opt/trimtab
 USER 65532:65532
 RUN ["python", "-c", "import tensorflow, trimtab_predictor.train"]
 CMD ["python", "-m", "trimtab_predictor.retrain"]
 
+# Gigabytes in three layers: builders keep up to four copies of a layer while they make it, nodes fetch several at once.
 # What is deleted serves compiling against torch and CUDA, not running on them. ACCELERATOR=none also leaves out what torch
 # opens only once it computes on a GPU.
 FROM runtime AS model-server
+ARG PACKAGE_CACHE
 ARG ACCELERATOR=cuda
 COPY requirements/model-server.txt /opt/install/requirements.txt
-RUN /opt/install/install.sh /opt/install/requirements.txt $PACKAGE_CACHE \
+RUN /opt/install/install.sh /opt/install/requirements.txt 'nvidia-|cuda-|triton' \
  && cd /opt/venv/lib/python3*/site-packages \
- && find torch nvidia triton '(' -name '*.a' -o -name '*.bc' ')' -delete \
- && find torch nvidia triton -depth -type d -name include -exec rm -rf {} + \
+ && find nvidia triton '(' -name '*.a' -o -name '*.bc' ')' -delete \
+ && find nvidia triton -depth -type d -name include -exec rm -rf {} + \
  && if [ "$ACCELERATOR" = none ]; then rm -rf triton nvidia/cudnn/lib/libcudnn_*.so* nvidia/cu13/lib/libcusolverMg.so*; fi
+RUN /opt/install/install.sh /opt/install/requirements.txt torch \
+ && rm -rf /opt/venv/lib/python3*/site-packages/torch/include && find /opt/venv -name '*.a' -delete
+RUN /opt/install/install.sh /opt/install/requirements.txt
 COPY --from=model-server-source /opt/trimtab /opt/trimtab
 USER 65532:65532
 RUN ["python", "-c", "import mlserver, torch, torchvision, transformers, trimtab.__main__, trimtab_model_servers.__main__, trimtab_profiler.profile"]
@@ -57,8 +62,9 @@ EXPOSE 8080 8081 9000
 CMD ["python", "-m", "trimtab_model_servers"]
 
 FROM runtime AS control
+ARG PACKAGE_CACHE
 COPY requirements/control.txt /opt/install/requirements.txt
-RUN /opt/install/install.sh /opt/install/requirements.txt $PACKAGE_CACHE
+RUN /opt/install/install.sh /opt/install/requirements.txt
 COPY --from=control-source /opt/trimtab /opt/trimtab
 USER 65532:65532
 RUN ["python", "-c", "from importlib.util import find_spec\n\

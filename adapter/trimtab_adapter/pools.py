@@ -117,7 +117,7 @@ def _allocate(pool: Pool, staircases: list[tuple[Level, ...]]) -> list[Level] | 
         own = np.array([(-level.objective, level.cores, level.gpus) for level in staircase]).reshape(-1, 3)
         sums = (figures[:, None] + own).reshape(-1, 3)
         fits = np.nonzero((sums[:, 1] <= pool.cores + TOLERANCE) & (sums[:, 2] <= pool.gpus))[0]
-        kept = fits[undominated(sums[fits])]
+        kept = fits[undominated(list(sums[fits].T))]
         picked = [(*picked[n // len(staircase)], staircase[n % len(staircase)]) for n in kept]
         figures = sums[kept]
     return list(picked[int(figures[:, 0].argmin())]) if picked else None

@@ -73,6 +73,15 @@ def test_overheads_lie_around_the_batches():
     assert found.latency_seconds[0] == pytest.approx(0.006 + 0.005)
 
 
+def test_a_batch_is_slower_while_other_replicas_are_busy_and_only_then():
+    two = a_plan(a_pipeline(), replicas=2)
+    conditions = replace(EXACT, contention=0.5, failures=(Failure(4.001, "stage-0"),))
+    found = simulate(a_scenario(arrivals=(1.0, 1.001, 3.0, 4.0, 6.0), plan=two, conditions=conditions))
+
+    # Side by side; alone; lost with its replica and begun anew on the other; alone again.
+    assert found.latency_seconds == pytest.approx([0.006, 0.009, 0.006, 0.001 + 0.006, 0.006], abs=1e-6)
+
+
 def test_what_arrives_while_a_replica_is_busy_leaves_as_one_batch():
     found = simulate(a_scenario(arrivals=(1.0, 1.001, 1.002, 1.003)))
 

@@ -9,6 +9,13 @@ from trimtab_router.work import Slice
 NOTHING: frozenset[str] = frozenset()
 
 
+@dataclass(slots=True)
+class Machine:
+    """What the replicas of all stages share: how many of them are serving a batch right now."""
+
+    busy: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Parcel:
     """A batch in a replica's hands; times in seconds of the simulation."""

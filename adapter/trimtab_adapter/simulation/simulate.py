@@ -19,7 +19,7 @@ from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.fleet import Fleet
 from trimtab_adapter.simulation.journey import SimulatedJourney
 from trimtab_adapter.simulation.outcome import DROPPED, FAILED, LATE, OK, REFUSED, Second, Simulated
-from trimtab_adapter.simulation.replica import SimulatedReplica
+from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
 from trimtab_adapter.simulation.stage import SimulatedStage, rows_of
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
@@ -127,7 +127,7 @@ class _Simulation:
         scenario = self.scenario
         spec, conditions = scenario.pipeline.spec, scenario.conditions
         streams = iter(np.random.default_rng(scenario.seed).spawn(2 * len(spec.order)))
-        stages = {}
+        stages, machine = {}, Machine()
         for stage in spec.order:
             if stage.name not in scenario.profiles:
                 raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
@@ -141,6 +141,8 @@ class _Simulation:
                 max_rows=spec.queue.max_rows,
                 policy=scenario.policy,
                 transfer_seconds=conditions.transfer_seconds,
+                contention=conditions.contention,
+                machine=machine,
                 grace_seconds=GRACE_SECONDS,
                 on_idle=self._replica_ended,
             )

@@ -12,7 +12,7 @@ import numpy as np
 
 from trimtab_adapter.simulation.agenda import Agenda
 from trimtab_adapter.simulation.chance import FanOut, ServiceTimes
-from trimtab_adapter.simulation.replica import Parcel, SimulatedReplica
+from trimtab_adapter.simulation.replica import Machine, Parcel, SimulatedReplica
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.spec import Stage
 from trimtab_protocol.tensors import Array
@@ -56,6 +56,8 @@ class SimulatedStage:
         max_rows: of its queue.
         policy: chooses the operating point of each batch.
         transfer_seconds: of each service time, what passes on the way.
+        contention: by what share a batch is slower for each other busy replica of the machine.
+        machine: that all stages share.
         grace_seconds: how long rows are held while no replica is ready.
         on_idle: called when a replica that drains has no batch left.
     """
@@ -72,6 +74,8 @@ class SimulatedStage:
         max_rows: int,
         policy: Policy,
         transfer_seconds: float,
+        contention: float,
+        machine: Machine,
         grace_seconds: float,
         on_idle: Callable[[SimulatedReplica], None],
     ) -> None:
@@ -87,6 +91,7 @@ class SimulatedStage:
         self._drop_policy = drop_policy
         self._policy = policy
         self._transfer_seconds = transfer_seconds
+        self._contention, self._machine = contention, machine
         self._grace_seconds = grace_seconds
         self._on_idle = on_idle
         self._estimates = Estimates()
@@ -182,6 +187,7 @@ class SimulatedStage:
         """A replica died: its batches go back to where they were by their deadlines."""
         replica.close("gone")
         self.replicas.remove(replica)
+        self._machine.busy -= bool(replica.held)
         for parcel in replica.held:
             for piece in parcel.batch:
                 self._retry(piece)
@@ -229,9 +235,11 @@ class SimulatedStage:
 
     def _deliver(self, replica: SimulatedReplica, parcel: Parcel) -> None:
         now, one_way = parcel.departed_at, self._transfer_seconds / 2.0
-        seconds = self._draws.draw(parcel.variant, parcel.point, parcel.rows)
-        parcel.compute_seconds = max(seconds - self._transfer_seconds, 0.0)
         parcel.found_idle = replica.inflight == 0
+        others = self._machine.busy - (not parcel.found_idle)
+        seconds = self._draws.draw(parcel.variant, parcel.point, parcel.rows) * (1.0 + self._contention * others)
+        parcel.compute_seconds = max(seconds - self._transfer_seconds, 0.0)
+        self._machine.busy += parcel.found_idle
         self._uses += 1
         replica.take(parcel, self._uses)
         self.batches.sent += 1
@@ -277,8 +285,10 @@ class SimulatedStage:
         replica.release(parcel, now)
         if replica.held:
             self._plan_ahead(replica, replica.held[0])
-        elif replica.state == "draining":
-            self._on_idle(replica)
+        else:
+            self._machine.busy -= 1
+            if replica.state == "draining":
+                self._on_idle(replica)
         self.pump()
 
     def _learn(self, replica: SimulatedReplica, parcel: Parcel, now: float) -> None:

@@ -3,17 +3,32 @@
 With prices λ of a second, μ of a core and ν of accuracy above the floor, a completion with accuracy V and priced cost C
 takes a prefix of accuracy v to (α+ν)·v·V − C: a line in v. Per suffix of stages the upper envelope of these lines is
 enough (outer lines stay outer when a stage is put before them), and it is short. Any prices ≥ 0 give a valid bound
-(Lagrange); good prices make it tight.
+(Lagrange); good prices make it tight. Envelopes have a handful of lines: plain floats are faster here than arrays.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Lines = tuple[Floats, Floats]  # slopes rising, intercepts falling
+
+
+class Line(NamedTuple):
+    """What completions like the one it stands for reach, slope·x + intercept; `rest` is its line without this stage."""
+
+    slope: float
+    intercept: float
+    pick: int = -1
+    rest: Any = None  # a Line, or None behind the last stage
+
+
+Lines = list[Line]  # slopes rising, intercepts falling
+_SLOPE = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,35 +46,29 @@ class Envelopes:
 
     prices: Prices
     worth: float  # α + ν
-    priced: Sequence[Floats]  # cost of each option of each stage, at these prices
     suffixes: Sequence[Lines]  # of the stages from k on
     is_product: bool
 
     def bound(self, stage: int, values: Floats, priced_costs: Floats) -> Floats:
         """Return the most that labels of the stages before `stage` can reach; both arrays have shape [labels]."""
-        slopes, intercepts = self.suffixes[stage]
+        lines = self.suffixes[stage]
         worth = self.worth * values
         if not self.is_product:
-            return np.asarray(worth + intercepts[0] - priced_costs)
-        best = slopes[0] * worth + intercepts[0]
-        for slope, intercept in zip(slopes[1:], intercepts[1:], strict=True):
-            np.maximum(best, slope * worth + intercept, out=best)
+            return np.asarray(worth + lines[0].intercept - priced_costs)
+        best = lines[0].slope * worth + lines[0].intercept
+        for line in lines[1:]:
+            np.maximum(best, line.slope * worth + line.intercept, out=best)
         return np.asarray(best - priced_costs)
 
-    def greedy(self, values: Sequence[Floats]) -> tuple[list[int], float]:
-        """Return the choice that reaches the bound at the root, and the bound. `values[k]` has shape [options of k]."""
-        worth = self.worth if self.is_product else 0.0
-        choice: list[int] = []
-        for k, value in enumerate(values):
-            slopes, intercepts = self.suffixes[k + 1]
-            if self.is_product:
-                reach = (worth * value[:, None] * slopes + intercepts).max(axis=1) - self.priced[k]
-            else:
-                reach = self.worth * value - self.priced[k]
-            choice.append(int(reach.argmax()))
-            worth *= float(value[choice[-1]])
-        slopes, intercepts = self.suffixes[0]
-        return choice, float((slopes * (self.worth if self.is_product else 0.0) + intercepts).max())
+    def greedy(self) -> tuple[list[int], float]:
+        """Return the choice that reaches the bound at the root, and the bound."""
+        at = self.worth if self.is_product else 0.0
+        line = max(self.suffixes[0], key=lambda each: each.slope * at + each.intercept)
+        bound, picks = line.slope * at + line.intercept, []
+        while line.rest is not None:
+            picks.append(line.pick)
+            line = line.rest
+        return picks, bound
 
 
 def suffixes(
@@ -70,37 +79,42 @@ def suffixes(
     `unused` is what the whole SLO, budget and floor are worth at the prices: each bound begins with it.
     """
     most = np.cumprod([1.0, *(value.max() for value in values)]) * worth  # greatest prefix before each stage
-    lines: Lines = (np.ones(1), np.full(1, unused))
+    lines = [Line(1.0, unused)]
     built = [lines]
     for k in reversed(range(len(values))):
         if is_product:
-            slopes = (values[k][:, None] * lines[0]).ravel()
-            intercepts = (lines[1] - priced[k][:, None]).ravel()
-            lines = _upper(slopes, intercepts, float(most[k]))
+            # An option that is nowhere highest here is nowhere highest before any suffix.
+            options = _upper(list(map(Line, values[k].tolist(), (-priced[k]).tolist(), range(priced[k].size))))
+            put_before = [
+                Line(option.slope * line.slope, line.intercept + option.intercept, option.pick, line)
+                for option in options
+                for line in lines
+            ]
+            lines = _upper(put_before, float(most[k]))
         else:
-            lines = (np.ones(1), lines[1] + (worth * values[k] - priced[k]).max())
+            reach = worth * values[k] - priced[k]
+            pick = int(reach.argmax())
+            lines = [Line(1.0, lines[0].intercept + float(reach[pick]), pick, lines[0])]
         built.append(lines)
     return tuple(reversed(built))
 
 
-def _upper(slopes: Floats, intercepts: Floats, most: float) -> Lines:
+def _upper(lines: Lines, most: float = math.inf) -> Lines:
     """Keep the lines that are highest somewhere on 0…most."""
-    start = int(np.lexsort((slopes, intercepts))[-1])  # highest at 0
-    kept_slopes, kept_intercepts = [float(slopes[start])], [float(intercepts[start])]
-    at = 0.0
-    while at < most:
-        steeper = slopes > kept_slopes[-1]
-        if not steeper.any():
-            break
-        rises, falls = slopes[steeper], intercepts[steeper]
-        crossings = (kept_intercepts[-1] - falls) / (rises - kept_slopes[-1])
-        first = crossings.min()
-        if first >= most:
-            break
-        ties = crossings <= first
-        pick = int(rises[ties].argmax())
-        at = float(first)
-        kept_slopes.append(float(rises[ties][pick]))
-        kept_intercepts.append(float(falls[ties][pick]))
-        slopes, intercepts = rises, falls
-    return np.array(kept_slopes), np.array(kept_intercepts)
+    kept: Lines = []
+    starts: list[float] = []  # from where on each kept line is the highest
+    for line in sorted(lines, key=_SLOPE):
+        slope, intercept, start = line[0], line[1], 0.0
+        while kept:
+            last_slope, last_intercept = kept[-1][:2]
+            rise = slope - last_slope
+            start = (last_intercept - intercept) / rise if rise > 0.0 else math.inf
+            if intercept < last_intercept and start > starts[-1]:
+                break
+            kept.pop()
+            starts.pop()
+            start = 0.0
+        if start < most:
+            kept.append(line)
+            starts.append(start)
+    return kept

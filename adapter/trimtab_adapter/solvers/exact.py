@@ -3,7 +3,7 @@
 A label is a partial choice: one option for each stage so far. Labels dominated in everything that still matters are
 dropped, and so are labels whose best completion cannot beat a plan already known. Narrow passes first find good plans
 to beat, until a pass had to give up none of its labels: then its plan is optimal. Everything is numpy over whole
-fronts of labels.
+fronts of labels. A few thousand choices are compared all at once instead.
 """
 
 import math
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.program import TOLERANCE, Option, Program, Solution
+from trimtab_adapter.solvers.enumeration import MOST_CHOICES, best_of_all, choices
 from trimtab_adapter.solvers.envelope import Envelopes
 from trimtab_adapter.solvers.frontier import undominated
 from trimtab_adapter.solvers.pricing import price
@@ -47,6 +48,10 @@ def solve(program: Program, widths: Sequence[int] = WIDTHS) -> Solution | None:
     table = tabulate(program)
     if table is None:
         return None
+    if choices(table) <= MOST_CHOICES:
+        picks = best_of_all(program, table)
+        best = None if picks is None else _options(program, table, picks)
+        return None if best is None else Solution(tuple(best), program.objective(best))
     known: list[Option] | None = None
     envelopes, guesses = price(program, table)
     for guess in guesses:
@@ -198,16 +203,16 @@ def _take(labels: _Labels, which: NDArray[np.intp]) -> _Labels:
     )
 
 
-def _respects(table: Table, labels: _Labels) -> Floats:
-    """Return what a label must be no worse in to dominate another, less being better; shape [labels, respects]."""
-    rows = [labels.cost, -labels.value, *labels.finish]
+def _respects(table: Table, labels: _Labels) -> list[Floats]:
+    """Return what a label must be no worse in to dominate another, less being better; each of shape [labels]."""
+    respects = [labels.cost, -labels.value, *labels.finish]
     if table.cores_bind:
-        rows.append(labels.cores)
+        respects.append(labels.cores)
     if table.gpus_bind:
-        rows.append(labels.gpus)
+        respects.append(labels.gpus)
     if table.differs:
-        rows.append(labels.same.astype(np.float64))
-    return np.column_stack(rows)
+        respects.append(labels.same.astype(np.float64))
+    return respects
 
 
 def _trace(fronts: Sequence[_Labels], best: int) -> list[int]:

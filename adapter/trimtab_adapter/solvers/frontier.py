@@ -1,36 +1,36 @@
 """Which of many candidates are dominated: no better in any respect than another. Pure numpy."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 _BLOCK = 128
+_LATER = np.triu(np.ones((_BLOCK, _BLOCK), dtype=np.bool_), 1)
 
 
-def undominated(costs: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the indices of the rows of `costs` [candidates, respects] that no other row equals or beats in all.
+def undominated(respects: Sequence[NDArray[np.float64]]) -> NDArray[np.intp]:
+    """Return the indices of the candidates that no other equals or beats in all respects; each has shape [candidates].
 
-    Of equal rows the first in the sorted order stays. Less is better in every respect.
+    Of equal candidates the first in the sorted order stays. Less is better in every respect.
     """
-    if len(costs) <= 1:
-        return np.arange(len(costs), dtype=np.intp)
-    # In lexicographic order whatever dominates a row stands before it.
-    order = np.lexsort(costs.T[::-1])
-    columns = np.ascontiguousarray(costs[order].T)
+    count = respects[0].size
+    if count <= 1:
+        return np.arange(count, dtype=np.intp)
+    # In lexicographic order whatever dominates a candidate stands before it.
+    order = np.lexsort(respects[::-1])
+    columns = np.array([respect[order] for respect in respects])
     kept = np.empty(0, dtype=np.intp)
-    for start in range(0, columns.shape[1], _BLOCK):
-        block = np.arange(start, min(start + _BLOCK, columns.shape[1]))
-        block = block[~_beaten(columns[:, kept], columns[:, block])]
+    for start in range(0, count, _BLOCK):
+        block = np.arange(start, min(start + _BLOCK, count))
+        if kept.size:
+            block = block[~_pairs(columns[:, kept], columns[:, block]).any(axis=0)]
         if block.size > 1:
             within = _pairs(columns[:, block], columns[:, block])
-            block = block[~np.triu(within, 1).any(axis=0)]
-        kept = np.concatenate((kept, block))
-    return order[kept]
-
-
-def _beaten(winners: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.bool_]:
-    if winners.shape[1] == 0:
-        return np.zeros(rows.shape[1], dtype=np.bool_)
-    return np.asarray(_pairs(winners, rows).any(axis=0))
+            within &= _LATER[: block.size, : block.size]
+            block = block[~within.any(axis=0)]
+        kept = np.concatenate((kept, block)) if kept.size else block
+    return np.asarray(order[kept])
 
 
 def _pairs(winners: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -1,11 +1,10 @@
 """Good prices for latency, cores and accuracy: the tighter the bound at the root, the fewer labels the search keeps.
 
-The bound is convex in the prices, and the choice that reaches it tells on which side of the best price one is: where
-that choice breaks a constraint, its price must rise. So each price is bisected in turn. The choices met on the way
-are often feasible and good, so they come along as guesses.
+The bound is convex in each price, and by how much the choice that reaches it exceeds the constraint is its slope there,
+turned around. Between a price too low and one too high the two tangents meet where the best price may be (Kelley 1960);
+each price is sought so in turn. The choices met on the way are often feasible and good, so they come along as guesses.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -15,9 +14,9 @@ from trimtab_adapter.program import Program
 from trimtab_adapter.solvers.envelope import Envelopes, Prices, suffixes
 from trimtab_adapter.solvers.table import Table
 
-FEW_CHOICES = 30_000  # so many are searched sooner than good prices are found
-DOUBLINGS = 30
-HALVINGS = 7
+RAISES = 30
+TANGENTS = 8
+CLOSE = 1e-4  # of the objective's scale: what a better price could still lower the bound by, not worth seeking
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +34,10 @@ class _Probe:
 def price(program: Program, table: Table) -> tuple[list[Envelopes], list[list[int]]]:
     """Return envelopes at the best prices found and at none, and the choices met on the way."""
     search = _Search(program, table)
-    if math.prod(column.index.size for column in table.columns) <= FEW_CHOICES:
-        return [search.best.envelopes], [search.best.picks]
     for _ in range(2 if table.cores_bind or program.accuracy_floor > 0 else 1):
         for name, excess in _CONSTRAINTS:
-            if excess(search.best) > 0 or getattr(search.best.envelopes.prices, name) > 0:
-                search.bisect(name, excess)
+            if excess(search.best) > 0 or _price(search.best, name) > 0:
+                search.seek(name, excess)
     chosen = [search.best.envelopes]
     if search.best is not search.probes[0]:
         chosen.append(search.probes[0].envelopes)
@@ -70,19 +67,41 @@ class _Search:
             self.best = found
         return found
 
-    def bisect(self, name: str, excess: Callable[[_Probe], float]) -> None:
+    def seek(self, name: str, excess: Callable[[_Probe], float]) -> None:
         """Vary one price to lower the bound."""
-        low, high = 0.0, max(getattr(self.best.envelopes.prices, name), _first_price(self._program, name))
-        for _ in range(DOUBLINGS):
-            if excess(self.probe(name, high)) <= 0:
-                break
-            low, high = high, high * 4.0
-        for _ in range(HALVINGS):
-            middle = (low * high) ** 0.5 if low > 0 else high / 4.0
-            if excess(self.probe(name, middle)) > 0:
-                low = middle
-            else:
-                high = middle
+        low, high = self._around(name, excess)
+        for _ in range(TANGENTS):
+            if low is None or high is None or excess(high) >= 0:
+                return
+            # Tangents: bound − excess · (price − own price).
+            rise = high.bound - low.bound + excess(high) * _price(high, name) - excess(low) * _price(low, name)
+            at = rise / (excess(high) - excess(low))
+            hoped = low.bound - excess(low) * (at - _price(low, name))
+            if self.best.bound - hoped <= CLOSE * max(1.0, self._program.weights.accuracy):
+                return
+            found = self.probe(name, at)
+            low, high = (found, high) if excess(found) > 0 else (low, found)
+
+    def _around(self, name: str, excess: Callable[[_Probe], float]) -> tuple[_Probe | None, _Probe | None]:
+        """Find a price at which the constraint is broken, and one at which it is kept."""
+        best = self.best
+        if excess(best) > 0:
+            return best, self._raised(name, excess, max(4.0 * _price(best, name), _first_price(self._program, name)))
+        free = self.probe(name, 0.0)
+        return (free, best) if excess(free) > 0 else (None, best)
+
+    def _raised(self, name: str, excess: Callable[[_Probe], float], price: float) -> _Probe | None:
+        """Find a price at which the constraint is kept."""
+        for _ in range(RAISES):
+            found = self.probe(name, price)
+            if excess(found) <= 0:
+                return found
+            price *= 4.0
+        return None
+
+
+def _price(probe: _Probe, name: str) -> float:
+    return float(getattr(probe.envelopes.prices, name))
 
 
 def _first_price(program: Program, name: str) -> float:
@@ -102,8 +121,8 @@ def _probe(program: Program, table: Table, prices: Prices) -> _Probe:
     values = [column.value for column in table.columns]
     worth = program.weights.accuracy + prices.floor
     lines = suffixes(worth, priced, values, unused, is_product=table.is_product)
-    envelopes = Envelopes(prices, worth, priced, lines, table.is_product)
-    picks, bound = envelopes.greedy(values)
+    envelopes = Envelopes(prices, worth, lines, table.is_product)
+    picks, bound = envelopes.greedy()
     picked = [column.value[pick] for column, pick in zip(table.columns, picks, strict=True)]
     value = float(np.prod(picked) if table.is_product else np.sum(picked))
     at = list(zip(table.columns, picks, table.flow, strict=True))

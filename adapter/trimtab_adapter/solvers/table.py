@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.program import TOLERANCE, Option, Program
+from trimtab_adapter.program import TOLERANCE, Program
 from trimtab_adapter.solvers.frontier import undominated
 
 Floats = NDArray[np.float64]
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The options of one stage that may be part of an optimum; every array has shape [options]."""
+    """The options of one stage that may be part of an optimum, by rising value; every array has shape [options]."""
 
     index: NDArray[np.intp]  # place of each in the program's own list
     seconds: Floats
@@ -66,35 +66,25 @@ def tabulate(program: Program) -> Table | None:
 
 
 def _column(program: Program, k: int, *, is_product: bool) -> Column:
-    options = program.stages[k].options
-    index = np.array([i for i, option in enumerate(options) if _fits_alone(program, option)], dtype=np.intp)
-    chosen = [options[i] for i in index]
-    same = None if program.other_than is None else program.other_than[k]
-    column = Column(
-        index=index,
-        seconds=np.array([option.latency_seconds for option in chosen]),
-        cost=np.array(
-            [program.weights.core * o.cores + program.weights.batch * o.batch_size + o.penalty for o in chosen]
-        ),
-        cores=np.array([option.cores for option in chosen]),
-        gpus=np.array([option.gpus for option in chosen], dtype=np.float64),
-        value=np.array([option.value for option in chosen]) / (1.0 if is_product else len(program.stages)),
-        same=np.array([option.model == same for option in chosen], dtype=np.bool_),
-    )
-    if index.size == 0:
-        return column
-    kept = undominated(
-        np.column_stack((column.cost, column.seconds, -column.value, column.cores, column.gpus, column.same))
-    )
-    return Column(*(getattr(column, name)[kept] for name in Column.__slots__))
-
-
-def _fits_alone(program: Program, option: Option) -> bool:
-    return (
-        option.latency_seconds <= program.slo_seconds + TOLERANCE
-        and option.cores <= program.cores + TOLERANCE
-        and option.gpus <= program.gpus
-    )
+    options, weights = program.stages[k].options, program.weights
+    figures = np.array(
+        [(o.latency_seconds, o.cores, o.gpus, o.value, o.batch_size, o.penalty) for o in options], dtype=np.float64
+    ).reshape(-1, 6)
+    seconds, cores, gpus, value, batch, penalty = figures.T
+    alone = (seconds <= program.slo_seconds + TOLERANCE) & (cores <= program.cores + TOLERANCE) & (gpus <= program.gpus)
+    cost = weights.core * cores + weights.batch * batch + penalty
+    same = np.zeros(len(options), dtype=np.bool_)
+    respects = [cost, seconds, -value, cores]
+    if gpus.any():
+        respects.append(gpus)
+    if program.other_than is not None:
+        same = np.array([option.model == program.other_than[k] for option in options], dtype=np.bool_)
+        respects.append(same.astype(np.float64))
+    fitting = np.nonzero(alone)[0]
+    kept = fitting[undominated([respect[fitting] for respect in respects])]
+    kept = kept[np.argsort(value[kept], kind="stable")]
+    share = value if is_product else value / len(program.stages)
+    return Column(kept, seconds[kept], cost[kept], cores[kept], gpus[kept], share[kept], same[kept])
 
 
 def _suffix_sum(parts: Sequence[float]) -> Floats:

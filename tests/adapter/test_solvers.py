@@ -1,5 +1,6 @@
 """HiGHS and Gurobi against brute force and the exact solver, and what happens where one cannot answer."""
 
+import functools
 import sys
 from dataclasses import replace
 
@@ -8,20 +9,28 @@ import pytest
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, second_best
 from tests.adapter.scenes import a_ladder, plan_for
 from trimtab_adapter.program import Program
-from trimtab_adapter.solvers import exact
-from trimtab_adapter.solvers.chosen import SOLVERS, solver_of
+from trimtab_adapter.solvers import exact, gurobi, highs
+from trimtab_adapter.solvers.chosen import solver_of
 from trimtab_adapter.solvers.linear import linear
 from trimtab_adapter.solvers.signature import Solver, SolverUnavailable
 from trimtab_adapter.solvers.table import tabulate
 
+PATIENCE_SECONDS = 120.0  # a busy machine must not make a proof look like a gap
+
+
+PATIENT: dict[str, Solver] = {
+    "HiGHS": functools.partial(highs.solve, time_limit_seconds=PATIENCE_SECONDS),
+    "Gurobi": functools.partial(gurobi.solve, time_limit_seconds=PATIENCE_SECONDS),
+}
+
 
 def require(name: str) -> Solver:
-    """Return a solver, or skip the test where it is not installed or not licensed."""
+    """Return a patient solver, or skip the test where it is not installed or not licensed."""
     try:
-        SOLVERS[name](a_program(0))
+        PATIENT[name](a_program(0))
     except SolverUnavailable as reason:
         pytest.skip(str(reason))
-    return SOLVERS[name]
+    return PATIENT[name]
 
 
 @pytest.fixture(params=["HiGHS", "Gurobi"])
@@ -123,7 +132,8 @@ def test_a_missing_solver_is_replaced_by_the_exact_one_and_the_plan_says_so(monk
 
 @pytest.mark.parametrize("name", ["Exact", "HiGHS", "Gurobi"])
 def test_the_pipeline_chooses_its_solver(name):
-    require(name)
+    if name != "Exact":
+        require(name)
     plan = plan_for(a_ladder(adaptation={"solver": name}), 20.0)
 
     assert plan.spec.explanation.solver == name

@@ -114,7 +114,7 @@ def _upper(lines: Lines, most: float = math.inf) -> Lines:
             kept.pop()
             starts.pop()
             start = 0.0
-        if start < most:
+        if not kept or start < most:
             kept.append(line)
             starts.append(start)
     return kept

@@ -39,34 +39,41 @@ class _Labels:
     option: NDArray[np.intp]
 
 
-def solve(program: Program, widths: Sequence[int] = WIDTHS) -> Solution | None:
-    """Return an optimal solution, or None where no choice keeps every constraint.
-
-    A gap above 0 is the most that a better choice, among those that had to be given up, could gain. None is a proof
-    too, unless even the last of the `widths` was too few: then it only means that no choice was found.
-    """
+def solve(program: Program) -> Solution | None:
+    """Return an optimal solution, or None where no choice keeps every constraint."""
     table = tabulate(program)
     if table is None:
         return None
-    if choices(table) <= MOST_CHOICES:
-        picks = best_of_all(program, table)
-        best = None if picks is None else _options(program, table, picks)
-        return None if best is None else Solution(tuple(best), program.objective(best))
+    if choices(table) > MOST_CHOICES:
+        return search(program, table)
+    picks = best_of_all(program, table)
+    if picks is None:
+        return None
+    found = _options(program, table, picks)
+    return Solution(tuple(found), program.objective(found))
+
+
+def search(program: Program, table: Table, widths: Sequence[int] = WIDTHS) -> Solution | None:
+    """Return a solution and its gap: the most that a better choice, among those that had to be given up, could gain.
+
+    Without a gap None is a proof too; where even the last of the `widths` was too few, it only means that no choice was
+    found.
+    """
     known: list[Option] | None = None
     envelopes, guesses = price(program, table)
     for guess in guesses:
         known = _better(program, known, _options(program, table, guess))
     for width in widths:
-        search = _Search(program, table, envelopes, _target(program, known), width)
-        found = search.run()
+        passed = _Search(program, table, envelopes, _target(program, known), width)
+        found = passed.run()
         if found is not None:
             known = _better(program, known, _options(program, table, found))
-        if search.lost == -math.inf:
+        if passed.lost == -math.inf:
             break
     if known is None:
         return None
     objective = program.objective(known)
-    return Solution(tuple(known), objective, gap=max(0.0, search.lost - objective))
+    return Solution(tuple(known), objective, gap=max(0.0, passed.lost - objective))
 
 
 def _options(program: Program, table: Table, picks: Sequence[int]) -> list[Option]:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tests.builders import a_pipeline, a_plan, a_point_profile, a_profile
 from trimtab.options import console
-from trimtab_adapter.latency import backlog_seconds, filled_rows, planned_seconds
+from trimtab_adapter.latency import backlog_seconds, planned_seconds
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.simulate import Scenario, simulate
 from trimtab_loadtester.arrivals import poisson_arrivals
@@ -35,22 +35,21 @@ class Case:
     replicas: int
     utilisation: float
 
-    def service_seconds(self, rows: int) -> float:
-        """Seconds of a batch."""
+    @property
+    def service_seconds(self) -> float:
+        """Seconds of a full batch."""
         constant, linear = SERVICE[self.law]
-        return constant + linear * rows
+        return constant + linear * self.batch
 
     @property
     def throughput_rps(self) -> float:
         """Rows per second of all replicas, saturated."""
-        return self.replicas * self.batch / self.service_seconds(self.batch)
+        return self.replicas * self.batch / self.service_seconds
 
     def planned_seconds(self) -> float:
         """What the planner takes its p99 to be."""
-        load_rps = self.utilisation * self.throughput_rps
-        backlog = backlog_seconds(load_rps, self.throughput_rps, QUANTILE)
-        rows = filled_rows(self.batch, self.service_seconds, load_rps, self.replicas, QUANTILE)
-        return planned_seconds(self.service_seconds(rows), self.replicas, backlog, QUANTILE)
+        backlog = backlog_seconds(self.utilisation * self.throughput_rps, self.throughput_rps, QUANTILE)
+        return planned_seconds(self.service_seconds, self.replicas, backlog, QUANTILE)
 
     def simulated_seconds(self) -> float:
         """Its p99 in the simulator, nothing dropped."""

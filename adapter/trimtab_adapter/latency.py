@@ -8,8 +8,6 @@ section 4.2, eq. 6–7; the public code wrote it wrongly).
 """
 
 import math
-from collections.abc import Callable
-from statistics import NormalDist
 
 # Share of its saturated throughput a replica is planned to use. Above about 0.8 the Poisson noise inside one second
 # makes queues that outlast a batch, and waiting stops being bounded by one service time.
@@ -46,36 +44,11 @@ def backlog_seconds(load_rps: float, throughput_rps: float, quantile: float, row
     return (left_over + 2.0 * max(0.0, rows_together - 1.0)) / throughput_rps
 
 
-def filled_rows(  # noqa: PLR0913, PLR0917 (what a batch's filling depends on)
-    batch_size: int,
-    service_seconds: Callable[[int], float],
-    load_rps: float,
-    replicas: int,
-    quantile: float,
-    rows_together: float = 1.0,
-) -> int:
-    """Return how many rows a batch holds at a quantile, at most the batch size.
-
-    A replica takes what came since one was free last: with n busy replicas during l(k)/n seconds, where l(k) serves the
-    k rows of the batch before. The least k that holds its own arrivals, Poisson in groups of r rows and taken as
-    normal, is what batches settle at; far below b where the load is low. l must not fall with k.
-    """
-    deviations = NormalDist().inv_cdf(quantile)
-    rows = min(batch_size, math.ceil(rows_together))
-    while rows < batch_size:
-        arrived = load_rps * service_seconds(rows) / replicas
-        wanted = math.ceil(arrived + deviations * math.sqrt(arrived * rows_together) - 1e-9)
-        if wanted <= rows:
-            break
-        rows = min(batch_size, wanted)
-    return rows
-
-
 def planned_seconds(service_seconds: float, replicas: int, backlog: float, quantile: float) -> float:
     """Return the latency of a stage under work-conserving batches: backlog, wait for a busy replica, the own batch.
 
-    Conservative on purpose: every replica is taken to be busy, and the batch before to be as full as the own one.
-    Stages are added at their quantiles, although a request is seldom unlucky in all of them.
+    Conservative on purpose: the batch before is taken to be full and every replica to be busy. Stages are added at
+    their quantiles, although a request is seldom unlucky in all of them.
     """
     return service_seconds + busy_wait_seconds(service_seconds, replicas, quantile) + backlog
 

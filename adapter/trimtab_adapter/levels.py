@@ -35,12 +35,8 @@ def levels(program: Program) -> tuple[Level, ...]:
     found = list(_steps(program))
     if not found:
         return ()
-    respects = [
-        np.array([-level.objective for level in found]),
-        np.array([level.cores for level in found]),
-        np.array([level.gpus for level in found], dtype=np.float64),
-    ]
-    return tuple(sorted((found[n] for n in undominated(respects)), key=lambda level: (level.cores, level.gpus)))
+    respects = np.array([(-level.objective, level.cores, level.gpus) for level in found])
+    return tuple(sorted((found[n] for n in undominated(list(respects.T))), key=lambda level: (level.cores, level.gpus)))
 
 
 def best_within(found: Sequence[Level], cores: float, gpus: int) -> Level | None:

@@ -11,9 +11,14 @@ NOTHING: frozenset[str] = frozenset()
 
 @dataclass(slots=True)
 class Machine:
-    """What the replicas of all stages share: how many of them are serving a batch right now."""
+    """What the replicas of all stages share: how many serve a batch right now, and how much each slows the others."""
 
+    contention: float
     busy: int = 0
+
+    def slowdown(self, others: int) -> float:
+        """Return by what factor a batch is slower beside so many other busy replicas."""
+        return 1.0 + self.contention * others
 
 
 @dataclass(slots=True, eq=False)

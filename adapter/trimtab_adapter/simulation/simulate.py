@@ -127,7 +127,7 @@ class _Simulation:
         scenario = self.scenario
         spec, conditions = scenario.pipeline.spec, scenario.conditions
         streams = iter(np.random.default_rng(scenario.seed).spawn(2 * len(spec.order)))
-        stages, machine = {}, Machine()
+        stages, machine = {}, Machine(conditions.contention)
         for stage in spec.order:
             if stage.name not in scenario.profiles:
                 raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
@@ -141,7 +141,6 @@ class _Simulation:
                 max_rows=spec.queue.max_rows,
                 policy=scenario.policy,
                 transfer_seconds=conditions.transfer_seconds,
-                contention=conditions.contention,
                 machine=machine,
                 grace_seconds=GRACE_SECONDS,
                 on_idle=self._replica_ended,

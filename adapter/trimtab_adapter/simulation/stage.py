@@ -56,7 +56,6 @@ class SimulatedStage:
         max_rows: of its queue.
         policy: chooses the operating point of each batch.
         transfer_seconds: of each service time, what passes on the way.
-        contention: by what share a batch is slower for each other busy replica of the machine.
         machine: that all stages share.
         grace_seconds: how long rows are held while no replica is ready.
         on_idle: called when a replica that drains has no batch left.
@@ -74,7 +73,6 @@ class SimulatedStage:
         max_rows: int,
         policy: Policy,
         transfer_seconds: float,
-        contention: float,
         machine: Machine,
         grace_seconds: float,
         on_idle: Callable[[SimulatedReplica], None],
@@ -91,7 +89,7 @@ class SimulatedStage:
         self._drop_policy = drop_policy
         self._policy = policy
         self._transfer_seconds = transfer_seconds
-        self._contention, self._machine = contention, machine
+        self._machine = machine
         self._grace_seconds = grace_seconds
         self._on_idle = on_idle
         self._estimates = Estimates()
@@ -237,7 +235,7 @@ class SimulatedStage:
         now, one_way = parcel.departed_at, self._transfer_seconds / 2.0
         parcel.found_idle = replica.inflight == 0
         others = self._machine.busy - (not parcel.found_idle)
-        seconds = self._draws.draw(parcel.variant, parcel.point, parcel.rows) * (1.0 + self._contention * others)
+        seconds = self._draws.draw(parcel.variant, parcel.point, parcel.rows) * self._machine.slowdown(others)
         parcel.compute_seconds = max(seconds - self._transfer_seconds, 0.0)
         self._machine.busy += parcel.found_idle
         self._uses += 1

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trimtab_adapter.program import TOLERANCE, Program
 from trimtab_adapter.solvers.table import Floats, Table
 
-MOST_CHOICES = 20_000
+MOST_CHOICES = 20_000  # and a pipeline has at most 32 stages, half of the axes an array may have
 
 
 def choices(table: Table) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import control_plane
+from tests.definitions import define
 from trimtab_kubernetes import Cluster
 from trimtab_pipelines import crd
 
@@ -27,7 +28,7 @@ def kubeconfig() -> Iterator[Path]:
 async def cluster(kubeconfig: Path) -> AsyncIterator[Cluster]:
     """A connection as administrator, with our kinds defined."""
     async with await Cluster.connect(str(kubeconfig)) as connected:
-        await _define(connected)
+        await define(connected, *crd.render())
         yield connected
 
 
@@ -39,22 +40,3 @@ async def namespace(cluster: Cluster) -> AsyncIterator[str]:
     await cluster.create(body, manager="tests")
     yield name
     await cluster.delete("Namespace", None, name)
-
-
-async def _define(connected: Cluster) -> None:
-    for definition in crd.render():
-        await connected.apply(definition, manager="tests")
-    for definition in crd.render():
-        await _established(connected, definition["metadata"]["name"])
-
-
-async def _established(connected: Cluster, name: str) -> None:
-    while True:
-        listing = await connected.list("CustomResourceDefinition")
-        found = next(item for item in listing.items if item["metadata"]["name"] == name)
-        conditions = {c["type"]: c["status"] for c in found.get("status", {}).get("conditions", [])}
-        if conditions.get("Established") == "True":
-            return
-        version = listing.resource_version
-        async for _ in connected.watch("CustomResourceDefinition", None, None, version):
-            break

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from tests.builders import a_pipeline_document, a_plan, a_stage, a_variant
+from tests.definitions import define
 from tests.operating.scene import SETTINGS, Site
-from trimtab_kubernetes import Cluster, follow
+from trimtab_kubernetes import Cluster
 from trimtab_operator.drift import contains
 from trimtab_operator.isolation import network_policies
 from trimtab_operator.profile_jobs import profile_job, profiler_account
@@ -174,12 +175,7 @@ SELDON_SPEC = {
 async def seldon(cluster: Cluster) -> Any:
     """A stand-in for Seldon's own definition, with the fields its documentation names."""
     definition = a_stand_in("SeldonDeployment", "machinelearning.seldon.io", "seldondeployments", SELDON_SPEC)
-    await cluster.apply(definition, manager="tests")
-    async for change in follow(cluster, "CustomResourceDefinition"):
-        found = change.object or {}
-        conditions = {c["type"]: c["status"] for c in found.get("status", {}).get("conditions", [])}
-        if change.key[1].startswith("seldon") and conditions.get("Established") == "True":
-            break
+    await define(cluster, definition)
     yield
     await cluster.delete("CustomResourceDefinition", None, "seldondeployments.machinelearning.seldon.io")
 

@@ -8,7 +8,7 @@ from trimtab.timeline import Run, Sample, StageSample
 from trimtab_adapter.simulation.outcome import Second, Simulated
 from trimtab_adapter.simulation.simulate import Scenario
 from trimtab_loadtester.outcome import RequestOutcome
-from trimtab_loadtester.results import Record, Results, RunFacts
+from trimtab_loadtester.results import Record, Results, RunFacts, Visit
 
 _CODES = {
     RequestOutcome.OK: "200",
@@ -71,7 +71,7 @@ def _record(  # noqa: PLR0913, PLR0917  (all that is known of a request)
         expected_accuracy=accuracy,
         drop_stage=stage,
         drop_reason=reason,
-        variants=variants,
+        visits={stage: Visit(variant) for stage, variant in variants.items()},
     )
 
 

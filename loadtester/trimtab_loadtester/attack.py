@@ -20,13 +20,14 @@ from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
 from trimtab_loadtester.load import LoadSpec
 from trimtab_loadtester.outcome import RequestOutcome, classify
 from trimtab_loadtester.payloads import Payload, PayloadSource, payload_source
-from trimtab_loadtester.results import Record, Results, RunFacts
+from trimtab_loadtester.results import Record, Results, RunFacts, Visit
 from trimtab_loadtester.wire import REASON_HEADER, STAGE_HEADER, Answer, GrpcWire, RestWire, Wire
 from trimtab_pipelines.spec import InferencePipeline
 
 GAVE_UP = "GaveUp"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXPECTED_ACCURACY = "trimtab.expected_accuracy"
+_MOST_TOLD = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,13 +236,27 @@ def _record(run: _Run, payload: Payload, answer: Answer, due: float, sent: float
         wrong = f"the answer cannot be scored: {error!r}"
         return record._replace(outcome=RequestOutcome.FAILED, code="WrongAnswer", detail=wrong)
     parameters = answer.response.parameters
-    variants = {stage: str(parameters.get(f"trimtab.{stage}.variant", "")) for stage in run.facts.stages}
     expected = parameters.get(_EXPECTED_ACCURACY)
     return record._replace(
         correct=score.correct,
         total=score.total,
         expected_accuracy=float(expected) if isinstance(expected, int | float) else float("nan"),
-        variants=variants,
+        visits={stage: _visit(stage, parameters) for stage in run.facts.stages},
+    )
+
+
+def _visit(stage: str, parameters: Mapping[str, Any]) -> Visit:
+    """Read what the answer says of a stage; what it does not say, or says wrongly, stays unknown."""
+
+    def number(name: str, unknown: float) -> float:
+        told = parameters.get(f"trimtab.{stage}.{name}")
+        return told if isinstance(told, int | float) and 0 <= told <= _MOST_TOLD else unknown
+
+    return Visit(
+        variant=str(parameters.get(f"trimtab.{stage}.variant", "")),
+        batch_size=int(number("batch_size", 0)),
+        queue_seconds=number("queue_seconds", float("nan")),
+        service_seconds=number("service_seconds", float("nan")),
     )
 
 

@@ -22,14 +22,25 @@ _HIGHEST_MICROSECONDS = 3600 * 10**6
 _SIGNIFICANT_DIGITS = 3
 _QUANTILES = (50.0, 90.0, 99.0, 99.9)
 _TEXT_LENGTHS = {"code": 24, "detail": 120, "drop_stage": 63, "drop_reason": 40}
-VARIANT_PREFIX = "variant:"
+
+
+class Visit(NamedTuple):
+    """What the answer says of a stage that served it; of several batches the slowest. Times in seconds."""
+
+    variant: str = ""
+    batch_size: int = 0
+    queue_seconds: float = float("nan")
+    service_seconds: float = float("nan")
+
+
+_VISIT_COLUMNS = {"variant": "U63", "batch_size": "i4", "queue_seconds": "f8", "service_seconds": "f8"}
 
 
 class Record(NamedTuple):
     """One request; times in seconds from the start of the run.
 
     `detail` is the server's message where it refused, `expected_accuracy` what the plan that served it promised (NaN
-    where unknown), `variants` the variant that served it in each stage.
+    where unknown), `visits` how each stage served it.
     """
 
     scheduled: float
@@ -43,7 +54,7 @@ class Record(NamedTuple):
     expected_accuracy: float = float("nan")
     drop_stage: str = ""
     drop_reason: str = ""
-    variants: Mapping[str, str] = {}
+    visits: Mapping[str, Visit] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,8 @@ class RunFacts:
 class Results:
     """All records of a run, in order of schedule.
 
-    `records` is a structured array with the fields of `Record`, where `variant:STAGE` stands for the variants.
+    `records` is a structured array with the fields of `Record`, where `variant:STAGE`, `batch_size:STAGE`,
+    `queue_seconds:STAGE` and `service_seconds:STAGE` stand for the visits.
     """
 
     facts: RunFacts
@@ -92,7 +104,9 @@ class Results:
         for column in _TEXT_LENGTHS:
             array[column] = [getattr(record, column) for record in records]
         for stage in facts.stages:
-            array[VARIANT_PREFIX + stage] = [record.variants.get(stage, "") for record in records]
+            visits = [record.visits.get(stage, Visit()) for record in records]
+            for column in _VISIT_COLUMNS:
+                array[f"{column}:{stage}"] = [getattr(visit, column) for visit in visits]
         return cls(facts, array[np.argsort(array["scheduled"], kind="stable")])
 
     def count(self, outcome: RequestOutcome) -> int:
@@ -176,9 +190,9 @@ def percentiles(latencies_seconds: NDArray[np.float64]) -> dict[str, float]:
 
 def _dtype(stages: tuple[str, ...]) -> np.dtype[Any]:
     texts = [(name, f"U{length}") for name, length in _TEXT_LENGTHS.items()]
-    variants = [(VARIANT_PREFIX + stage, "U63") for stage in stages]
+    visits = [(f"{column}:{stage}", kind) for stage in stages for column, kind in _VISIT_COLUMNS.items()]
     times = [(name, "f8") for name in ("scheduled", "sent", "latency_seconds", "expected_accuracy")]
-    return np.dtype([*times, ("outcome", "u1"), ("correct", "i4"), ("total", "i4"), *texts, *variants])
+    return np.dtype([*times, ("outcome", "u1"), ("correct", "i4"), ("total", "i4"), *texts, *visits])
 
 
 def _ratio(part: Any, whole: Any) -> float | None:

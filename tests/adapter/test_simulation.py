@@ -13,6 +13,7 @@ from trimtab_adapter.simulation.chance import FanOut, around, between_sizes
 from trimtab_adapter.simulation.conditions import Conditions, Failure
 from trimtab_adapter.simulation.outcome import DROPPED, LATE, OK, REFUSED
 from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_adapter.simulation.speed import Speed
 from trimtab_pipelines.profile import PointProfile
 from trimtab_predictor.forecaster import ReactiveForecaster
 
@@ -80,6 +81,22 @@ def test_a_batch_is_slower_while_other_replicas_are_busy_and_only_then():
 
     # Side by side; alone; lost with its replica and begun anew on the other; alone again.
     assert found.latency_seconds == pytest.approx([0.006, 0.009, 0.006, 0.001 + 0.006, 0.006], abs=1e-6)
+
+
+def test_a_pause_of_its_processor_holds_up_a_batch_and_leaves_the_other_processors_alone():
+    """Replicas take turns with the processors: the second one's sleeps from 1.003 to 1.103 and is half as fast then."""
+    two = a_plan(a_pipeline(), replicas=2)
+    speeds = (Speed((0.0,), (1.0,)), Speed((0.0, 1.003, 1.103), (1.0, 0.0, 0.5)))
+    found = simulate(a_scenario(arrivals=(1.0, 1.001), plan=two, conditions=replace(EXACT, speeds=speeds)))
+
+    assert found.latency_seconds == pytest.approx([0.006, 0.002 + 0.100 + 2 * 0.004], abs=1e-6)
+
+
+def test_spreads_and_ratios_of_a_variant_stand_before_those_of_all():
+    conditions = Conditions(spread=1.0, spreads={("stage-0", "small"): 0.0}, service_ratios={("stage-0", "small"): 2.0})
+    found = simulate(a_scenario(arrivals=range(1, 9), profiles=a_wide_profile(3.0), conditions=conditions))
+
+    assert found.latency_seconds == pytest.approx([2 * 0.006] * 8)
 
 
 def test_what_arrives_while_a_replica_is_busy_leaves_as_one_batch():

@@ -7,7 +7,7 @@ from trimtab.local.router_client import OUTCOMES, Counters
 from trimtab.local.supervisor import Fault
 from trimtab.timeline import Run, Sample, StageSample
 from trimtab_loadtester.outcome import RequestOutcome
-from trimtab_loadtester.results import Record, Results, RunFacts
+from trimtab_loadtester.results import Record, Results, RunFacts, Visit
 from trimtab_pipelines.plan import PipelinePlan
 
 BEGAN = 1_000_000.0
@@ -17,13 +17,13 @@ SECONDS = 120
 def a_record(second: int, n: int) -> Record:
     """Ten a second; one in ten late in the second minute, one dropped each tenth second."""
     due = second + n / 10
-    variants = {"first": variant_at(second), "second": "fast"}
+    visits = {"first": Visit(variant_at(second), 3, 0.02, 0.05), "second": Visit("fast")}
     if n == 0 and second % 10 == 5:
         return Record(due, due, 0.4, RequestOutcome.DROPPED, "504", drop_stage="second", drop_reason="Predicted")
     late = second >= 60 and n == 9
     outcome, latency = (RequestOutcome.LATE, 2.5) if late else (RequestOutcome.OK, 0.1 + n / 100)
     right = int(n != 1)
-    return Record(due, due, latency, outcome, "200", correct=right, total=1, expected_accuracy=0.88, variants=variants)
+    return Record(due, due, latency, outcome, "200", correct=right, total=1, expected_accuracy=0.88, visits=visits)
 
 
 def variant_at(second: int) -> str:

@@ -79,7 +79,13 @@ class FakePipeline:
         self.bodies.add(request.inputs[0].array.tobytes())
         self.parameters.append(dict(request.parameters))
         y = Tensor.of("y", request.inputs[0].array + np.float32(1))
-        parameters: dict[str, Parameter] = {"trimtab.first.variant": "echo", "trimtab.expected_accuracy": 0.75}
+        parameters: dict[str, Parameter] = {
+            "trimtab.first.variant": "echo",
+            "trimtab.first.batch_size": 3,
+            "trimtab.first.queue_seconds": 0.002,
+            "trimtab.first.service_seconds": "long",
+            "trimtab.expected_accuracy": 0.75,
+        }
         return InferResponse(request.model_name, (y,), parameters=parameters)
 
 

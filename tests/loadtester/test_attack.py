@@ -6,6 +6,7 @@ import signal
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from tests.loadtester.fake_pipeline import FakePipeline, a_pipeline, grpc_server, rest_server
@@ -122,6 +123,9 @@ async def test_payloads_differ_and_answers_tell_what_served_them(tmp_path) -> No
     assert len(fake.bodies) == len(fake.request_ids) == len(results.records)
     assert all(parameters["timeout"] == 200_000 for parameters in fake.parameters)
     assert Counter(results.records["variant:first"]) == {"echo": len(results.records)}
+    assert set(results.records["batch_size:first"]) == {3}
+    assert set(results.records["queue_seconds:first"]) == {0.002}
+    assert np.isnan(results.records["service_seconds:first"]).all(), "what is told wrongly stays unknown"
     assert results.summary()["expected_accuracy"] == 0.75
     assert results.summary()["measured_accuracy"] is None
     assert told[-1].sent == told[-1].scheduled == sum(told[-1].outcomes.values()) == len(results.records)

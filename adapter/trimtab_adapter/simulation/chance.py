@@ -45,10 +45,15 @@ class ServiceTimes:
         found = self._profile.spec.point(variant, point, self._stage.variant(variant).resources.cpu)
         if found is None:
             raise PlanningError(f"stage {self._stage.name}: variant {variant} was not profiled with its cores")
-        median, high = (between_sizes(found, rows, quantile) for quantile in (0.5, 0.99))
-        ratio = self._conditions.service_ratios.get((self._stage.name, variant), 1.0)
-        deviation = math.log(max(high / median, 1.0)) / _P99_DEVIATIONS
-        return median * ratio, deviation * self._conditions.spread
+        conditions, key = self._conditions, (self._stage.name, variant)
+        median = between_sizes(found, rows, 0.5) * conditions.service_ratios.get(key, 1.0)
+        return median, log_deviation(found, rows) * conditions.spreads.get(key, conditions.spread)
+
+
+def log_deviation(profile: PointProfile, rows: int) -> float:
+    """Return the standard deviation of the logarithm of a batch's seconds, by the profile's median and p99."""
+    median, high = (between_sizes(profile, rows, quantile) for quantile in (0.5, 0.99))
+    return math.log(max(high / median, 1.0)) / _P99_DEVIATIONS
 
 
 def between_sizes(profile: PointProfile, rows: int, quantile: float) -> float:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trimtab_adapter.simulation.speed import Speed
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -23,8 +25,11 @@ class Conditions:
         after_seconds: from the last batch's answer until the caller has it.
         transfer_seconds: of each batch's profiled service time, what passes on the way there and back.
         spread: how far service times lie around the profile's median, as a multiple of what its p99 says; 0 for none.
+        spreads: the same by stage and variant, where it was measured.
         contention: by what share of its time a batch is slower for each other replica that is busy when it begins,
             where replicas share a machine's cores, caches and memory.
+        speeds: how fast each of the machine's processors is over time, where it was recorded; replicas take turns with
+            them. Empty where all are equally fast at all times.
         service_ratios: observed over profiled service time by stage and variant, where a machine is known to differ.
         fan_out: by (stage, count output), the probabilities of 0, 1, 2 … rows for each input row; where there is none,
             the whole numbers around the `expectedRows` of the pipeline.
@@ -37,7 +42,9 @@ class Conditions:
     after_seconds: float = 0.0
     transfer_seconds: float = 0.0
     spread: float = 1.0
+    spreads: Mapping[tuple[str, str], float] = field(default_factory=dict)
     contention: float = 0.0
+    speeds: tuple[Speed, ...] = ()
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
     fan_out: Mapping[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()

@@ -7,6 +7,7 @@ loses its last one only where nothing else could ever make room.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import count
 
 from trimtab_adapter.simulation.agenda import Agenda
 from trimtab_adapter.simulation.replica import SimulatedReplica
@@ -40,6 +41,7 @@ class Fleet:
         self.core_seconds = 0.0
         self.starts = 0
         self._counted_at = 0.0
+        self._processors = count()
 
     def begin(self, plan: PipelinePlan) -> None:
         """Have the first plan's replicas ready at once."""
@@ -131,7 +133,7 @@ class Fleet:
             self._release(replica)
 
     def _add(self, name: str, group: HostingGroup) -> SimulatedReplica:
-        replica = SimulatedReplica(name, group)
+        replica = SimulatedReplica(name, group, processor=next(self._processors))
         self.settle()
         self.cores += group.cores
         self._members[name].append(replica)

@@ -1,8 +1,10 @@
 """A replica as the simulator sees it: what the router's binding looks at, and what its fleet keeps of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trimtab_adapter.simulation.speed import Speed
 from trimtab_pipelines.hosting import HostingGroup
 from trimtab_router.work import Slice
 
@@ -11,14 +13,18 @@ NOTHING: frozenset[str] = frozenset()
 
 @dataclass(slots=True)
 class Machine:
-    """What the replicas of all stages share: how many serve a batch right now, and how much each slows the others."""
+    """What all replicas share: the processors, how many replicas are busy, and how much each slows the others."""
 
-    contention: float
+    contention: float = 0.0
+    speeds: Sequence[Speed] = ()
     busy: int = 0
 
-    def slowdown(self, others: int) -> float:
-        """Return by what factor a batch is slower beside so many other busy replicas."""
-        return 1.0 + self.contention * others
+    def finish(self, begin_seconds: float, work_seconds: float, others: int, processor: int) -> float:
+        """Return when a batch is done beside so many other busy replicas."""
+        work_seconds *= 1.0 + self.contention * others
+        if not self.speeds:
+            return begin_seconds + work_seconds
+        return self.speeds[processor % len(self.speeds)].finish(begin_seconds, work_seconds)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +44,8 @@ class Parcel:
 class SimulatedReplica:
     """One replica. `free` and `ready_variants` are kept, not computed: they are asked far more often than they change.
 
-    `transfer_seconds` is the router's estimate, as in its own `Replica`.
+    `transfer_seconds` is the router's estimate, as in its own `Replica`; `processor` counts the replicas, which take
+    turns with the machine's processors.
     """
 
     stage: str
@@ -52,6 +59,7 @@ class SimulatedReplica:
     transfer_seconds: float = 0.0
     takes_ahead: bool = False
     computing_until: float = 0.0
+    processor: int = 0
     held: list[Parcel] = field(default_factory=list)
 
     def become_ready(self) -> None:

@@ -127,7 +127,7 @@ class _Simulation:
         scenario = self.scenario
         spec, conditions = scenario.pipeline.spec, scenario.conditions
         streams = iter(np.random.default_rng(scenario.seed).spawn(2 * len(spec.order)))
-        stages, machine = {}, Machine(conditions.contention)
+        stages, machine = {}, Machine(conditions.contention, conditions.speeds)
         for stage in spec.order:
             if stage.name not in scenario.profiles:
                 raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")

@@ -235,14 +235,15 @@ class SimulatedStage:
         now, one_way = parcel.departed_at, self._transfer_seconds / 2.0
         parcel.found_idle = replica.inflight == 0
         others = self._machine.busy - (not parcel.found_idle)
-        seconds = self._draws.draw(parcel.variant, parcel.point, parcel.rows) * self._machine.slowdown(others)
-        parcel.compute_seconds = max(seconds - self._transfer_seconds, 0.0)
+        seconds = self._draws.draw(parcel.variant, parcel.point, parcel.rows) - self._transfer_seconds
+        begin = max(now + one_way, replica.computing_until)
+        replica.computing_until = self._machine.finish(begin, max(seconds, 0.0), others, replica.processor)
+        parcel.compute_seconds = replica.computing_until - begin
         self._machine.busy += parcel.found_idle
         self._uses += 1
         replica.take(parcel, self._uses)
         self.batches.sent += 1
         self.batches.rows += parcel.rows
-        replica.computing_until = max(now + one_way, replica.computing_until) + parcel.compute_seconds
         self._agenda.at(replica.computing_until + one_way, partial(self._completed, replica, parcel))
         if parcel.found_idle:
             self._plan_ahead(replica, parcel)

@@ -1,0 +1,185 @@
+"""Does the simulator tell the truth? The digits pipeline served and simulated, on the same arrivals. Last line: JSON.
+
+Measured first: the profile of what will be served. Then one run goes through the same phases again and again, while
+probes note how fast the machine is. Three phases calibrate and are not compared: how fast the variants are beside a
+router and a load generator, how much replicas slow each other down, how noisy they are. With that the whole run is
+simulated, and four other phases are compared with what was served: p50 and p99 of the answers, and the share that was
+dropped or refused.
+"""
+
+import argparse
+import asyncio
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from benchmarks.simulator.calibration import calibrate
+from benchmarks.simulator.course import AFTER, BEFORE, COMPARED, CYCLE, Course, Figures
+from benchmarks.simulator.served import Served, plan_of, recorded, serve
+from trimtab.commands import reporting_errors
+from trimtab.options import console
+from trimtab.preparation import measuring, prepare
+from trimtab.report.page import write_report
+from trimtab.simulated import run_of
+from trimtab_adapter.simulation.conditions import Conditions
+from trimtab_adapter.simulation.outcome import LATE, Simulated
+from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_pipelines.documents import load_profiles
+from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_profiler.measure import Effort
+from trimtab_profiler.profile import ProfileOptions, profile, write_profiles
+
+EFFORT = Effort(seconds=1.5, least_batches=40, most_seconds=6.0)
+SEEDS = range(1, 5)
+MOST_ERROR, MOST_DROPS = 0.15, 0.02
+
+
+def main() -> int:
+    """Run it; 0 where every bar holds."""
+    parser = argparse.ArgumentParser(prog="benchmarks.simulator", description=__doc__)
+    parser.add_argument("--pipeline", type=Path, default=Path("pipelines/digits"))
+    parser.add_argument("--cycles", type=int, default=5, help="how often to go through the phases")
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument("--recorded", action="store_true", help="simulate what an earlier run left in OUT/simulator")
+    given = parser.parse_args()
+    return reporting_errors(lambda: bench(given))
+
+
+def bench(given: argparse.Namespace) -> int:
+    """Measure, serve, simulate, compare."""
+    folder: Path = given.out / "simulator"
+    pipeline, course = _narrowed(prepare(given.pipeline)), Course(CYCLE * given.cycles)
+    if not given.recorded:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        with measuring(console) as show:
+            options = ProfileOptions(EFFORT, planned_batches_only=True)
+            write_profiles(asyncio.run(profile(pipeline, given.pipeline, options, show)), folder)
+        serve(folder, given.pipeline, pipeline, load_profiles(folder / "profile.yaml"), course)
+    served = recorded(folder, course)
+    profiles = load_profiles(folder / "profile.yaml")
+    conditions = calibrate(pipeline, profiles, served.results.answered, course, served.pace)
+    console.print(_measured(conditions, served))
+    simulation = _Simulation(pipeline, profiles, course, served, conditions)
+    simulated, times_real_time = simulation.figures(given.out / "simulator.html")
+    _print(served.figures, simulated)
+    outcome = fidelity_outcome(served, simulated, conditions, times_real_time)
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Simulation:
+    """Simulates what was served, on the very same arrivals."""
+
+    pipeline: InferencePipeline
+    profiles: Mapping[str, ModelProfile]
+    course: Course
+    served: Served
+    conditions: Conditions
+
+    def figures(self, page: Path) -> tuple[Figures, float]:
+        """Return the figures of several simulations with other chances together, and how fast they were."""
+        began = time.perf_counter()
+        found = [simulate(self._scenario(seed)) for seed in SEEDS]
+        times_real_time = sum(one.duration_seconds for one in found) / (time.perf_counter() - began)
+        facts, run = self.served.results.facts, self.served.run
+        write_report(page, [run, run_of("simulated", facts.load, self._scenario(SEEDS[0]), found[0], run.started_at)])
+        return self._summed_up(found), times_real_time
+
+    def _summed_up(self, found: list[Simulated]) -> Figures:
+        return self.course.figures(
+            np.concatenate([one.arrivals_seconds for one in found]),
+            np.concatenate([one.latency_seconds for one in found]),
+            np.concatenate([one.ends <= LATE for one in found]),
+        )
+
+    def _scenario(self, seed: int) -> Scenario:
+        served, plans = self.served, {}
+        for generation, (at, (_, variants)) in enumerate(zip(served.changed_at, self.course.changes(), strict=True), 2):
+            plans[at] = plan_of(self.pipeline, self.profiles, variants, generation)
+        return Scenario(
+            pipeline=self.pipeline,
+            profiles=self.profiles,
+            arrivals_seconds=np.sort(served.results.records["scheduled"]),
+            duration_seconds=served.results.facts.duration_seconds,
+            plan=plan_of(self.pipeline, self.profiles, self.course.phases[0].variants, 1),
+            changes=tuple(plans.items()),
+            conditions=self.conditions,
+            seed=seed,
+        )
+
+
+def _narrowed(pipeline: InferencePipeline) -> InferencePipeline:
+    """Leave only the variants that will be served: there is nothing else to profile."""
+    wanted = {*BEFORE.values(), *AFTER.values()}
+    stages = tuple(
+        stage.model_copy(update={"variants": tuple(v for v in stage.variants if v.name in wanted)})
+        for stage in pipeline.spec.stages
+    )
+    return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
+
+
+def _measured(conditions: Conditions, served: Served) -> str:
+    """Tell in a few lines under which conditions it was served."""
+    slowness = served.pace.slowness
+    lines = [
+        f"{variant}: {ratio:.2f} × its profiled median, {conditions.spreads[stage, variant]:.2f} × its profiled spread"
+        for (stage, variant), ratio in conditions.service_ratios.items()
+    ]
+    lines.append(f"a busy replica slows another one by {conditions.contention:.1%}")
+    lines.append(f"requests take {1000 * conditions.before_seconds:.1f} ms outside of the stages")
+    if slowness.size:
+        lines.append(f"the machine's time for the same work: {slowness.min():.2f} to {slowness.max():.2f} × its mean")
+    lines.append(f"its processors were away for {served.pace.paused_seconds:.2f} s")
+    return "\n".join(lines)
+
+
+def _print(served: Figures, simulated: Figures) -> None:
+    heads = ("load", "requests", "p50 served", "simulated", "p99 served", "simulated", "dropped served", "simulated")
+    table = Table(*heads, box=None, pad_edge=False)
+    for name, figures in served.items():
+        sides = (figures, simulated[name])
+        table.add_row(
+            name if name in COMPARED else f"({name})",
+            f"{figures['requests']:.0f}",
+            *(f"{1000 * side[figure]:.1f} ms" for figure in ("p50", "p99") for side in sides),
+            *(f"{100 * side['dropped']:.2f} %" for side in sides),
+        )
+    console.print(table)
+    console.print("in brackets: calibrated at")
+
+
+def fidelity_outcome(served: Served, simulated: Figures, conditions: Conditions, times_real_time: float) -> Outcome:
+    """Judge the simulation by how far it is off."""
+    figures: dict[str, float | int | str | None] = {
+        "contention": conditions.contention,
+        **{f"spread_{variant}": spread for (_, variant), spread in conditions.spreads.items()},
+        **{f"service_ratio_{variant}": ratio for (_, variant), ratio in conditions.service_ratios.items()},
+        "times_real_time": times_real_time,
+        "machine_slowness_deviation": float(served.pace.slowness.std()) if served.pace.slowness.size else None,
+        "machine_paused_seconds": served.pace.paused_seconds,
+    }
+    bars = []
+    for name in COMPARED:
+        ours, theirs = served.figures[name], simulated[name]
+        for figure in ("p50", "p99"):
+            figures[f"{name}: {figure} served, seconds"] = ours[figure]
+            figures[f"{name}: {figure} simulated, seconds"] = theirs[figure]
+            error = abs(theirs[figure] / ours[figure] - 1.0)
+            bars.append(bar(f"{name}: relative error of {figure}", error, "<=", MOST_ERROR))
+        gap = abs(theirs["dropped"] - ours["dropped"])
+        bars.append(bar(f"{name}: gap of dropped share", gap, "<=", MOST_DROPS))
+    return Outcome(name="bench-simulator", figures=figures, bars=tuple(bars))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

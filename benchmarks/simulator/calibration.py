@@ -1,0 +1,127 @@
+"""What no profile tells, taken from the phases that are not compared: pure, from the records of a run.
+
+Each answer says how long every stage took with how many rows. Over what the profile says for these rows, and over how
+slow the machine was at that moment, that gives how fast a variant is beside a router and a load generator, how much a
+busy replica slows another one, and how far service times spread.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.simulator.course import CALIBRATING, Course
+from benchmarks.simulator.pace import Floats, Pace
+from trimtab_adapter.simulation.chance import between_sizes, log_deviation
+from trimtab_adapter.simulation.conditions import Conditions
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import InferencePipeline
+
+FEWEST_BATCHES = 10
+_SPREAD_QUANTILES, _SPREAD_DEVIATIONS = (0.05, 0.95), 3.2897
+"""Between these lie so many deviations of a normal distribution; pauses are beyond them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """The batches of one variant, beside what the profile says of them."""
+
+    stage: str
+    variant: str
+    excess: Floats
+    """Logarithm of observed over profiled seconds, at the machine's usual speed."""
+    deviations: Floats
+    """Of the logarithm, by the profile."""
+    beside: NDArray[np.bool_]
+    """Whether another stage's replica was busy when it departed."""
+
+
+def calibrate(
+    pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], records: NDArray[Any], course: Course, pace: Pace
+) -> Conditions:
+    """Return the conditions under which a run was served.
+
+    Args:
+        pipeline: a chain of stages, one replica each.
+        profiles: how fast it is, by stage.
+        records: of all answered requests, as the load tester keeps them.
+        course: what was served.
+        pace: how fast the machine was.
+    """
+    names = [stage.name for stage in pipeline.spec.order]
+    inside = sum(records[f"queue_seconds:{name}"] + records[f"service_seconds:{name}"] for name in names)
+    # Where a request had no row for a stage, it was never there.
+    calibrating = np.isin(course.names(records["scheduled"]), CALIBRATING) & ~np.isnan(inside)
+    here = records[calibrating]
+    overhead = here["latency_seconds"] - inside[calibrating]
+    found = list(_batches(pipeline, profiles, here, overhead, pace))
+    contention = _contention(found)
+    excess = {(one.stage, one.variant): one.excess - np.log1p(contention * one.beside) for one in found}
+    deviations = {(one.stage, one.variant): one.deviations for one in found}
+    return Conditions(
+        before_seconds=float(np.median(overhead)),
+        contention=contention,
+        spreads={key: _spread(excess[key], deviations[key]) for key in excess},
+        speeds=pace.speeds,
+        service_ratios={key: float(np.exp(np.median(each))) for key, each in excess.items()},
+        fan_out={("locate", "count"): tuple(np.bincount(records["total"]).astype(float).tolist())},
+    )
+
+
+def _batches(
+    pipeline: InferencePipeline,
+    profiles: Mapping[str, ModelProfile],
+    records: NDArray[Any],
+    overhead: Floats,
+    pace: Pace,
+) -> Iterator[_Batches]:
+    """Follow every answer through the stages, and gather what it met there; half its overhead comes before them."""
+    at = records["scheduled"] + overhead / 2.0
+    departed, ended = {}, {}
+    for stage in pipeline.spec.order:
+        departed[stage.name] = at + records[f"queue_seconds:{stage.name}"]
+        ended[stage.name] = at = departed[stage.name] + records[f"service_seconds:{stage.name}"]
+    for stage in pipeline.spec.order:
+        name, begin = stage.name, departed[stage.name]
+        others = [_busy(begin, departed[other], ended[other]) for other in departed if other != name]
+        beside = np.logical_or.reduce(others) if others else np.zeros(begin.size, dtype=bool)
+        # All members of a batch tell the same seconds: it counts once.
+        _, first = np.unique(records[f"service_seconds:{name}"], return_index=True)
+        for variant in np.unique(records[f"variant:{name}"]).tolist():
+            which = first[records[f"variant:{name}"][first] == variant]
+            if which.size < FEWEST_BATCHES:
+                continue
+            cores = stage.variant(variant).resources.cpu
+            point = profiles[name].spec.point(variant, stage.variant(variant).points[0].name, cores)
+            if point is None:
+                raise ValueError(f"stage {name}: {variant} was served but not profiled with {cores:g} cores")
+            sizes = records[f"batch_size:{name}"][which].tolist()
+            profiled = np.array([between_sizes(point, size, 0.5) for size in sizes])
+            seconds = records[f"service_seconds:{name}"][which] / pace.slowness_at(begin[which])
+            deviations = np.array([log_deviation(point, size) for size in sizes])
+            yield _Batches(name, variant, np.log(seconds / profiled), deviations, beside[which])
+
+
+def _busy(moments: Floats, departed: Floats, ended: Floats) -> NDArray[np.bool_]:
+    """Return for each moment whether one of these batches was under way."""
+    begun = np.searchsorted(np.sort(departed), moments, side="right")
+    over = np.searchsorted(np.sort(ended), moments, side="right")
+    busy: NDArray[np.bool_] = begun > over
+    return busy
+
+
+def _contention(found: Sequence[_Batches]) -> float:
+    """Return by what share batches are slower beside another one, by the medians of each variant."""
+    counted = [one for one in found if min(one.beside.sum(), (~one.beside).sum()) >= FEWEST_BATCHES]
+    if not counted:
+        return 0.0
+    slower = [np.expm1(np.median(one.excess[one.beside]) - np.median(one.excess[~one.beside])) for one in counted]
+    return max(0.0, float(np.average(slower, weights=[one.beside.sum() for one in counted])))
+
+
+def _spread(excess: Floats, deviations: Floats) -> float:
+    """Return how far these lie around their median, as a multiple of what the profile says."""
+    low, high = np.quantile(excess, _SPREAD_QUANTILES)
+    return float((high - low) / _SPREAD_DEVIATIONS / max(float(np.median(deviations)), 1e-6))

@@ -1,0 +1,75 @@
+"""What is served: phases of constant load under one plan, some to calibrate at and some to compare, again and again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.simulator.pace import Floats
+
+BEFORE, AFTER = {"locate": "locate-xl", "read": "read-xl"}, {"locate": "locate-l", "read": "read-l"}
+Figures = Mapping[str, Mapping[str, float]]
+"""By phase: p50 and p99 in seconds, the share without an answer, the number of requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A constant load under one plan; a share of what the first plan's scarcest stage carries."""
+
+    name: str
+    share: float
+    seconds: int
+    variants: Mapping[str, str]
+
+
+CALIBRATING = ("light", "heavy", "other plan")
+CYCLE = (
+    Phase("light", 0.12, 15, BEFORE),
+    Phase("20% of capacity", 0.2, 20, BEFORE),
+    Phase("35% of capacity", 0.35, 20, BEFORE),
+    Phase("heavy", 0.45, 15, BEFORE),
+    Phase("50% of capacity", 0.5, 20, BEFORE),
+    # The p99 of these two is then one of the first plan's latencies, the median one of the second plan's.
+    Phase("change of plan", 0.4, 10, BEFORE),
+    Phase("change of plan", 0.4, 20, AFTER),
+    Phase("other plan", 0.3, 15, AFTER),
+)
+COMPARED = tuple(dict.fromkeys(phase.name for phase in CYCLE if phase.name not in CALIBRATING))
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The phases of a run, one after the other."""
+
+    phases: tuple[Phase, ...]
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Second at which each ends."""
+        return np.cumsum([phase.seconds for phase in self.phases])
+
+    def load(self, capacity_rps: float) -> str:
+        """Return the load as the load tester reads it."""
+        return "steps:" + ",".join(f"{phase.share * capacity_rps:.4g}x{phase.seconds}" for phase in self.phases)
+
+    def changes(self) -> list[tuple[float, Mapping[str, str]]]:
+        """Return at which second which variants take over."""
+        starts = (float(end) for end in self.ends[:-1])
+        pairs = zip(self.phases, self.phases[1:], starts, strict=False)
+        return [(at, phase.variants) for before, phase, at in pairs if phase.variants is not before.variants]
+
+    def names(self, scheduled: Floats) -> NDArray[np.str_]:
+        """Return the name of the phase in which each request was due."""
+        which = np.minimum(np.searchsorted(self.ends, scheduled, side="right"), len(self.phases) - 1)
+        return np.array([phase.name for phase in self.phases])[which]
+
+    def figures(self, scheduled: Floats, latency: Floats, answered: NDArray[np.bool_]) -> Figures:
+        """Sum up the requests of each phase, by when they were due."""
+        names = self.names(scheduled)
+        return {name: _summed_up(latency, answered, names == name) for name in dict.fromkeys(names.tolist())}
+
+
+def _summed_up(latency: Floats, answered: NDArray[np.bool_], here: NDArray[np.bool_]) -> dict[str, float]:
+    p50, p99 = np.quantile(latency[here & answered], (0.5, 0.99))
+    return {"p50": float(p50), "p99": float(p99), "dropped": 1.0 - float(answered[here].mean()), "requests": here.sum()}

@@ -1,0 +1,91 @@
+"""How fast the machine was, from the readings of its probes. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_adapter.simulation.speed import Speed
+
+WINDOW_SECONDS = 0.5
+Floats = NDArray[np.float64]
+Readings = Floats
+"""[N, 3]: Unix time at the end of a piece of work, the processor seconds it took, and for how many seconds the host had
+taken the processor away since the reading before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast the machine was in a run of so many seconds."""
+
+    slowness: Floats
+    """[W] by window: how much longer the same work took than usual, on all processors together."""
+    speeds: tuple[Speed, ...]
+    """The same a processor, its pauses included."""
+
+    def slowness_at(self, seconds: Floats) -> Floats:
+        """Return it for moments of the run; 1 where nothing was probed."""
+        if not self.slowness.size:
+            return np.ones_like(seconds)
+        found: Floats = self.slowness[np.clip((seconds / WINDOW_SECONDS).astype(int), 0, self.slowness.size - 1)]
+        return found
+
+    @property
+    def paused_seconds(self) -> float:
+        """Seconds of all pauses, by processor on average."""
+        pauses = [_paused(speed) for speed in self.speeds]
+        return sum(pauses) / len(pauses) if pauses else 0.0
+
+
+def pace(readings: Sequence[Readings], started_at: float, duration_seconds: float) -> Pace:
+    """Make of readings how fast the machine was; `started_at` is the Unix time of the run's second 0.
+
+    Which processor a replica runs on changes all the time, so all share one slowness. What the host took away between
+    two readings counts as one pause that ended with the later one.
+    """
+    if not readings:
+        return Pace(np.empty(0), ())
+    windows = int(np.ceil(duration_seconds / WINDOW_SECONDS))
+    slowness = np.mean([_slowness(one, started_at, windows) for one in readings], axis=0)
+    slowness /= slowness.mean()
+    return Pace(slowness, tuple(_speed(slowness, _pauses(one, started_at, duration_seconds)) for one in readings))
+
+
+def _slowness(readings: Readings, started_at: float, windows: int) -> Floats:
+    """Return by window the mean seconds of the work over its mean in the run; the neighbours' where none was done."""
+    which = np.floor((readings[:, 0] - started_at) / WINDOW_SECONDS).astype(int)
+    inside = (which >= 0) & (which < windows)
+    took = np.minimum(readings[inside, 1], 10.0 * np.median(readings[inside, 1]))
+    count = np.bincount(which[inside], minlength=windows)
+    known = np.flatnonzero(count)
+    means = np.bincount(which[inside], took, minlength=windows)[known] / count[known]
+    found: Floats = np.interp(np.arange(windows), known, means) / means.mean()
+    return found
+
+
+def _pauses(readings: Readings, started_at: float, duration_seconds: float) -> list[tuple[float, float]]:
+    """Return when a processor was away, as (from, until), ascending and apart."""
+    found: list[tuple[float, float]] = []
+    for at, took, stolen in readings.tolist():
+        until = at - took - started_at
+        begin = max(until - stolen, found[-1][1] if found else 0.0)
+        if stolen and begin < until < duration_seconds:
+            found.append((begin, until))
+    return found
+
+
+def _speed(slowness: Floats, pauses: Sequence[tuple[float, float]]) -> Speed:
+    """Put pauses into the speeds of the windows."""
+    edges = {0.0} | {n * WINDOW_SECONDS for n in range(slowness.size)}
+    edges |= {edge for pause in pauses for edge in pause}
+    since = np.array(sorted(edges))
+    speeds = 1.0 / slowness[np.clip((since / WINDOW_SECONDS).astype(int), 0, slowness.size - 1)]
+    for begin, until in pauses:
+        speeds[(since >= begin) & (since < until)] = 0.0
+    return Speed(since.tolist(), speeds.tolist())
+
+
+def _paused(speed: Speed) -> float:
+    lengths = np.diff(speed.since_seconds)
+    return float(lengths[np.array(speed.speeds[:-1]) == 0.0].sum())

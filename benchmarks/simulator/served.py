@@ -1,0 +1,126 @@
+"""Serves the course, and keeps all that a simulation of it needs, so that it can be simulated again later."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.simulator.course import Course, Figures
+from benchmarks.simulator.pace import Pace, pace
+from benchmarks.simulator.probe import probing, read
+from trimtab.live import watching
+from trimtab.local.loading import LoadOrder
+from trimtab.local.supervisor import Setup, Supervisor
+from trimtab.options import console
+from trimtab.record import load, save
+from trimtab.session import RunFolder, Session
+from trimtab.timeline import Run
+from trimtab_adapter.baselines import with_pins
+from trimtab_adapter.rivals import plan_for_peak
+from trimtab_loadtester.outcome import RequestOutcome
+from trimtab_loadtester.results import Results
+from trimtab_pipelines.documents import write_json
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import InferencePipeline, Pin
+
+BATCH = 8
+PROBED, CHANGED = "probed", "changes.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The served run: its record, when its plan changed (seconds), how fast the machine was, and its figures."""
+
+    results: Results
+    run: Run
+    changed_at: tuple[float, ...]
+    pace: Pace
+    figures: Figures
+
+
+def serve(
+    folder: Path, given: Path, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], course: Course
+) -> None:
+    """Serve the pipeline given, and write into the folder what happened."""
+    first = plan_of(pipeline, profiles, course.phases[0].variants, 1)
+    order = LoadOrder(course.load(capacity_rps(pipeline, first)), duration_seconds=float(course.ends[-1]), seed=1)
+    with RunFolder() as where, probing(folder / PROBED):
+        begun = asyncio.Event()
+        changes = _Changes(pipeline, profiles, course, begun)
+        session = Session(
+            "served", Setup(given, where, plan=first), order, disturb=lambda s: changes.follow(session, s)
+        )
+        with watching(session, console):
+            session.on_sample = _noticing(begun, session.on_sample)
+            run = asyncio.run(session.run())
+    save(run, folder)
+    changed_at = [at - run.started_at for at in changes.written_at]
+    (folder / CHANGED).write_text(json.dumps(changed_at), encoding="ascii")
+
+
+def recorded(folder: Path, course: Course) -> Served:
+    """Read what `serve` wrote."""
+    run = load(folder)
+    if run.results is None:
+        raise RuntimeError("the load left no record; it was probably interrupted")
+    records, facts = run.results.records, run.results.facts
+    answered = records["outcome"] <= RequestOutcome.LATE
+    return Served(
+        results=run.results,
+        run=run,
+        changed_at=tuple(json.loads((folder / CHANGED).read_text(encoding="ascii"))),
+        pace=pace(read(sorted((folder / PROBED).iterdir())), facts.started_at, facts.duration_seconds),
+        figures=course.figures(records["scheduled"], records["latency_seconds"], answered),
+    )
+
+
+@dataclass(slots=True)
+class _Changes:
+    """Writes the plans of the course when their phases begin, and notes the Unix time of each."""
+
+    pipeline: InferencePipeline
+    profiles: Mapping[str, ModelProfile]
+    course: Course
+    begun: asyncio.Event
+    written_at: list[float] = field(default_factory=list)
+
+    async def follow(self, session: Session, local: Supervisor) -> None:
+        await self.begun.wait()
+        if session.progress is None:
+            raise RuntimeError("the load began without any progress")
+        started = time.time() - session.progress.elapsed_seconds
+        for generation, (at, variants) in enumerate(self.course.changes(), 2):
+            await asyncio.sleep(max(started + at - time.time(), 0.0))
+            plan = plan_of(self.pipeline, self.profiles, variants, generation)
+            self.written_at.append(time.time())
+            write_json(local.plan_file, plan)
+
+
+def _noticing(begun: asyncio.Event, told: Callable[[Session], None]) -> Callable[[Session], None]:
+    """Notice at each sample whether the load has begun."""
+
+    def notice(session: Session) -> None:
+        if session.progress is not None:
+            begun.set()
+        told(session)
+
+    return notice
+
+
+def plan_of(
+    pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], variants: Mapping[str, str], generation: int
+) -> PipelinePlan:
+    """Plan one replica of each variant with a given batch size."""
+    pins = {name: Pin(variant=variant, batch_size=BATCH, replicas=1) for name, variant in variants.items()}
+    pinned = pipeline.model_copy(update={"spec": with_pins(pipeline.spec, pins)})
+    plan = plan_for_peak(pinned, profiles, 1.0)
+    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"generation": generation})})
+
+
+def capacity_rps(pipeline: InferencePipeline, plan: PipelinePlan) -> float:
+    """Return the requests per second the scarcest stage of a plan carries by its profile."""
+    rows = pipeline.spec.expected_rows
+    return min(stage.throughput_rps / rows[stage.name] for stage in plan.spec.stages)

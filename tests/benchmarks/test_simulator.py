@@ -1,0 +1,165 @@
+"""What the simulator's benchmark takes from a run: how fast the machine was, and what no profile tells."""
+
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.simulator.calibration import calibrate
+from benchmarks.simulator.course import BEFORE, Course, Phase
+from benchmarks.simulator.pace import WINDOW_SECONDS, Pace, pace
+from benchmarks.simulator.probe import probing, read
+from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
+from trimtab_loadtester.outcome import RequestOutcome
+from trimtab_loadtester.results import Record, Results, RunFacts, Visit
+
+BEGAN = 1_000.0
+COURSE = Course((Phase("light", 0.1, 100, BEFORE), Phase("20% of capacity", 0.2, 100, BEFORE)))
+
+
+def readings(*parts, seconds=100.0, took=0.001, period=0.05):
+    """Readings of a steady machine, changed by functions of (seconds, readings)."""
+    at = np.arange(period, seconds, period)
+    found = np.stack([at + BEGAN, np.full(at.size, took), np.zeros(at.size)], axis=1)
+    for change in parts:
+        change(at, found)
+    return found
+
+
+def slow(begin, until, factor):
+    def change(at, found):
+        found[(at >= begin) & (at < until), 1] *= factor
+
+    return change
+
+
+def away(at_second, seconds):
+    def change(at, found):
+        found[np.searchsorted(at, at_second), 2] = seconds
+
+    return change
+
+
+def test_the_same_work_taking_longer_is_a_slower_machine():
+    found = pace([readings(slow(20, 40, 2.0)), readings(slow(20, 40, 2.0), took=0.003)], BEGAN, 100.0)
+
+    usual = 1.0 / 1.2  # a fifth of the time twice as slow, and the mean is 1
+    assert found.slowness_at(np.array([10.0, 30.0, 50.0, 99.9])) == pytest.approx(
+        [usual, 2 * usual, usual, usual], rel=0.01
+    )
+    for speed in found.speeds:
+        assert speed.finish(10.0, 1.0) - 10.0 == pytest.approx(usual, rel=0.01)
+        assert speed.finish(30.0, 1.0) - 30.0 == pytest.approx(2 * usual, rel=0.01)
+    assert found.paused_seconds == 0.0
+
+
+def test_what_the_host_took_away_from_a_processor_is_a_pause_of_that_one():
+    """A pause that would reach back into the one before begins where that ended."""
+    found = pace([readings(away(30.0, 0.2), away(50.0, 0.1), away(50.02, 0.1)), readings()], BEGAN, 100.0)
+
+    first, second = found.speeds
+    assert found.paused_seconds == pytest.approx((0.2 + 0.1 + 0.05) / 2, abs=0.01)
+    assert first.finish(29.7, 0.2) - 29.7 == pytest.approx(0.4, abs=0.01)
+    assert first.finish(49.8, 0.2) - 49.8 == pytest.approx(0.35, abs=0.02)
+    assert second.finish(29.7, 0.2) - 29.7 == pytest.approx(0.2)
+
+
+def test_windows_without_a_reading_lie_between_their_neighbours():
+    gone = readings(slow(0, 50, 3.0))
+    hole = (gone[:, 0] - BEGAN > 49.0) & (gone[:, 0] - BEGAN < 51.0)
+    found = pace([gone[~hole]], BEGAN, 100.0)
+
+    assert found.slowness_at(np.array([45.0, 50.0, 55.0])) == pytest.approx(
+        [1.5, 1.0, 0.5], abs=3 * WINDOW_SECONDS / 10
+    )
+
+
+def test_without_probes_the_machine_counts_as_steady():
+    found = pace([], BEGAN, 100.0)
+
+    assert found.slowness_at(np.array([3.0])) == 1.0
+    assert found.speeds == ()
+
+
+def test_processors_are_probed_as_long_as_asked_for(tmp_path):
+    with probing(tmp_path / "probed") as files:
+        for _ in range(600):
+            if all(file.exists() and file.read_text().count("\n") >= 4 for file in files):
+                break
+            time.sleep(0.1)
+    found = read(files)
+
+    assert len(found) == len(files)
+    assert all((one[:, 1] > 0).all() and (np.diff(one[:, 0]) > 0).all() for one in found)
+
+
+SERVICE = {"locate": (0.010, 0.010), "read": (0.005, 0.005)}
+"""Of the profile: seconds beside and per row."""
+RATIOS, CONTENTION, OVERHEAD, NOISE = {"locate": 1.3, "read": 0.7}, 0.25, 0.003, 0.05
+P99_OVER_MEDIAN = 1.5
+
+
+def two_stages():
+    source = {"name": "x", "from": "locate.outputs.y"}
+    names = {"locate": {}, "read": {"inputs": [source]}}
+    return a_pipeline([a_stage(name, variants=[a_variant(BEFORE[name])], **more) for name, more in names.items()])
+
+
+def its_profile(stage):
+    point = a_point_profile(BEFORE[stage], *SERVICE[stage])
+    measured = [
+        m.model_copy(update={"latency_seconds_p99": P99_OVER_MEDIAN * m.latency_seconds_p50})
+        for m in point.measurements
+    ]
+    return a_profile(stage, [point.model_copy(update={"measurements": tuple(measured)})])
+
+
+def requests(begin, until, slowness, ratios):
+    """Pairs of requests: the second one is located while the first one is read, and slowed by it."""
+    rng = np.random.default_rng(3)
+    for number, due in enumerate(np.arange(begin, until, 0.25).tolist()):
+        rows = 1 + number % 2
+        first = 0.0
+        for beside in (False, True):
+            factor = float(slowness.slowness_at(np.array([due]))[0])
+            seconds = {
+                stage: (constant + linear * rows) * ratios[stage] * factor * float(np.exp(rng.normal(0.0, NOISE)))
+                for stage, (constant, linear) in SERVICE.items()
+            }
+            seconds["locate"] *= 1.0 + CONTENTION * beside
+            sent = due + (first + 0.001 if beside else 0.0)
+            first = seconds["locate"]
+            visits = {stage: Visit(BEFORE[stage], rows, 0.0, each) for stage, each in seconds.items()}
+            latency = sum(seconds.values()) + OVERHEAD
+            yield Record(sent, sent, latency, RequestOutcome.OK, "200", total=rows, visits=visits)
+
+
+def test_conditions_are_those_under_which_the_calibrating_phases_were_served():
+    """Speed, contention, spread and overhead come back; the phase that is compared has no say."""
+    changing = Pace(np.tile([0.8, 1.2], 200), ())
+    others = dict.fromkeys(RATIOS, 5.0)
+    records = [*requests(0.0, 100.0, changing, RATIOS), *requests(100.0, 200.0, changing, others)]
+    unread = Record(50.0, 50.0, 0.02, RequestOutcome.OK, "200", visits={"locate": Visit("locate-xl", 1, 0.0, 0.01)})
+    facts = RunFacts("sample", "", 200.0, 0.4, ("locate", "read"), BEGAN)
+    results = Results.of(facts, [*records, unread])
+
+    profiles = {stage: its_profile(stage) for stage in SERVICE}
+    found = calibrate(two_stages(), profiles, results.answered, COURSE, changing)
+
+    assert found.contention == pytest.approx(CONTENTION, abs=0.03)
+    assert found.before_seconds == pytest.approx(OVERHEAD)
+    assert found.service_ratios == pytest.approx({(s, BEFORE[s]): ratio for s, ratio in RATIOS.items()}, rel=0.02)
+    profiled = np.log(P99_OVER_MEDIAN) / 2.3263
+    assert found.spreads == pytest.approx({(s, BEFORE[s]): NOISE / profiled for s in RATIOS}, rel=0.15)
+    assert found.speeds == ()
+
+
+def test_a_variant_that_was_not_profiled_is_named():
+    results = Results.of(
+        RunFacts("sample", "", 200.0, 0.4, ("locate", "read"), BEGAN),
+        list(requests(0.0, 100.0, Pace(np.empty(0), ()), RATIOS)),
+    )
+    profiles = {"locate": its_profile("locate"), "read": a_profile("read", [a_point_profile("other")])}
+
+    with pytest.raises(ValueError, match=r"stage read: read-xl was served but not profiled with 1 cores"):
+        calibrate(two_stages(), profiles, results.answered, COURSE, Pace(np.empty(0), ()))

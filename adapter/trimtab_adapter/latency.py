@@ -8,10 +8,7 @@ section 4.2, eq. 6–7; the public code wrote it wrongly).
 """
 
 import math
-
-# Share of its saturated throughput a replica is planned to use. Above about 0.8 the Poisson noise inside one second
-# makes queues that outlast a batch, and waiting stops being bounded by one service time.
-MOST_UTILISATION = 0.8
+from statistics import NormalDist
 
 
 def fill_delay_seconds(batch_size: int, load_rps: float) -> float:
@@ -58,7 +55,18 @@ def published_seconds(service_seconds: float, batch_size: int, load_rps: float) 
     return service_seconds + fill_delay_seconds(batch_size, load_rps)
 
 
-def least_replicas(load_rps: float, replica_rps: float, utilisation: float = MOST_UTILISATION) -> int:
+def sustained_load_rps(peak_rps: float, seconds: float) -> float:
+    """Return the rate λ at which the busiest of so many seconds of Poisson arrivals brings `peak_rps`: λ + z·√λ.
+
+    A forecast tells the busiest second. The next one brings fewer, so that a queue grows as λ says, not as the peak
+    does. z is the mean of the greatest of so many normal variables (Blom 1958). Where arrivals vary more than that, the
+    peaks that are seen are higher and λ with them.
+    """
+    z = NormalDist().inv_cdf(max((seconds - 0.375) / (seconds + 0.25), 0.5))
+    return ((math.sqrt(z * z + 4.0 * peak_rps) - z) / 2.0) ** 2
+
+
+def least_replicas(load_rps: float, replica_rps: float, utilisation: float) -> int:
     """Return the fewest replicas that carry the load, ⌈λ/(ρ·h)⌉, at least one (IPA, eq. 8, with a margin ρ)."""
     # The margin keeps a load that needs exactly n replicas from asking for n + 1 by a rounding error.
     return max(1, math.ceil(load_rps / (utilisation * replica_rps) - 1e-9))

@@ -8,7 +8,7 @@ only one without the price of a change.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from trimtab_adapter.latency import backlog_seconds, least_replicas, planned_seconds
+from trimtab_adapter.latency import backlog_seconds, least_replicas, planned_seconds, sustained_load_rps
 from trimtab_adapter.program import Option, Program, StageOptions, weights_of
 from trimtab_pipelines.accuracy import stage_values
 from trimtab_pipelines.graph import REQUEST, split_reference
@@ -35,6 +35,12 @@ class Question:
     def stage_rps(self, stage: str) -> float:
         """Return the rows per second a stage must carry, headroom included."""
         return self.load_rps * self.rows(stage) * (1.0 + self.spec.adaptation.headroom)
+
+    def sustained_stage_rps(self, stage: str) -> float:
+        """Return the rows per second that keep coming where the busiest second brings `stage_rps`."""
+        adaptation = self.spec.adaptation
+        busiest_rps = self.load_rps * (1.0 + adaptation.headroom)
+        return sustained_load_rps(busiest_rps, adaptation.horizon_seconds) * self.rows(stage)
 
     def rows(self, stage: str) -> float:
         """Return the rows a request brings to a stage, as measured or else as expected."""
@@ -169,21 +175,23 @@ def _sizes(question: Question, stage: Stage, relaxed: Relaxation, candidate: _Ca
     ):
         running = None
     load_rps = question.stage_rps(stage.name) * relaxed.fraction
+    sustained_rps = question.sustained_stage_rps(stage.name) * relaxed.fraction
+    utilisation = question.spec.adaptation.target_utilization
     for batch_size in stage.batch_sizes if pin.batch_size is None else (pin.batch_size,):
         if batch_size > candidate.variant.max_batch_size:
             continue
         replica_rps = candidate.profile.throughput_rps(batch_size) / candidate.service_ratio
-        least = max(least_replicas(load_rps, replica_rps), stage.min_replicas)
+        least = max(least_replicas(load_rps, replica_rps, utilisation), stage.min_replicas)
         counts = {least} if pin.replicas is None else {pin.replicas}
         if running is not None and running.batch_size == batch_size and pin.replicas is None:
             counts.add(running.replicas)
         for replicas in sorted(counts):
             if least <= replicas <= stage.max_replicas:
-                yield _option(question, stage, candidate, batch_size, replicas, load_rps)
+                yield _option(question, stage, candidate, batch_size, replicas, sustained_rps)
 
 
 def _option(  # noqa: PLR0913, PLR0917 (one option has this many sides)
-    question: Question, stage: Stage, candidate: _Candidate, batch_size: int, replicas: int, load_rps: float
+    question: Question, stage: Stage, candidate: _Candidate, batch_size: int, replicas: int, sustained_rps: float
 ) -> Option:
     variant, point = candidate.variant, candidate.point
     quantile, running = question.spec.slo.quantile, question.running(stage.name)
@@ -191,7 +199,7 @@ def _option(  # noqa: PLR0913, PLR0917 (one option has this many sides)
     kept = running is None or asked == (running.variant, running.operating_point, running.batch_size, running.replicas)
     throughput_rps = replicas * candidate.profile.throughput_rps(batch_size) / candidate.service_ratio
     service = candidate.profile.latency_seconds(batch_size, quantile) * candidate.service_ratio
-    backlog = backlog_seconds(load_rps, throughput_rps, quantile, question.rows(stage.name))
+    backlog = backlog_seconds(sustained_rps, throughput_rps, quantile, question.rows(stage.name))
     return Option(
         variant=variant.name,
         operating_point=point.name,

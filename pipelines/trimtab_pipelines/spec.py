@@ -243,6 +243,12 @@ class Adaptation(Model):
     horizon_seconds: Seconds = Field(default=20.0, alias="horizon", gt=0)
     forecaster: Literal["LSTM", "Reactive", "Oracle"] = "LSTM"
     headroom: float = Field(default=0.1, ge=0, le=10, description="Capacity planned above the forecast, as a fraction")
+    target_utilization: float = Field(
+        default=0.8,
+        ge=0.1,
+        le=1,
+        description="Share of its measured throughput a replica is planned to use in the busiest second of the forecast",
+    )
     switching_cost: float = Field(default=0.05, ge=0, description="Objective a change must gain for each stage changed")
     hold_seconds: Seconds = Field(default=20.0, alias="hold", description="No scale-down sooner than this after a peak")
     demand_quantile: float | None = Field(

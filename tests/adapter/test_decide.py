@@ -67,7 +67,7 @@ def test_the_plan_tells_the_router_the_profile_s_medians_whatever_was_measured()
 def test_a_slower_machine_gets_lighter_variants():
     pipeline = a_ladder(budget={"cores": "2"})
     current = plan_for(pipeline, 30.0)
-    slow = {(stage.name, current.spec.stages[0].variant): 3.0 for stage in pipeline.spec.stages}
+    slow = {(stage.name, current.spec.stages[0].variant): 4.0 for stage in pipeline.spec.stages}
     adapted = plan_for(pipeline, 30.0, current, service_ratios=slow)
 
     assert adapted.spec.feasible

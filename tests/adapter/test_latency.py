@@ -34,7 +34,7 @@ def test_rows_that_come_together_wait_for_each_other():
 
 @pytest.mark.parametrize(("load_rps", "replicas"), [(0.0, 1), (8.0, 1), (8.01, 2), (16.0, 2), (80.0, 10)])
 def test_least_replicas_keep_the_utilisation_margin(load_rps, replicas):
-    assert latency.least_replicas(load_rps, replica_rps=10.0) == replicas
+    assert latency.least_replicas(load_rps, replica_rps=10.0, utilisation=0.8) == replicas
 
 
 @given(st.floats(1e-4, 10), st.integers(1, 60), st.floats(0, 500), st.floats(0.1, 1000), st.floats(0.5, 0.999))
@@ -47,13 +47,23 @@ def test_latency_falls_with_replicas_and_rises_with_load(service, replicas, load
     assert planned(replicas, load_rps) <= planned(replicas, load_rps * 1.1)
 
 
-@given(st.floats(0, 1e4), st.floats(0.1, 1e4))
-def test_least_replicas_carry_the_load_and_one_fewer_does_not(load_rps, replica_rps):
-    replicas = latency.least_replicas(load_rps, replica_rps)
-    carried = latency.MOST_UTILISATION * replica_rps
+@given(st.floats(0, 1e4), st.floats(0.1, 1e4), st.floats(0.1, 1))
+def test_least_replicas_carry_the_load_and_one_fewer_does_not(load_rps, replica_rps, utilisation):
+    replicas = latency.least_replicas(load_rps, replica_rps, utilisation)
+    carried = utilisation * replica_rps
 
     assert replicas * carried >= load_rps * (1 - 1e-6)
     assert replicas == 1 or (replicas - 1) * carried < load_rps
+
+
+@pytest.mark.parametrize("load_rps", [1.0, 4.0, 30.0, 300.0])
+@pytest.mark.parametrize("seconds", [10, 20])
+def test_the_sustained_rate_is_that_of_poisson_arrivals_with_this_peak(load_rps, seconds):
+    peaks = np.random.default_rng(5).poisson(load_rps, (4000, seconds)).max(axis=1)
+
+    assert latency.sustained_load_rps(float(peaks.mean()), seconds) == pytest.approx(load_rps, rel=0.12, abs=0.25)
+    assert latency.sustained_load_rps(load_rps, 1.0) == pytest.approx(load_rps)
+    assert latency.sustained_load_rps(0.0, seconds) == 0.0
 
 
 def simulate(load_rps, service, batch_size, replicas, rows_together):

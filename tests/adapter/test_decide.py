@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of
-from tests.builders import a_point_profile, a_profile
+from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.decide import PlanningError, initial_plan
 from trimtab_adapter.hysteresis import drop_below, outgrows, planning_load
 from trimtab_adapter.options import Question, service_ratio
 from trimtab_pipelines.quantity import parse_quantity
+
+CHEAPEST = {"goal": "MinCost", "accuracyFloor": 0.5}
 
 
 def variants(plan):
@@ -39,6 +41,30 @@ def test_more_load_means_lighter_variants_and_less_load_better_ones_again():
 
     assert accuracies[:5] == sorted(accuracies[:5], reverse=True)
     assert accuracies[0] == accuracies[5] > accuracies[2] > accuracies[4]
+
+
+@pytest.mark.parametrize(("headroom", "target", "replicas"), [(0, 1, 3), (0.1, 1, 4), (0, 0.8, 4), (0.1, 0.8, 5)])
+def test_replicas_carry_the_busiest_second_with_headroom_and_target_utilization(headroom, target, replicas):
+    """At batch 1 a replica carries 500 rows a second; three carry exactly the 1500 that are forecast."""
+    adaptation = {"headroom": headroom, "targetUtilization": target}
+    stage = a_stage(variants=[a_variant("light")], batchSizes=[1], maxReplicas=9)
+    plan = plan_for(a_pipeline([stage], adaptation=adaptation, objective=CHEAPEST), 1500.0)
+
+    assert plan.spec.feasible
+    assert [stage.replicas for stage in plan.spec.stages] == [replicas]
+
+
+def test_the_backlog_is_that_of_the_load_behind_the_busiest_second():
+    """Fully used in the busiest of twenty seconds, a stage still has a latency; were every second so, it had none."""
+    stage = a_stage(variants=[a_variant("light")], batchSizes=[1], maxReplicas=9)
+    latency = {}
+    for horizon in ("1s", "20s"):
+        adaptation = {"headroom": 0, "targetUtilization": 1, "interval": "1s", "horizon": horizon}
+        pipeline = a_pipeline([stage], adaptation=adaptation, objective=CHEAPEST, slo={"latency": "60s"})
+        latency[horizon] = expected(plan_for(pipeline, 1499.0)).latency_seconds
+
+    assert latency["20s"] < 0.1
+    assert latency["1s"] > 1.0
 
 
 def test_a_plan_says_what_changed_what_binds_and_what_comes_second():

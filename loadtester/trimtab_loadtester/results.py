@@ -84,6 +84,17 @@ class RunFacts:
     interrupted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Where the time went in one stage, by the answers; seconds, and rows of a batch on average."""
+
+    queue_p50: float
+    queue_p99: float
+    service_p50: float
+    service_p99: float
+    mean_batch_size: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
     """All records of a run, in order of schedule.
@@ -122,6 +133,16 @@ class Results:
     def latency_percentiles(self) -> dict[str, float]:
         """HDR percentiles, in seconds, of the latency of all answers; empty without any."""
         return percentiles(self.answered["latency_seconds"])
+
+    def stage_times(self, stage: str) -> StageTimes | None:
+        """Sum up what the answers say of a stage; None where none says anything."""
+        told = self.answered[~np.isnan(self.answered[f"service_seconds:{stage}"])]
+        if not told.size:
+            return None
+        queue_p50, queue_p99 = np.quantile(told[f"queue_seconds:{stage}"], (0.5, 0.99)).tolist()
+        service_p50, service_p99 = np.quantile(told[f"service_seconds:{stage}"], (0.5, 0.99)).tolist()
+        batch_size = float(told[f"batch_size:{stage}"].mean())
+        return StageTimes(queue_p50, queue_p99, service_p50, service_p99, batch_size)
 
     def summary(self) -> dict[str, Any]:
         """The figures of the run, with units in their names; None where nothing was there to measure."""

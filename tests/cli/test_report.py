@@ -141,6 +141,12 @@ def test_cards_show_whether_a_promise_was_kept() -> None:
     assert shown["latency p99"] is None
 
 
+def test_cards_show_where_the_time_went_in_the_stages_that_told() -> None:
+    shown = {card.label: (card.value, card.detail) for card in cards(a_run()) if card.label.startswith("stage")}
+    detail = "queued + served, median; p99 20 ms + 50 ms; 3.0 rows a batch"
+    assert shown == {"stage first": ("20 ms + 50 ms", detail)}
+
+
 def test_window_shows_only_the_last_seconds() -> None:
     window = Window()
     for sample in a_run().samples:

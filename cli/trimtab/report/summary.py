@@ -1,7 +1,7 @@
 """A run in a few lines: in the terminal, and as the cards at the top of the page."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -42,7 +42,19 @@ def cards(run: Run) -> list[Card]:
         Card("load", f"{figures.load_low_rps:.1f} – {figures.load_high_rps:.1f}", "requests/s, over 5 s each"),
         Card("mean cores", f"{figures.mean_cores:.2f}", f"of a budget of {budget:g}; at most {figures.most_cores:g}"),
         Card("plan changes", str(figures.plan_changes), f"variant: {changes}" if changes else ""),
+        *_stage_cards(run),
     ]
+
+
+def _stage_cards(run: Run) -> Iterator[Card]:
+    """Say where the time went."""
+    for stage in run.pipeline.spec.order:
+        times = run.results.stage_times(stage.name) if run.results else None
+        if times is not None:
+            value = f"{_milliseconds(times.queue_p50)} + {_milliseconds(times.service_p50)}"
+            high = f"p99 {_milliseconds(times.queue_p99)} + {_milliseconds(times.service_p99)}"
+            detail = f"queued + served, median; {high}; {times.mean_batch_size:.1f} rows a batch"
+            yield Card(f"stage {stage.name}", value, detail)
 
 
 def print_summary(run: Run, console: Console) -> None:

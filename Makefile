@@ -20,12 +20,12 @@ check: venv ## ruff, mypy --strict, import-linter, generated files
 	.venv/bin/mypy .
 	.venv/bin/lint-imports
 	$(PY) -m trimtab_pipelines.schema pipelines/schema --check
-	$(PY) -m trimtab_pipelines.crd charts/trimtab-crds/templates --check
+	$(PY) -m trimtab_pipelines.crd charts/trimtab/charts/trimtab-crds/templates --check
 	$(PY) hack/dashboards.py charts/trimtab/dashboards --check
 
 generate: venv ## render the generated files anew
 	$(PY) -m trimtab_pipelines.schema pipelines/schema
-	$(PY) -m trimtab_pipelines.crd charts/trimtab-crds/templates
+	$(PY) -m trimtab_pipelines.crd charts/trimtab/charts/trimtab-crds/templates
 	$(PY) hack/dashboards.py charts/trimtab/dashboards
 
 format: venv ## format and fix what can be fixed
@@ -60,7 +60,7 @@ train-predictor: venv ## train the load forecaster anew
 
 .PHONY: bench-simulator
 bench-simulator: venv ## simulated against served on digits: latencies, drops, through a change of plan
-	$(PY) -m benchmarks.simulator --out $(OUT)
+	$(PY) -m benchmarks.simulator --out $(OUT) $(SIM)
 
 .PHONY: bench-queueing
 bench-queueing: venv ## the planner's latency of a stage against the simulator's, over loads, batches and replicas
@@ -102,7 +102,7 @@ images: ## build the images and load them into the node where it runs
 
 .PHONY: lint-charts
 lint-charts: ## helm lint of both charts, promtool on the alerts
-	PATH=$(HOME)/.cache/trimtab/tools/bin:$$PATH helm lint --strict --kube-version 1.34.0 charts/trimtab-crds charts/trimtab
+	PATH=$(HOME)/.cache/trimtab/tools/bin:$$PATH helm lint --strict --kube-version 1.34.0 charts/trimtab/charts/trimtab-crds charts/trimtab
 	promtool check rules charts/trimtab/alerts.yaml
 
 .PHONY: bench-forecast

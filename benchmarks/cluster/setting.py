@@ -129,9 +129,9 @@ async def _install(setting: Setting) -> None:
     """Install the chart, or bring an earlier install up to date; its pods start anew with the images just built."""
     console.print("helm")
     await setting.kubectl("apply", "-f", MANIFESTS / "prometheus.yaml")
-    crds = ("upgrade", "--install", "trimtab-crds", ROOT / "charts" / "trimtab-crds", "-n", SYSTEM)
-    await setting.helm(*crds)
-    await setting.helm("upgrade", "--install", "trimtab", ROOT / "charts" / "trimtab", "-n", SYSTEM, *values())
+    chart = ROOT / "charts" / "trimtab"
+    await setting.helm("upgrade", "--install", "trimtab-crds", chart / "charts" / "trimtab-crds", "-n", SYSTEM)
+    await setting.helm("upgrade", "--install", "trimtab", chart, "-n", SYSTEM, *values())
     for name in ("trimtab-operator", "trimtab-adapter"):
         await setting.kubectl("rollout", "restart", f"deployment/{name}", "-n", SYSTEM)
     for name in ("trimtab-operator", "trimtab-adapter", "prometheus"):

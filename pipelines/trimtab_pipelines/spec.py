@@ -247,7 +247,7 @@ class Adaptation(Model):
         default=0.8,
         ge=0.1,
         le=1,
-        description="Share of its measured throughput a replica is planned to use in the busiest second of the forecast",
+        description="Share of its measured throughput a replica is planned to use in the forecast's busiest second",
     )
     switching_cost: float = Field(default=0.05, ge=0, description="Objective a change must gain for each stage changed")
     hold_seconds: Seconds = Field(default=20.0, alias="hold", description="No scale-down sooner than this after a peak")

@@ -10,8 +10,8 @@ import yaml
 
 from tests.control_plane import tool
 
-CHARTS = Path(__file__).parents[2] / "charts"
-CHART = CHARTS / "trimtab"
+CHART = Path(__file__).parents[2] / "charts" / "trimtab"
+KINDS_CHART = CHART / "charts" / "trimtab-crds"
 VALUES = Path(__file__).parents[1] / "data" / "charts"
 RELEASE_NAMESPACE = "trimtab-system"
 KUBERNETES = "1.34.0"

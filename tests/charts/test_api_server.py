@@ -10,7 +10,7 @@ import yaml
 
 from tests import control_plane
 from tests.builders import a_pipeline_document
-from tests.charts.helm import CHART, CHARTS, RELEASE_NAMESPACE, SETS, must, pod_specs, rendered
+from tests.charts.helm import CHART, KINDS_CHART, RELEASE_NAMESPACE, SETS, must, pod_specs, rendered
 from trimtab_kubernetes import Cluster, kind_of
 
 MONITORING = {"PodMonitor": "podmonitors", "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
@@ -115,7 +115,7 @@ def replicas(kubeconfig: Path) -> str:
 
 
 def test_the_kinds_can_be_installed_by_themselves(tmp_path: Path):
-    found = [*yaml.safe_load_all(must("template", "crds", CHARTS / "trimtab-crds", "--kube-version", "1.34.0"))]
+    found = [*yaml.safe_load_all(must("template", "crds", KINDS_CHART, "--kube-version", "1.34.0"))]
 
     assert {body["kind"] for body in found} == {"CustomResourceDefinition"}
     assert {body["metadata"]["annotations"]["helm.sh/resource-policy"] for body in found} == {"keep"}

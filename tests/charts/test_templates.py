@@ -1,21 +1,33 @@
 """What the chart renders: compared with what was agreed on, checked against its own schema."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.charts.helm import CHART, CHARTS, KUBERNETES, SETS, VALUES, Manifest, helm, pod_specs, rendered, template
+from tests.charts.helm import (
+    CHART,
+    KINDS_CHART,
+    KUBERNETES,
+    SETS,
+    VALUES,
+    Manifest,
+    helm,
+    pod_specs,
+    rendered,
+    template,
+)
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import load_pools
 
 UPDATE = "TRIMTAB_UPDATE_GOLDENS"
 
 
-@pytest.mark.parametrize("chart", ["trimtab", "trimtab-crds"])
-def test_lint_finds_nothing(chart: str):
-    done = helm("lint", "--strict", "--kube-version", KUBERNETES, CHARTS / chart)
+@pytest.mark.parametrize("chart", [CHART, KINDS_CHART], ids=lambda chart: chart.name)
+def test_lint_finds_nothing(chart: Path):
+    done = helm("lint", "--strict", "--kube-version", KUBERNETES, chart)
 
     assert done.returncode == 0, done.stdout
 

@@ -15,7 +15,7 @@ from trimtab_pipelines.generated import differing, write_or_check
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.status import PLAN_CONDITIONS, ConditionType, InferencePipelineStatus
 
-COMMITTED = Path(__file__).parents[2] / "charts" / "trimtab-crds" / "templates"
+COMMITTED = Path(__file__).parents[2] / "charts/trimtab/charts/trimtab-crds/templates"
 CONDITION_PATH = re.compile(r'^\.status\.conditions\[\?\(@\.type=="(\w+)"\)\]\.(\w+)$')
 CONDITIONS = {
     "InferencePipeline": set(typing.get_args(ConditionType)),

@@ -100,9 +100,8 @@ P99_OVER_MEDIAN = 1.5
 
 
 def two_stages():
-    source = {"name": "x", "from": "locate.outputs.y"}
-    names = {"locate": {}, "read": {"inputs": [source]}}
-    return a_pipeline([a_stage(name, variants=[a_variant(BEFORE[name])], **more) for name, more in names.items()])
+    sources = {"locate": "request.inputs.x", "read": "locate.outputs.y"}
+    return a_pipeline([a_stage(name, source, variants=[a_variant(BEFORE[name])]) for name, source in sources.items()])
 
 
 def its_profile(stage):

@@ -69,11 +69,20 @@ def bench(given: argparse.Namespace) -> int:
     conditions = calibrate(pipeline, profiles, served.results.answered, course, served.pace)
     console.print(_measured(conditions, served))
     simulation = _Simulation(pipeline, profiles, course, served, conditions)
-    simulated, times_real_time = simulation.figures(given.out / "simulator.html")
-    _print(served.figures, simulated)
-    outcome = fidelity_outcome(served, simulated, conditions, times_real_time)
+    simulated = simulation.run(given.out / "simulator.html")
+    _print(served, simulated)
+    outcome = fidelity_outcome(served, simulated, conditions)
     outcome.print()
     return 0 if outcome.holds else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What several simulations give together: by phase, by stage the mean rows of a batch, and how fast they were."""
+
+    figures: Figures
+    batch_rows: Mapping[str, float]
+    times_real_time: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +95,15 @@ class _Simulation:
     served: Served
     conditions: Conditions
 
-    def figures(self, page: Path) -> tuple[Figures, float]:
-        """Return the figures of several simulations with other chances together, and how fast they were."""
+    def run(self, page: Path) -> "_Found":
+        """Simulate several times with other chances; the first one beside what was served makes the page."""
         began = time.perf_counter()
         found = [simulate(self._scenario(seed)) for seed in SEEDS]
         times_real_time = sum(one.duration_seconds for one in found) / (time.perf_counter() - began)
         facts, run = self.served.results.facts, self.served.run
         write_report(page, [run, run_of("simulated", facts.load, self._scenario(SEEDS[0]), found[0], run.started_at)])
-        return self._summed_up(found), times_real_time
+        rows = {name: float(np.mean([one.batch_rows[name] for one in found])) for name in found[0].batch_rows}
+        return _Found(self._summed_up(found), rows, times_real_time)
 
     def _summed_up(self, found: list[Simulated]) -> Figures:
         return self.course.figures(
@@ -143,11 +153,11 @@ def _measured(conditions: Conditions, served: Served) -> str:
     return "\n".join(lines)
 
 
-def _print(served: Figures, simulated: Figures) -> None:
+def _print(served: Served, simulated: _Found) -> None:
     heads = ("load", "requests", "p50 served", "simulated", "p99 served", "simulated", "dropped served", "simulated")
     table = Table(*heads, box=None, pad_edge=False)
-    for name, figures in served.items():
-        sides = (figures, simulated[name])
+    for name, figures in served.figures.items():
+        sides = (figures, simulated.figures[name])
         table.add_row(
             name if name in COMPARED else f"({name})",
             f"{figures['requests']:.0f}",
@@ -156,21 +166,25 @@ def _print(served: Figures, simulated: Figures) -> None:
         )
     console.print(table)
     console.print("in brackets: calibrated at")
+    for stage, rows in simulated.batch_rows.items():
+        console.print(f"{stage}: {served.batch_rows(stage):.3f} rows a batch served, {rows:.3f} simulated")
 
 
-def fidelity_outcome(served: Served, simulated: Figures, conditions: Conditions, times_real_time: float) -> Outcome:
+def fidelity_outcome(served: Served, simulated: _Found, conditions: Conditions) -> Outcome:
     """Judge the simulation by how far it is off."""
     figures: dict[str, float | int | str | None] = {
         "contention": conditions.contention,
         **{f"spread_{variant}": spread for (_, variant), spread in conditions.spreads.items()},
         **{f"service_ratio_{variant}": ratio for (_, variant), ratio in conditions.service_ratios.items()},
-        "times_real_time": times_real_time,
+        **{f"mean_batch_rows_{stage}_served": served.batch_rows(stage) for stage in simulated.batch_rows},
+        **{f"mean_batch_rows_{stage}_simulated": rows for stage, rows in simulated.batch_rows.items()},
+        "times_real_time": simulated.times_real_time,
         "machine_slowness_deviation": float(served.pace.slowness.std()) if served.pace.slowness.size else None,
         "machine_paused_seconds": served.pace.paused_seconds,
     }
     bars = []
     for name in COMPARED:
-        ours, theirs = served.figures[name], simulated[name]
+        ours, theirs = served.figures[name], simulated.figures[name]
         for figure in ("p50", "p99"):
             figures[f"{name}: {figure} served, seconds"] = ours[figure]
             figures[f"{name}: {figure} simulated, seconds"] = theirs[figure]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.simulator.course import Course, Figures
 from benchmarks.simulator.pace import Pace, pace
 from benchmarks.simulator.probe import probing, read
@@ -39,6 +41,13 @@ class Served:
     changed_at: tuple[float, ...]
     pace: Pace
     figures: Figures
+
+    def batch_rows(self, stage: str) -> float:
+        """Return the mean rows of a stage's batches; those of one batch tell the same seconds and follow each other."""
+        told = self.results.answered
+        told = told[told[f"batch_size:{stage}"] > 0]
+        first = np.diff(told[f"service_seconds:{stage}"], prepend=-1.0) != 0.0
+        return float(told[f"batch_size:{stage}"][first].mean())
 
 
 def serve(

@@ -29,7 +29,7 @@ CYCLE = (
     Phase("20% of capacity", 0.2, 20, BEFORE),
     Phase("35% of capacity", 0.35, 20, BEFORE),
     Phase("heavy", 0.45, 15, BEFORE),
-    Phase("50% of capacity", 0.5, 20, BEFORE),
+    Phase("50% of capacity", 0.5, 30, BEFORE),  # queues follow each other there, so its p99 needs the most requests
     # The p99 of these two is then one of the first plan's latencies, the median one of the second plan's.
     Phase("change of plan", 0.4, 10, BEFORE),
     Phase("change of plan", 0.4, 20, AFTER),

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from trimtab_adapter.simulation.speed import Speed
 
-WINDOW_SECONDS = 0.5
+WINDOW_SECONDS = 0.25
 Floats = NDArray[np.float64]
 Readings = Floats
 """[N, 3]: Unix time at the end of a piece of work, the processor seconds it took, and for how many seconds the host had

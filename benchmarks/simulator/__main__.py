@@ -142,7 +142,7 @@ def _measured(conditions: Conditions, served: Served) -> str:
     """Tell in a few lines under which conditions it was served."""
     slowness = served.pace.slowness
     lines = [
-        f"{variant}: {ratio:.2f} × its profiled median, {conditions.spreads[stage, variant]:.2f} × its profiled spread"
+        f"{variant}: {ratio:.2f} × its profiled median, varying by {conditions.deviations[stage, variant]:.0%}"
         for (stage, variant), ratio in conditions.service_ratios.items()
     ]
     lines.append(f"a busy replica slows another one by {conditions.contention:.1%}")
@@ -174,7 +174,7 @@ def fidelity_outcome(served: Served, simulated: _Found, conditions: Conditions) 
     """Judge the simulation by how far it is off."""
     figures: dict[str, float | int | str | None] = {
         "contention": conditions.contention,
-        **{f"spread_{variant}": spread for (_, variant), spread in conditions.spreads.items()},
+        **{f"log_deviation_{variant}": each for (_, variant), each in conditions.deviations.items()},
         **{f"service_ratio_{variant}": ratio for (_, variant), ratio in conditions.service_ratios.items()},
         **{f"mean_batch_rows_{stage}_served": served.batch_rows(stage) for stage in simulated.batch_rows},
         **{f"mean_batch_rows_{stage}_simulated": rows for stage, rows in simulated.batch_rows.items()},

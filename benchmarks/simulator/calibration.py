@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from benchmarks.simulator.course import CALIBRATING, Course
 from benchmarks.simulator.pace import Floats, Pace
-from trimtab_adapter.simulation.chance import between_sizes, log_deviation
+from trimtab_adapter.simulation.chance import between_sizes
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 
 FEWEST_BATCHES = 10
-_SPREAD_QUANTILES, _SPREAD_DEVIATIONS = (0.05, 0.95), 3.2897
-"""Between these lie so many deviations of a normal distribution; pauses are beyond them."""
+_QUANTILES, _DEVIATIONS_BETWEEN = (0.05, 0.95), 3.2897
+"""Between these lie so many standard deviations of a normal distribution; pauses are beyond them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,6 @@ class _Batches:
     variant: str
     excess: Floats
     """Logarithm of observed over profiled seconds, at the machine's usual speed."""
-    deviations: Floats
-    """Of the logarithm, by the profile."""
     beside: NDArray[np.bool_]
     """Whether another stage's replica was busy when it departed."""
 
@@ -59,11 +57,10 @@ def calibrate(
     found = list(_batches(pipeline, profiles, here, overhead, pace))
     contention = _contention(found)
     excess = {(one.stage, one.variant): one.excess - np.log1p(contention * one.beside) for one in found}
-    deviations = {(one.stage, one.variant): one.deviations for one in found}
     return Conditions(
         before_seconds=float(np.median(overhead)),
         contention=contention,
-        spreads={key: _spread(excess[key], deviations[key]) for key in excess},
+        deviations={key: _deviation(each) for key, each in excess.items()},
         speeds=pace.speeds,
         service_ratios={key: float(np.exp(np.median(each))) for key, each in excess.items()},
         fan_out={("locate", "count"): tuple(np.bincount(records["total"]).astype(float).tolist())},
@@ -100,8 +97,7 @@ def _batches(
             sizes = records[f"batch_size:{name}"][which].tolist()
             profiled = np.array([between_sizes(point, size, 0.5) for size in sizes])
             seconds = records[f"service_seconds:{name}"][which] / pace.slowness_at(begin[which])
-            deviations = np.array([log_deviation(point, size) for size in sizes])
-            yield _Batches(name, variant, np.log(seconds / profiled), deviations, beside[which])
+            yield _Batches(name, variant, np.log(seconds / profiled), beside[which])
 
 
 def _busy(moments: Floats, departed: Floats, ended: Floats) -> NDArray[np.bool_]:
@@ -121,7 +117,7 @@ def _contention(found: Sequence[_Batches]) -> float:
     return max(0.0, float(np.average(slower, weights=[one.beside.sum() for one in counted])))
 
 
-def _spread(excess: Floats, deviations: Floats) -> float:
-    """Return how far these lie around their median, as a multiple of what the profile says."""
-    low, high = np.quantile(excess, _SPREAD_QUANTILES)
-    return float((high - low) / _SPREAD_DEVIATIONS / max(float(np.median(deviations)), 1e-6))
+def _deviation(excess: Floats) -> float:
+    """Return how far these lie around their median, as a standard deviation."""
+    low, high = np.quantile(excess, _QUANTILES)
+    return float((high - low) / _DEVIATIONS_BETWEEN)

@@ -92,8 +92,8 @@ def test_a_pause_of_its_processor_holds_up_a_batch_and_leaves_the_other_processo
     assert found.latency_seconds == pytest.approx([0.006, 0.002 + 0.100 + 2 * 0.004], abs=1e-6)
 
 
-def test_spreads_and_ratios_of_a_variant_stand_before_those_of_all():
-    conditions = Conditions(spread=1.0, spreads={("stage-0", "small"): 0.0}, service_ratios={("stage-0", "small"): 2.0})
+def test_what_was_measured_of_a_variant_stands_in_place_of_its_profile():
+    conditions = Conditions(deviations={("stage-0", "small"): 0.0}, service_ratios={("stage-0", "small"): 2.0})
     found = simulate(a_scenario(arrivals=range(1, 9), profiles=a_wide_profile(3.0), conditions=conditions))
 
     assert found.latency_seconds == pytest.approx([2 * 0.006] * 8)

@@ -148,8 +148,7 @@ def test_conditions_are_those_under_which_the_calibrating_phases_were_served():
     assert found.contention == pytest.approx(CONTENTION, abs=0.03)
     assert found.before_seconds == pytest.approx(OVERHEAD)
     assert found.service_ratios == pytest.approx({(s, BEFORE[s]): ratio for s, ratio in RATIOS.items()}, rel=0.02)
-    profiled = np.log(P99_OVER_MEDIAN) / 2.3263
-    assert found.spreads == pytest.approx({(s, BEFORE[s]): NOISE / profiled for s in RATIOS}, rel=0.15)
+    assert found.deviations == pytest.approx({(s, BEFORE[s]): NOISE for s in RATIOS}, rel=0.15)
     assert found.speeds == ()
 
 

@@ -47,10 +47,11 @@ class ServiceTimes:
             raise PlanningError(f"stage {self._stage.name}: variant {variant} was not profiled with its cores")
         conditions, key = self._conditions, (self._stage.name, variant)
         median = between_sizes(found, rows, 0.5) * conditions.service_ratios.get(key, 1.0)
-        return median, log_deviation(found, rows) * conditions.spreads.get(key, conditions.spread)
+        profiled = _deviation(found, rows) * conditions.spread
+        return median, conditions.deviations.get(key, profiled)
 
 
-def log_deviation(profile: PointProfile, rows: int) -> float:
+def _deviation(profile: PointProfile, rows: int) -> float:
     """Return the standard deviation of the logarithm of a batch's seconds, by the profile's median and p99."""
     median, high = (between_sizes(profile, rows, quantile) for quantile in (0.5, 0.99))
     return math.log(max(high / median, 1.0)) / _P99_DEVIATIONS

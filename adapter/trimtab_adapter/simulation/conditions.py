@@ -25,7 +25,8 @@ class Conditions:
         after_seconds: from the last batch's answer until the caller has it.
         transfer_seconds: of each batch's profiled service time, what passes on the way there and back.
         spread: how far service times lie around the profile's median, as a multiple of what its p99 says; 0 for none.
-        spreads: the same by stage and variant, where it was measured.
+        deviations: by stage and variant, the standard deviation of the logarithm of a batch's seconds; where it was
+            measured it stands in place of what the profile says.
         contention: by what share of its time a batch is slower for each other replica that is busy when it begins,
             where replicas share a machine's cores, caches and memory.
         speeds: how fast each of the machine's processors is over time, where it was recorded; replicas take turns with
@@ -42,7 +43,7 @@ class Conditions:
     after_seconds: float = 0.0
     transfer_seconds: float = 0.0
     spread: float = 1.0
-    spreads: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    deviations: Mapping[tuple[str, str], float] = field(default_factory=dict)
     contention: float = 0.0
     speeds: tuple[Speed, ...] = ()
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)

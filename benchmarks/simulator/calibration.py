@@ -32,6 +32,7 @@ class _Batches:
     variant: str
     excess: Floats
     """Logarithm of observed over profiled seconds, at the machine's usual speed."""
+    sizes: NDArray[np.int32]
     beside: NDArray[np.bool_]
     """Whether another stage's replica was busy when it departed."""
 
@@ -57,12 +58,18 @@ def calibrate(
     found = list(_batches(pipeline, profiles, here, overhead, pace))
     contention = _contention(found)
     excess = {(one.stage, one.variant): one.excess - np.log1p(contention * one.beside) for one in found}
+    ratios = {key: float(np.exp(np.median(each))) for key, each in excess.items()}
+    sizes = {(one.stage, one.variant): one.sizes for one in found}
+    size_ratios = {key: _by_size(excess[key] - np.log(ratios[key]), sizes[key]) for key in excess}
+    for key, each in size_ratios.items():
+        excess[key] -= np.log(np.interp(sizes[key], sorted(each), [each[size] for size in sorted(each)]))
     return Conditions(
         before_seconds=float(np.median(overhead)),
         contention=contention,
         deviations={key: _deviation(each) for key, each in excess.items()},
         speeds=pace.speeds,
-        service_ratios={key: float(np.exp(np.median(each))) for key, each in excess.items()},
+        service_ratios=ratios,
+        size_ratios=size_ratios,
         fan_out={("locate", "count"): tuple(np.bincount(records["total"]).astype(float).tolist())},
     )
 
@@ -97,7 +104,7 @@ def _batches(
             sizes = records[f"batch_size:{name}"][which].tolist()
             profiled = np.array([between_sizes(point, size, 0.5) for size in sizes])
             seconds = records[f"service_seconds:{name}"][which] / pace.slowness_at(begin[which])
-            yield _Batches(name, variant, np.log(seconds / profiled), beside[which])
+            yield _Batches(name, variant, np.log(seconds / profiled), np.array(sizes), beside[which])
 
 
 def _busy(moments: Floats, departed: Floats, ended: Floats) -> NDArray[np.bool_]:
@@ -115,6 +122,12 @@ def _contention(found: Sequence[_Batches]) -> float:
         return 0.0
     slower = [np.expm1(np.median(one.excess[one.beside]) - np.median(one.excess[~one.beside])) for one in counted]
     return max(0.0, float(np.average(slower, weights=[one.beside.sum() for one in counted])))
+
+
+def _by_size(excess: Floats, sizes: NDArray[np.int32]) -> dict[int, float]:
+    """Return how much each size that was served often enough is off beside the variant as a whole."""
+    often = [int(size) for size in np.unique(sizes) if (sizes == size).sum() >= FEWEST_BATCHES]
+    return {size: float(np.exp(np.median(excess[sizes == size]))) for size in often} or {1: 1.0}
 
 
 def _deviation(excess: Floats) -> float:

@@ -99,6 +99,14 @@ def test_what_was_measured_of_a_variant_stands_in_place_of_its_profile():
     assert found.latency_seconds == pytest.approx([2 * 0.006] * 8)
 
 
+def test_single_batch_sizes_may_be_off_by_more_than_their_variant():
+    """The first alone, 6 ms; then three together, 4 + 2·3 ms, twice as long: between sizes 1 and 4 lies a line."""
+    conditions = replace(EXACT, size_ratios={("stage-0", "small"): {1: 1.0, 4: 2.5}})
+    found = simulate(a_scenario(arrivals=(1.0, 1.001, 1.002, 1.003), conditions=conditions))
+
+    assert found.latency_seconds == pytest.approx([0.006, 0.006 + 0.020 - 0.001, 0.024, 0.023], abs=1e-6)
+
+
 def test_what_arrives_while_a_replica_is_busy_leaves_as_one_batch():
     found = simulate(a_scenario(arrivals=(1.0, 1.001, 1.002, 1.003)))
 

@@ -97,6 +97,7 @@ SERVICE = {"locate": (0.010, 0.010), "read": (0.005, 0.005)}
 """Of the profile: seconds beside and per row."""
 RATIOS, CONTENTION, OVERHEAD, NOISE = {"locate": 1.3, "read": 0.7}, 0.25, 0.003, 0.05
 P99_OVER_MEDIAN = 1.5
+PAIRS_RATIO = 0.7  # two rows take that much of what the profile says, beside one row
 
 
 def two_stages():
@@ -117,12 +118,16 @@ def requests(begin, until, slowness, ratios):
     """Pairs of requests: the second one is located while the first one is read, and slowed by it."""
     rng = np.random.default_rng(3)
     for number, due in enumerate(np.arange(begin, until, 0.25).tolist()):
-        rows = 1 + number % 2
+        rows = 1 + number % 4 // 3
         first = 0.0
         for beside in (False, True):
             factor = float(slowness.slowness_at(np.array([due]))[0])
             seconds = {
-                stage: (constant + linear * rows) * ratios[stage] * factor * float(np.exp(rng.normal(0.0, NOISE)))
+                stage: (constant + linear * rows)
+                * ratios[stage]
+                * factor
+                * PAIRS_RATIO ** (rows - 1)
+                * float(np.exp(rng.normal(0.0, NOISE)))
                 for stage, (constant, linear) in SERVICE.items()
             }
             seconds["locate"] *= 1.0 + CONTENTION * beside
@@ -149,6 +154,8 @@ def test_conditions_are_those_under_which_the_calibrating_phases_were_served():
     assert found.before_seconds == pytest.approx(OVERHEAD)
     assert found.service_ratios == pytest.approx({(s, BEFORE[s]): ratio for s, ratio in RATIOS.items()}, rel=0.02)
     assert found.deviations == pytest.approx({(s, BEFORE[s]): NOISE for s in RATIOS}, rel=0.15)
+    for each in found.size_ratios.values():
+        assert each == pytest.approx({1: 1.0, 2: PAIRS_RATIO}, rel=0.03)
     assert found.speeds == ()
 
 

@@ -47,6 +47,8 @@ class ServiceTimes:
             raise PlanningError(f"stage {self._stage.name}: variant {variant} was not profiled with its cores")
         conditions, key = self._conditions, (self._stage.name, variant)
         median = between_sizes(found, rows, 0.5) * conditions.service_ratios.get(key, 1.0)
+        if sizes := conditions.size_ratios.get(key):
+            median *= float(np.interp(rows, sorted(sizes), [sizes[size] for size in sorted(sizes)]))
         profiled = _deviation(found, rows) * conditions.spread
         return median, conditions.deviations.get(key, profiled)
 

@@ -32,6 +32,7 @@ class Conditions:
         speeds: how fast each of the machine's processors is over time, where it was recorded; replicas take turns with
             them. Empty where all are equally fast at all times.
         service_ratios: observed over profiled service time by stage and variant, where a machine is known to differ.
+        size_ratios: the same by rows of a batch, on top of that, where sizes were measured; straight lines between.
         fan_out: by (stage, count output), the probabilities of 0, 1, 2 … rows for each input row; where there is none,
             the whole numbers around the `expectedRows` of the pipeline.
         failures: replicas that die.
@@ -47,5 +48,6 @@ class Conditions:
     contention: float = 0.0
     speeds: tuple[Speed, ...] = ()
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    size_ratios: Mapping[tuple[str, str], Mapping[int, float]] = field(default_factory=dict)
     fan_out: Mapping[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()

@@ -32,15 +32,18 @@ class Question:
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by stage and variant
     current: PipelinePlan | None = None
 
+    @property
+    def busiest_rps(self) -> float:
+        """The requests of the busiest second, headroom included."""
+        return self.load_rps * (1.0 + self.spec.adaptation.headroom)
+
     def stage_rps(self, stage: str) -> float:
         """Return the rows per second a stage must carry, headroom included."""
-        return self.load_rps * self.rows(stage) * (1.0 + self.spec.adaptation.headroom)
+        return self.busiest_rps * self.rows(stage)
 
     def sustained_stage_rps(self, stage: str) -> float:
         """Return the rows per second that keep coming where the busiest second brings `stage_rps`."""
-        adaptation = self.spec.adaptation
-        busiest_rps = self.load_rps * (1.0 + adaptation.headroom)
-        return sustained_load_rps(busiest_rps, adaptation.horizon_seconds) * self.rows(stage)
+        return sustained_load_rps(self.busiest_rps, self.spec.adaptation.horizon_seconds) * self.rows(stage)
 
     def rows(self, stage: str) -> float:
         """Return the rows a request brings to a stage, as measured or else as expected."""

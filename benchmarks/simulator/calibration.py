@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.simulator.course import CALIBRATING, Course
 from benchmarks.simulator.pace import Floats, Pace
-from trimtab_adapter.simulation.chance import between_sizes
+from trimtab_adapter.simulation.chance import at_sizes, between_sizes
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
@@ -62,7 +62,7 @@ def calibrate(
     sizes = {(one.stage, one.variant): one.sizes for one in found}
     size_ratios = {key: _by_size(excess[key] - np.log(ratios[key]), sizes[key]) for key in excess}
     for key, each in size_ratios.items():
-        excess[key] -= np.log(np.interp(sizes[key], sorted(each), [each[size] for size in sorted(each)]))
+        excess[key] -= np.log(at_sizes(each, sizes[key]))
     return Conditions(
         before_seconds=float(np.median(overhead)),
         contention=contention,

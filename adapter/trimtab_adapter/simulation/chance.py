@@ -1,10 +1,11 @@
 """All that is drawn at random in a simulation: service times and fan-outs. One seed, one result."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab_adapter.options import PlanningError
 from trimtab_adapter.simulation.conditions import Conditions
@@ -48,9 +49,15 @@ class ServiceTimes:
         conditions, key = self._conditions, (self._stage.name, variant)
         median = between_sizes(found, rows, 0.5) * conditions.service_ratios.get(key, 1.0)
         if sizes := conditions.size_ratios.get(key):
-            median *= float(np.interp(rows, sorted(sizes), [sizes[size] for size in sorted(sizes)]))
+            median *= float(at_sizes(sizes, [rows])[0])
         profiled = _deviation(found, rows) * conditions.spread
         return median, conditions.deviations.get(key, profiled)
+
+
+def at_sizes(known: Mapping[int, float], rows: Sequence[int] | NDArray[np.int32]) -> NDArray[np.float64]:
+    """Return what is known of some batch sizes for others: on the straight line between, the nearest one's beyond."""
+    sizes = sorted(known)
+    return np.interp(rows, sizes, [known[size] for size in sizes])
 
 
 def _deviation(profile: PointProfile, rows: int) -> float:

@@ -19,6 +19,7 @@ from trimtab_adapter.observation import MOST_RPS, Load, ObservationError
 from trimtab_adapter.sources import get_json
 from trimtab_pipelines.documents import DocumentError
 from trimtab_predictor.bins import BIN_SECONDS, seconds_of_bins
+from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.recorded import PEAK, RECEIVED
 
 HISTORY_SECONDS = 600
@@ -63,9 +64,10 @@ class PrometheusSource:
         self._server, self._url = server, server.url.rstrip("/")
         self._labels = f'{{namespace="{namespace}",pipeline="{pipeline}"}}'
         self._ready_routers = ready_routers
+        self._seconds = MEMORY_SECONDS  # at first all that a forecast can use, which remembers it
 
     async def load(self, now_seconds: float) -> Load:
-        """Return the last ten minutes; raise ObservationError where they are missing, stale or absurd."""
+        """Return ten minutes, six hours at first; raise ObservationError where they are missing, stale or absurd."""
         peak = f"{PEAK}{self._labels}"
         found = await self._require_fresh()
         fresh = f"sum({peak} and time() - timestamp({peak}) <= {STALE_SECONDS:.0f})"
@@ -74,6 +76,7 @@ class PrometheusSource:
         means = await self._range(rates, rates, now_seconds)
         if not peaks:
             raise self._unknown()
+        self._seconds = HISTORY_SECONDS
         return Load(now_seconds, _seconds(peaks, means), self._missing(found))
 
     def _missing(self, found: int) -> str:
@@ -98,7 +101,7 @@ class PrometheusSource:
 
     async def _range(self, what: str, expression: str, now_seconds: float) -> dict[int, float]:
         """Return the value of each bin that has one, by its number; `what` names it in errors."""
-        start_seconds = now_seconds - HISTORY_SECONDS + BIN_SECONDS
+        start_seconds = now_seconds - self._seconds + BIN_SECONDS
         parameters = {
             "query": expression,
             "start": f"{start_seconds:.3f}",

@@ -7,8 +7,9 @@ from typing import Protocol
 import httpx
 
 from trimtab_adapter.observation import Load, ObservationError, State, read_load, read_state
+from trimtab_predictor.context import MEMORY_SECONDS
 
-MOST_BYTES = 8 * 2**20  # ten minutes of seconds are a few kilobytes; what is longer is no answer to our question
+MOST_BYTES = 8 * 2**20  # six hours of seconds are a hundred kilobytes; what is much longer is no answer to our question
 _SHOWN = 120
 
 
@@ -27,14 +28,17 @@ class StateSource(LoadSource, Protocol):
 
 
 class RouterSource:
-    """The router's own addresses."""
+    """The router's own addresses; with `kept` it is asked once for all it has counted, then for ten minutes."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
-        self._client, self._url = client, url.rstrip("/")
+    def __init__(self, client: httpx.AsyncClient, url: str, *, kept: bool = False) -> None:
+        self._client, self._url, self._wants_kept = client, url.rstrip("/"), kept
 
     async def load(self, now_seconds: float) -> Load:  # noqa: ARG002 (the router's own clock counts)
         """Return the arrivals the router counted."""
-        return read_load(await get_json(self._client, f"{self._url}/trimtab/v1/load"))
+        wanted = {"seconds": str(MEMORY_SECONDS)} if self._wants_kept else None
+        load = read_load(await get_json(self._client, f"{self._url}/trimtab/v1/load", wanted))
+        self._wants_kept = False
+        return load
 
     async def state(self) -> State:
         """Return the service ratios and rows per request the router measured."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from trimtab_pipelines.profile import Hardware, Measurement, ModelProfile, ModelProfileSpec, PointProfile
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline, Stage, Variant
+from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.trace import Trace, read_trace
 from trimtab_profiler.fit import fit_latency
 
@@ -21,7 +22,6 @@ TRACE, PROFILES = "twitter_rps_train.csv.gz", "ipa_profiles.csv"
 STAGES, TIMELINES = "ipa_pipelines.csv", "ipa_timelines.csv.gz"
 PIPELINES = ("video", "audio-qa", "audio-sent", "sum-qa", "nlp")
 DAMPING = 8
-HISTORY_SECONDS = 600
 BATCHES = 100
 
 # Look-alikes of the paper's excerpts in the training part, by the paper's own rules (seconds of the trace).
@@ -65,8 +65,14 @@ def workloads(trace_file: Path, offset_seconds: int, *, published: bool) -> list
 def _workload(name: str, trace: Trace, pieces: tuple[tuple[int, int], ...], offset_seconds: int) -> Workload:
     cut = [trace.excerpt(start - offset_seconds, end - offset_seconds).rps for start, end in pieces]
     first = pieces[0][0] - offset_seconds
-    before = np.nan_to_num(trace.rps[max(first - HISTORY_SECONDS, 0) : first])
+    before = _after_gaps(trace.rps[max(first - MEMORY_SECONDS, 0) : first])
     return Workload(name, np.nan_to_num(np.concatenate(cut)), tuple(int(count) for count in before))
+
+
+def _after_gaps(rps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what follows the last missing second: a service that counted nothing in a gap would have seen jumps."""
+    missing = np.flatnonzero(np.isnan(rps))
+    return rps[missing[-1] + 1 :] if missing.size else rps
 
 
 def profiles(folder: Path, pipeline: InferencePipeline) -> dict[str, ModelProfile]:

@@ -58,14 +58,11 @@ def bench(given: argparse.Namespace) -> int:
     folder: Path = given.out / "simulator"
     pipeline, course = _narrowed(prepare(given.pipeline)), Course(CYCLE * given.cycles)
     if not given.recorded:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        with measuring(console) as show:
-            options = ProfileOptions(EFFORT, planned_batches_only=True)
-            write_profiles(asyncio.run(profile(pipeline, given.pipeline, options, show)), folder)
-        serve(folder, given.pipeline, pipeline, load_profiles(folder / "profile.yaml"), course)
-    served = recorded(folder, course)
+        _measure(given.pipeline, pipeline, folder)
     profiles = load_profiles(folder / "profile.yaml")
+    if not given.recorded:
+        serve(folder, given.pipeline, pipeline, profiles, course)
+    served = recorded(folder, course)
     conditions = calibrate(pipeline, profiles, served.results.answered, course, served.pace)
     console.print(_measured(conditions, served))
     simulation = _Simulation(pipeline, profiles, course, served, conditions)
@@ -74,6 +71,15 @@ def bench(given: argparse.Namespace) -> int:
     outcome = fidelity_outcome(served, simulated, conditions)
     outcome.print()
     return 0 if outcome.holds else 1
+
+
+def _measure(given: Path, pipeline: InferencePipeline, folder: Path) -> None:
+    """Write the profile of the pipeline given into an empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with measuring(console) as show:
+        options = ProfileOptions(EFFORT, planned_batches_only=True)
+        write_profiles(asyncio.run(profile(pipeline, given, options, show)), folder)
 
 
 @dataclass(frozen=True, slots=True)

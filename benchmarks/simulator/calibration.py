@@ -91,8 +91,7 @@ def _batches(
         name, begin = stage.name, departed[stage.name]
         others = [_busy(begin, departed[other], ended[other]) for other in departed if other != name]
         beside = np.logical_or.reduce(others) if others else np.zeros(begin.size, dtype=bool)
-        # All members of a batch tell the same seconds: it counts once.
-        _, first = np.unique(records[f"service_seconds:{name}"], return_index=True)
+        first = once_a_batch(records, name)
         for variant in np.unique(records[f"variant:{name}"]).tolist():
             which = first[records[f"variant:{name}"][first] == variant]
             if which.size < FEWEST_BATCHES:
@@ -105,6 +104,12 @@ def _batches(
             profiled = np.array([between_sizes(point, size, 0.5) for size in sizes])
             seconds = records[f"service_seconds:{name}"][which] / pace.slowness_at(begin[which])
             yield _Batches(name, variant, np.log(seconds / profiled), np.array(sizes), beside[which])
+
+
+def once_a_batch(records: NDArray[Any], stage: str) -> NDArray[np.intp]:
+    """Return where records [N] first tell of each batch of a stage: all its members tell the same seconds."""
+    _, first = np.unique(records[f"service_seconds:{stage}"], return_index=True)
+    return first
 
 
 def _busy(moments: Floats, departed: Floats, ended: Floats) -> NDArray[np.bool_]:

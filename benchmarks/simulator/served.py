@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
+from benchmarks.simulator.calibration import once_a_batch
 from benchmarks.simulator.course import Course, Figures
 from benchmarks.simulator.pace import Pace, pace
 from benchmarks.simulator.probe import probing, read
@@ -43,11 +42,10 @@ class Served:
     figures: Figures
 
     def batch_rows(self, stage: str) -> float:
-        """Return the mean rows of a stage's batches; those of one batch tell the same seconds and follow each other."""
+        """Return the mean rows of a stage's batches."""
         told = self.results.answered
         told = told[told[f"batch_size:{stage}"] > 0]
-        first = np.diff(told[f"service_seconds:{stage}"], prepend=-1.0) != 0.0
-        return float(told[f"batch_size:{stage}"][first].mean())
+        return float(told[f"batch_size:{stage}"][once_a_batch(told, stage)].mean())
 
 
 def serve(

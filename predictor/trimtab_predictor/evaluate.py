@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from trimtab_pipelines.outcome import Outcome, bar
 from trimtab_predictor.accuracy import smape
+from trimtab_predictor.features import BIN_SECONDS, BINS
 from trimtab_predictor.forecaster import HORIZON_SECONDS
-from trimtab_predictor.lstm import BIN_SECONDS, BINS, SHIPPED_WEIGHTS, LstmWeights, forecast_peaks
+from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmWeights, forecast_peaks
 from trimtab_predictor.trace import TraceError, read_trace
 from trimtab_predictor.windows import Windows, cut_windows, thickened, thinned
 
@@ -44,7 +45,7 @@ def errors(fit: Windows, score: Windows, weights: LstmWeights) -> dict[str, floa
     """Return the SMAPE of each forecaster over `score`; only AR(12) learns from `fit`."""
     actual = score.peaks_rps
     return {
-        "lstm": smape(forecast_peaks(weights, score.histories_rps), actual),
+        "lstm": smape(forecast_peaks(weights, score.histories_rps, score.context), actual),
         "reactive": smape(score.histories_rps[:, -HORIZON_SECONDS:].max(axis=1), actual),
         "last10": smape(score.histories_rps[:, -BIN_SECONDS:].max(axis=1), actual),
         "ar12": smape(ar_forecaster(fit)(score.histories_rps), actual),

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, checked_history, reactive
 from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmForecaster, LstmWeights, WeightsError
+from trimtab_predictor.memory import LoadMemory
 
 RECENT_FORECASTS = 30  # five minutes of decisions every 10 s: long enough to average noise, short enough to notice
 FEWEST_FORECASTS = 6
@@ -61,6 +62,7 @@ class GuardedForecaster:
         """Take the trained forecaster, or None and the reason why there is none."""
         self._lstm = lstm
         self._without_lstm = without_lstm
+        self._memory = LoadMemory()
         self._pending: deque[_Pending] = deque()
         self._scored: deque[_Scored] = deque(maxlen=RECENT_FORECASTS)
         self._last: Forecast | None = None
@@ -68,15 +70,17 @@ class GuardedForecaster:
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
         """Score the forecasts whose time has come, then return the better source's new one.
 
-        A second call for the same moment answers anew and is not scored twice.
+        A second call for the same moment answers anew and is not scored twice. Histories are remembered, so that the
+        network sees hours although each call brings minutes only.
         """
         history = checked_history(history_rps)
+        remembered = self._memory.extended(history, now_seconds)
         self._score(history, now_seconds)
         fallback = reactive(history, "")
         if not fallback.is_measured:
             held = self._last.peak_rps if self._last else 0.0
             return replace(fallback, peak_rps=held, recent_error=self._reactive_error())
-        lstm, shortfall = self._ask_lstm(history, now_seconds)
+        lstm, shortfall = self._ask_lstm(remembered, now_seconds)
         if not self._pending or self._pending[-1].made_at_seconds < now_seconds:
             self._pending.append(_Pending(now_seconds, fallback, lstm))
         self._last = self._widened(self._choose(fallback, lstm, shortfall))

@@ -1,11 +1,9 @@
-"""The trained forecaster: two minutes of load in, quantiles of the peak of the next 20 seconds out.
+"""The trained forecaster: two minutes of load and what hours before say in, quantiles of the next 20 s's peak out.
 
-An LSTM (of 48 units, not 25) and a dense layer (IPA §3), with four changes. What it sees is relative to the window's
-mean and deviation, so that one set of weights serves any load: ten times the history, ten times the forecast.
-What it says is a correction to the peak of the last 20 seconds, in deviations of the window: on a load without noise
-it is the reactive forecast, and it leaves that only as far as the load itself varies. Each of the 12 bins of 10 s gives
-five figures in place of its maximum alone, which by itself is mostly noise. And the dense layer gives three quantiles,
-trained by the pinball loss, so that a plan can ask for the median or for more.
+An LSTM (of 48 units, not 25) and a dense layer (IPA §3). What it says is a correction to the peak of the last 20
+seconds, in deviations of the window: on a load without noise it is the reactive forecast, and it leaves that only as
+far as the load itself varies. The dense layer gives three quantiles, trained by the pinball loss, so that a plan can
+ask for the median or for more.
 
 Keras trains the weights; here a few lines of numpy evaluate them, because importing TensorFlow takes ten seconds and
 400 MB in a process that forecasts once every ten seconds.
@@ -20,18 +18,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, checked_history, reactive
+from trimtab_predictor.context import MEMORY_SECONDS, Context, context_of
+from trimtab_predictor.features import FEATURES, HISTORY_SECONDS, LEAST_RATIO, describe
+from trimtab_predictor.forecaster import Forecast, checked_history, reactive
 
-HISTORY_SECONDS = 120
-BIN_SECONDS = 10
-BINS = HISTORY_SECONDS // BIN_SECONDS
-FEATURES = 6
 UNITS = 48
 QUANTILES = (0.5, 0.9, 0.99)
 MAX_MISSING_SECONDS = 24  # a fifth of the window, interpolated
-LEAST_SPREAD = 1e-9  # below it, seconds differ by rounding only
-LEAST_RATIO = 0.05  # of the window's mean: no peak is forecast below
-MOST_DEVIATIONS = 8.0
 MAX_RISE = 4.0  # a forecast beyond so many times the window's own peak is no knowledge but extrapolation
 SHIPPED_WEIGHTS = Path(__file__).with_name("weights") / "lstm.npz"
 
@@ -103,49 +96,6 @@ class LstmWeights:
         return buffer.getvalue()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Described:
-    """Windows as the network sees them, and what turns its answer back into requests per second; N windows.
-
-    Attributes:
-        inputs: [N, 12, 6].
-        means: [N], requests per second.
-        spreads: [N], standard deviation over mean; 0 where every second was alike.
-        peaks: [N], the peak of the last 20 seconds, in deviations above the mean; 0 where there are none.
-    """
-
-    inputs: NDArray[np.float64]
-    means: NDArray[np.float64]
-    spreads: NDArray[np.float64]
-    peaks: NDArray[np.float64]
-
-
-def describe(windows_rps: NDArray[np.float64]) -> Described:
-    """Describe windows of load [N, 120], no NaN, relative to their own means and deviations.
-
-    Six figures a bin: maximum, mean, mean + deviation, maximum and mean of its newer half, each in deviations of
-    the window from its mean; and how large that deviation is, on a logarithmic scale.
-    """
-    means, deviations = windows_rps.mean(axis=1), windows_rps.std(axis=1)
-    varies = deviations > LEAST_SPREAD * means
-    unit = np.where(varies, deviations, 1.0)
-    spreads = np.where(varies, deviations, 0.0) / np.where(means > 0, means, 1.0)
-
-    def relative(figures: NDArray[np.float64]) -> NDArray[np.float64]:
-        by_window = (-1,) + (1,) * (figures.ndim - 1)
-        deviating = (figures - means.reshape(by_window)) / unit.reshape(by_window)
-        return np.where(varies.reshape(by_window), deviating, 0.0)
-
-    bins = windows_rps.reshape(-1, BINS, BIN_SECONDS)
-    newer = bins[:, :, BIN_SECONDS // 2 :]
-    level = bins.mean(axis=2)
-    figures = [bins.max(axis=2), level, level + bins.std(axis=2), newer.max(axis=2), newer.mean(axis=2)]
-    size = np.log(np.maximum(spreads, 1e-3)) / 3 + 0.5  # about -2 to 1 from the calmest load to the sparsest
-    shown = np.clip(relative(np.stack(figures, axis=2)), -MOST_DEVIATIONS, MOST_DEVIATIONS)
-    inputs = np.concatenate([shown, np.broadcast_to(size[:, None, None], (*level.shape, 1))], axis=2)
-    return Described(inputs, means, spreads, relative(windows_rps[:, -HORIZON_SECONDS:].max(axis=1)))
-
-
 def evaluate_network(weights: LstmWeights, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
     """Run the LSTM over inputs [N, T, F] and the dense layer over its last state; return [N, Q]."""
     hidden = cell = np.zeros((inputs.shape[0], weights.recurrent_kernel.shape[0]))
@@ -162,18 +112,18 @@ def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return 0.5 * (1.0 + np.tanh(0.5 * x))  # unlike 1 / (1 + e^-x) it cannot overflow
 
 
-def forecast_quantiles(weights: LstmWeights, windows_rps: NDArray[np.float64]) -> NDArray[np.float64]:
+def forecast_quantiles(weights: LstmWeights, windows_rps: NDArray[np.float64], context: Context) -> NDArray[np.float64]:
     """Forecast the peak of the 20 s after each window [N, 120]; [N, Q], ascending, 0 for windows without load."""
-    seen = describe(windows_rps)
+    seen = describe(windows_rps, context)
     corrections = np.sort(evaluate_network(weights, seen.inputs), axis=1)
     ratios = np.maximum(1 + seen.spreads[:, None] * (seen.peaks[:, None] + corrections), LEAST_RATIO)
     bounded: NDArray[np.float64] = np.minimum(seen.means[:, None] * ratios, MAX_RISE * windows_rps.max(axis=1)[:, None])
     return bounded
 
 
-def forecast_peaks(weights: LstmWeights, windows_rps: NDArray[np.float64]) -> NDArray[np.float64]:
+def forecast_peaks(weights: LstmWeights, windows_rps: NDArray[np.float64], context: Context) -> NDArray[np.float64]:
     """Forecast the median peak of the 20 s after each window [N, 120]; [N]."""
-    return forecast_quantiles(weights, windows_rps)[:, 0]
+    return forecast_quantiles(weights, windows_rps, context)[:, 0]
 
 
 class LstmForecaster:
@@ -200,7 +150,9 @@ class LstmForecaster:
         if shortfall is not None:
             return reactive(history, shortfall)
         window = _interpolated(history[-HISTORY_SECONDS:])
-        levels = [float(peak) for peak in forecast_quantiles(self._weights, window[None])[0]]
+        remembered = history[-MEMORY_SECONDS:]
+        context = context_of(remembered, np.array([remembered.size]))
+        levels = [float(peak) for peak in forecast_quantiles(self._weights, window[None], context)[0]]
         return Forecast(levels[0], "lstm", "asked for", quantiles=tuple(zip(QUANTILES, levels, strict=True)))
 
 

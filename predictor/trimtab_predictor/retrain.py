@@ -87,7 +87,7 @@ def judge(old: LstmWeights, new: LstmWeights, held_back: Sequence[NDArray[np.flo
 
 
 def _error(weights: LstmWeights, parts: Sequence[Windows]) -> float:
-    said = np.concatenate([forecast_peaks(weights, part.histories_rps) for part in parts])
+    said = np.concatenate([forecast_peaks(weights, part.histories_rps, part.context) for part in parts])
     return smape(said, np.concatenate([part.peaks_rps for part in parts]))
 
 

@@ -24,20 +24,22 @@ from numpy.typing import NDArray
 
 from trimtab_pipelines.documents import write_atomically
 from trimtab_predictor.evaluate import FACTORS, errors_by_factor, outcome, split
-from trimtab_predictor.lstm import BINS, FEATURES, LEAST_RATIO, QUANTILES, UNITS, LstmWeights, describe
+from trimtab_predictor.features import BINS, FEATURES, LEAST_RATIO, describe
+from trimtab_predictor.lstm import QUANTILES, UNITS, LstmWeights
 from trimtab_predictor.trace import TraceError, read_trace
-from trimtab_predictor.windows import WINDOW_SECONDS, Windows, cut_windows, drawn_shapes, thickened, thinned
+from trimtab_predictor.windows import WINDOW_SECONDS, Windows, cut_windows, drawn_shapes, marks, thickened, thinned
 
 SEED = 7
-EPOCHS = 16
+EPOCHS = 12
 BATCH_SIZE = 1024
 FIRST_LEARNING_RATE = 6e-3
 TUNING_LEARNING_RATE = 1e-3
 MOST_STEPS_OF_TUNING = 20_000  # some minutes on two cores, however long the history
-STRIDE_SECONDS = 1
-AUGMENTED_STRIDE_SECONDS = 40
-SHAPES_STRIDE_SECONDS = 6
-PIECE_SECONDS = 86_400
+STRIDE_SECONDS, BEGUN_STRIDE_SECONDS = 3, 4
+CHANGED_STRIDE_SECONDS, BEGUN_CHANGED_STRIDE_SECONDS = 50, 120
+SHAPES_STRIDE_SECONDS = 3
+TUNING_STRIDE_SECONDS = 1  # of the hours that a cluster has seen, nothing is left out
+DAY_SECONDS, BEGUN_SECONDS = 86_400, 300
 THINNING_FACTORS = (2, 4, 8, 16, 30, 100, 200)
 THICKENING_FACTORS = (4, 16, 80)
 QUANTILE_WEIGHTS = (1.0, 0.3, 0.15)  # the median is what most plans ask for
@@ -48,27 +50,40 @@ Pairs = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 def learning_pairs(rps: NDArray[np.float64], rng: np.random.Generator) -> Pairs:
-    """Return what the network learns from a load: itself, thinned, thickened, and drawn shapes a quarter its length."""
-    loads = [(rps, STRIDE_SECONDS)]
-    loads += [(thinned(rps, factor, rng), AUGMENTED_STRIDE_SECONDS) for factor in THINNING_FACTORS]
-    loads += [(thickened(rps, factor, rng), AUGMENTED_STRIDE_SECONDS) for factor in THICKENING_FACTORS]
-    loads.append((drawn_shapes(rps.size // 4, rng), SHAPES_STRIDE_SECONDS))
-    parts = [_pairs(windows) for load, stride in loads for windows in _in_pieces(load, stride)]
+    """Return what the network learns from a load: itself, thinned, thickened, and drawn shapes as long as it.
+
+    What is thinned and thickened gets jumps at the marks of other clocks than that of the load; what is thinned also
+    comes as clients that send several requests at once. The load and its likes are seen by a service that runs for a
+    day, and by one that has begun a few minutes ago.
+    """
+    cuts = [(rps, STRIDE_SECONDS, DAY_SECONDS), (rps, BEGUN_STRIDE_SECONDS, BEGUN_SECONDS)]
+    for change, factors in ((thinned, THINNING_FACTORS), (thickened, THICKENING_FACTORS)):
+        for factor in factors:
+            load = change(np.floor(rps * marks(rps.size, rng)), factor, rng)
+            cuts.append((load, CHANGED_STRIDE_SECONDS, DAY_SECONDS))
+            cuts.append((load, BEGUN_CHANGED_STRIDE_SECONDS, BEGUN_SECONDS))
+            if change is thinned:  # fewer clients, each of whom sends so many requests at once
+                cuts.append((load * factor, CHANGED_STRIDE_SECONDS, DAY_SECONDS))
+    cuts.append((drawn_shapes(rps.size, rng), SHAPES_STRIDE_SECONDS, DAY_SECONDS))
+    parts = [_pairs(windows) for cut in cuts for windows in _in_pieces(*cut)]
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
-def _in_pieces(rps: NDArray[np.float64], stride_seconds: int) -> Iterator[Windows]:
-    """Cut all windows, a day's worth at a time: all at once they would fill a gigabyte."""
-    for start in range(0, rps.size, PIECE_SECONDS):
-        yield cut_windows(rps[start : start + PIECE_SECONDS + WINDOW_SECONDS - stride_seconds], stride_seconds)
+def _in_pieces(rps: NDArray[np.float64], stride_seconds: int, piece_seconds: int = DAY_SECONDS) -> Iterator[Windows]:
+    """Cut all windows, a piece at a time, each as if counting had begun with it.
+
+    All at once they would fill a gigabyte, and the network would never see how little is known at the beginning.
+    """
+    for start in range(0, rps.size, piece_seconds):
+        yield cut_windows(rps[start : start + piece_seconds + WINDOW_SECONDS - stride_seconds], stride_seconds)
 
 
 def _pairs(windows: Windows) -> Pairs:
-    """Return inputs [N, 12, 6] and targets [N, 3]: log of peak over window mean, spread and reactive peak.
+    """Return inputs [N, 12, 16] and targets [N, 3]: log of peak over window mean, spread and reactive peak.
 
     The loss needs the latter two to turn the network's correction into a peak. Windows without load are left out.
     """
-    seen = describe(windows.histories_rps)
+    seen = describe(windows.histories_rps, windows.context)
     known = (seen.means > 0) & (windows.peaks_rps > 0)
     logs = np.log(windows.peaks_rps[known] / seen.means[known])
     targets = np.stack([logs, seen.spreads[known], seen.peaks[known]], axis=1)
@@ -131,7 +146,7 @@ def fine_tune(weights: LstmWeights, loads: Sequence[NDArray[np.float64]], epochs
     """
     rng = np.random.default_rng(SEED)
     seconds = sum(load.size for load in loads)
-    windows = [one for load in loads for one in _in_pieces(load, STRIDE_SECONDS)]
+    windows = [one for load in loads for one in _in_pieces(load, TUNING_STRIDE_SECONDS)]
     known = sum(len(one) for one in windows)
     if known < FEWEST_WINDOWS:
         raise TraceError(

@@ -10,18 +10,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_predictor.context import PERIODS_SECONDS, Context, context_of
+from trimtab_predictor.features import HISTORY_SECONDS
 from trimtab_predictor.forecaster import HORIZON_SECONDS
-from trimtab_predictor.lstm import HISTORY_SECONDS
 
 WINDOW_SECONDS = HISTORY_SECONDS + HORIZON_SECONDS
 SMOOTHING_SECONDS = 15
+LEAST_DRAWN_RPS, MOST_DRAWN_RPS = 0.3, 10_000.0
+MARKED_SECONDS = 8 * 3600
+MOST_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """Histories [N, 120] and the peaks that followed [N]; requests per second."""
+    """Histories [N, 120], what the hours before said, and the peaks that followed [N]; requests per second."""
 
     histories_rps: NDArray[np.float64]
+    context: Context
     peaks_rps: NDArray[np.float64]
 
     def __len__(self) -> int:
@@ -30,13 +35,12 @@ class Windows:
 
 def cut_windows(rps: NDArray[np.float64], stride_seconds: int) -> Windows:
     """Cut every whole window that touches no gap, beginning every `stride_seconds`."""
-    if rps.size < WINDOW_SECONDS:
-        return Windows(np.empty((0, HISTORY_SECONDS)), np.empty(0))
-    starts = np.arange(0, rps.size - WINDOW_SECONDS + 1, stride_seconds)
+    starts = np.arange(0, max(rps.size - WINDOW_SECONDS + 1, 0), stride_seconds)
     missing = np.concatenate([[0], np.cumsum(np.isnan(rps))])
     starts = starts[missing[starts + WINDOW_SECONDS] == missing[starts]]
-    cut = np.lib.stride_tricks.sliding_window_view(rps, WINDOW_SECONDS)[starts]
-    return Windows(cut[:, :HISTORY_SECONDS], cut[:, HISTORY_SECONDS:].max(axis=1))
+    cut = rps[starts[:, None] + np.arange(WINDOW_SECONDS)]
+    context = context_of(rps, starts + HISTORY_SECONDS)
+    return Windows(cut[:, :HISTORY_SECONDS], context, cut[:, HISTORY_SECONDS:].max(axis=1))
 
 
 def thinned(rps: NDArray[np.float64], factor: float, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -56,28 +60,57 @@ def thickened(rps: NDArray[np.float64], factor: float, rng: np.random.Generator)
 
 
 def drawn_shapes(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Draw a load of plateaus, ramps and waves, in pieces of 2 to 10 minutes at rates from 0.3 to 10,000 rps.
+    """Draw a load of plateaus, ramps and waves, in pieces of 2 minutes to 2 hours at rates from 0.3 to 10,000 rps.
 
-    A recorded trace shows few slopes. Half the pieces are Poisson, half without any noise, as generated loads can be.
+    A recorded trace shows few slopes, and the marks of one clock only. Half the pieces are Poisson, a half of those
+    with clients that send up to a hundred requests at once, and in half of the eight-hour stretches with jumps that
+    come back at marks of a clock; the others are without any noise, as generated loads can be.
     """
-    pieces = []
-    total = 0
+    pieces: list[NDArray[np.float64]] = []
+    total, level = 0, 1.0
     while total < seconds:
-        length = int(rng.integers(120, 600))
-        level = float(np.exp(rng.uniform(np.log(0.3), np.log(10_000))))
-        rates = level * _shape(length, rng)
-        pieces.append(rng.poisson(rates).astype(np.float64) if rng.random() < 0.5 else rates)
+        length = round(float(np.exp(rng.uniform(np.log(120), np.log(7200)))))
+        level = _next_level(level, rng) if pieces else _any_level(rng)
+        pieces.append(level * _shape(length, rng))
         total += length
-    return np.concatenate(pieces)[:seconds]
+    rates = np.concatenate(pieces)[:seconds]
+    sizes = [piece.size for piece in pieces]
+    is_noisy = np.repeat(rng.random(len(pieces)) < 0.5, sizes)[:seconds]
+    at_once = np.where(rng.random(len(pieces)) < 0.5, 1.0, MOST_AT_ONCE ** rng.random(len(pieces)))
+    together = np.repeat(np.round(at_once), sizes)[:seconds]
+    return np.where(is_noisy, together * rng.poisson(rates * marks(seconds, rng) / together), rates)
+
+
+def _any_level(rng: np.random.Generator) -> float:
+    return float(np.exp(rng.uniform(np.log(LEAST_DRAWN_RPS), np.log(MOST_DRAWN_RPS))))
+
+
+def _next_level(level: float, rng: np.random.Generator) -> float:
+    """Return the level of the next piece: mostly some way from the last, at times anywhere."""
+    if rng.random() < 0.2:
+        return _any_level(rng)
+    return float(np.clip(level * np.exp(rng.normal(0.0, 0.7)), LEAST_DRAWN_RPS, MOST_DRAWN_RPS))
 
 
 def _shape(length: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    progress = np.arange(length) / length
+    seconds = np.arange(length)
     match rng.integers(3):
         case 0:
             return np.ones(length)
         case 1:
-            return 1 + (rng.uniform(0.2, 5) - 1) * progress
+            return 1 + (rng.uniform(0.2, 5) - 1) * seconds / length
         case _:
-            cycles = rng.uniform(0.5, 4)
-            return 1 + rng.uniform(0.1, 0.8) * np.sin(2 * np.pi * (cycles * progress + rng.random()))
+            period = float(np.exp(rng.uniform(np.log(100), np.log(3600))))
+            return 1 + rng.uniform(0.1, 0.8) * np.sin(2 * np.pi * (seconds / period + rng.random()))
+
+
+def marks(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return by how much jumps at marks of a clock multiply a load, [seconds]: in half of the eight-hour stretches."""
+    times = np.ones(seconds)
+    for start in range(0, seconds, MARKED_SECONDS):
+        if rng.random() < 0.5:
+            block = np.arange(start, min(start + MARKED_SECONDS, seconds))
+            since = (block + rng.integers(3600)) % rng.choice(PERIODS_SECONDS)
+            jump, lasts = rng.uniform(1.2, 3.0), rng.integers(2, 30)
+            times[block] = np.where(since < lasts, jump, 1.0)
+    return times

@@ -4,18 +4,19 @@ from collections import deque
 from collections.abc import Mapping
 
 HISTORY_SECONDS = 600
+KEPT_SECONDS = 22_000  # a little over six hours, as far back as a forecast looks
 PEAK_SECONDS = 10
 RECENT_SECONDS = 60
 
 
 class ArrivalCounter:
-    """Arrivals of each of the last 600 whole seconds, and of the one that runs.
+    """Arrivals of each of the last 22,000 whole seconds, and of the one that runs.
 
     Time is Unix time in seconds; a clock that is set back keeps counting in the newest second.
     """
 
     def __init__(self, now: float) -> None:
-        self._counts = [0] * (HISTORY_SECONDS + 1)
+        self._counts = [0] * (KEPT_SECONDS + 1)
         self._second = self._first = int(now)
 
     def record(self, now: float, arrivals: int = 1) -> None:
@@ -23,19 +24,19 @@ class ArrivalCounter:
         self._move_to(now)
         self._counts[self._second % len(self._counts)] += arrivals
 
-    def history(self, now: float) -> list[int]:
-        """Arrivals of the last 600 whole seconds, oldest first; fewer while it has counted for less than that."""
+    def history(self, now: float, seconds: int = HISTORY_SECONDS) -> list[int]:
+        """Arrivals of the last so many whole seconds, oldest first; fewer while it has counted for less than that."""
         self._move_to(now)
-        seen = min(self._second - self._first, HISTORY_SECONDS)
+        seen = min(self._second - self._first, seconds, KEPT_SECONDS)
         return [self._counts[second % len(self._counts)] for second in range(self._second - seen, self._second)]
 
     def peak(self, now: float) -> int:
         """The most arrivals in one of the last ten whole seconds."""
-        return max(self.history(now)[-PEAK_SECONDS:], default=0)
+        return max(self.history(now, PEAK_SECONDS), default=0)
 
     def _move_to(self, now: float) -> None:
         second = int(now)
-        for passed in range(max(self._second + 1, second - HISTORY_SECONDS), second + 1):
+        for passed in range(max(self._second + 1, second - KEPT_SECONDS), second + 1):
             self._counts[passed % len(self._counts)] = 0
         self._second = max(self._second, second)
 

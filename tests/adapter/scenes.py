@@ -53,7 +53,7 @@ def expected(plan: PipelinePlan) -> Expectation:
 
 
 class FakeRouter:
-    """Answers `/trimtab/v1/load` and `/trimtab/v1/state` with whatever it is told to know."""
+    """Answers `/trimtab/v1/load` and `/trimtab/v1/state` with whatever it is told to know; of the load as asked."""
 
     def __init__(self) -> None:
         self.load: Any = {"now": 1000.0, "rps": [5.0] * 600}
@@ -67,10 +67,15 @@ class FakeRouter:
             self.asked.release()
         if self.status != 200:
             return web.Response(status=self.status, text="the router is not well")
-        content = self.load if request.path.endswith("load") else self.state
+        content = self._load(request) if request.path.endswith("load") else self.state
         if isinstance(content, str):
             return web.Response(text=content, content_type="application/json")
         return web.json_response(content)
+
+    def _load(self, request: web.Request) -> Any:
+        if not isinstance(self.load, dict) or not isinstance(self.load.get("rps"), list):
+            return self.load
+        return self.load | {"rps": self.load["rps"][-int(request.query.get("seconds", "600")) :]}
 
     @asynccontextmanager
     async def serve(self, port: int = 0, host: str = "127.0.0.1") -> AsyncIterator["FakeRouter"]:

@@ -9,8 +9,9 @@ import pytest
 from tests.adapter.clusters import a_slice, own_address
 from tests.adapter.scenes import FakeRouter
 from trimtab_adapter.cluster.known import SLICE, Known
-from trimtab_adapter.cluster.routers import HISTORY_SECONDS, Address, RoutersSource, addresses, merge_loads
+from trimtab_adapter.cluster.routers import Address, RoutersSource, addresses, merge_loads
 from trimtab_adapter.observation import Load, ObservationError, Served, State, merge_states
+from trimtab_predictor.context import MEMORY_SECONDS
 
 NOW = 10_000.0
 
@@ -47,7 +48,8 @@ def test_a_router_that_is_gone_counts_in_the_past_only():
     gone, new = Load(NOW - 2, (4.0, 4.0, 4.0)), Load(NOW, (7.0,))
 
     assert merge_loads([gone, new], NOW) == (4.0, 4.0, 4.0, 0.0, 7.0)
-    assert len(merge_loads([Load(NOW - 599, (1.0,) * 600), new], NOW)) == HISTORY_SECONDS
+    assert len(merge_loads([Load(NOW - 599, (1.0,) * 600), new], NOW)) == 1199
+    assert len(merge_loads([Load(NOW - 599, (1.0,) * MEMORY_SECONDS), new], NOW)) == MEMORY_SECONDS
 
 
 def test_routers_that_end_are_asked_but_not_waited_for():
@@ -58,6 +60,18 @@ def test_routers_that_end_are_asked_but_not_waited_for():
         Address(f"http://{own_address()}:1", ready=True),
         Address(f"http://{own_address()}:2", ready=False),
     ]
+
+
+async def test_all_that_is_kept_is_asked_for_once_and_never_of_a_part_of_the_routers():
+    async with two_routers() as (early, late, source):
+        early.load["rps"], late.load["rps"] = [3.0] * 5000, [4.0] * 5000
+        late.status = 503
+        first = await source.load(NOW)
+        late.status = 200
+        second = await source.load(NOW + 10)
+
+    assert first.history_rps == (3.0,) * 5000
+    assert second.history_rps == (7.0,) * 600
 
 
 async def test_a_router_that_does_not_answer_makes_the_sum_partial():

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from trimtab_adapter.observation import ObservationError
 from trimtab_adapter.prometheus import PrometheusSource, Server, trust
 from trimtab_pipelines.documents import DocumentError
+from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.recorded import PEAK, RECEIVED
 
 NOW = 1_700_000_000.0
@@ -32,6 +33,7 @@ class FakePrometheus:
     def __init__(self, age: float | None, peaks: list[Any], means: list[Any]) -> None:
         self.age, self.peaks, self.means = age, peaks, means
         self.queries: list[str] = []
+        self.spans: list[float] = []
         self.left_out: set[int] = set()  # bins without a sample
 
     async def instant(self, request: web.Request) -> web.Response:
@@ -41,6 +43,7 @@ class FakePrometheus:
 
     async def range(self, request: web.Request) -> web.Response:
         self.queries.append(request.query["query"])
+        self.spans.append(float(request.query["end"]) - float(request.query["start"]) + float(request.query["step"]))
         values = self.means if "rate(" in request.query["query"] else self.peaks
         samples = [
             [NOW - 10 * (len(values) - 1 - n), str(value)] for n, value in enumerate(values) if n not in self.left_out
@@ -82,6 +85,18 @@ async def test_seconds_keep_each_bin_s_peak_and_mean():
     assert [max(seconds) for seconds in bins] == [30.0, 12.0]
     assert sum(load.history_rps) == pytest.approx(240.0)
     assert all(LABELS in query for query in fake.queries)
+
+
+async def test_six_hours_are_asked_for_once_and_again_where_that_failed():
+    fake = FakePrometheus(2.0, [], [])
+    async with a_source(fake) as source:
+        with pytest.raises(ObservationError):
+            await source.load(NOW)
+        fake.peaks = fake.means = [5.0] * 70
+        for later in range(3):
+            await source.load(NOW + later)
+
+    assert fake.spans == [MEMORY_SECONDS] * 4 + [600.0] * 4
 
 
 async def test_no_traffic_is_zero_load_not_a_fault():

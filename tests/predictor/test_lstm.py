@@ -11,15 +11,15 @@ import pytest
 from numpy.typing import NDArray
 
 from trimtab_predictor.accuracy import smape
+from trimtab_predictor.context import MEMORY_SECONDS, Context
 from trimtab_predictor.evaluate import FACTORS, LSTM_OVER_AR, errors_by_factor, main, split
+from trimtab_predictor.features import FEATURES, Described, describe
 from trimtab_predictor.lstm import (
-    FEATURES,
     QUANTILES,
     UNITS,
     LstmForecaster,
     LstmWeights,
     WeightsError,
-    describe,
     evaluate_network,
     forecast_peaks,
     forecast_quantiles,
@@ -41,6 +41,17 @@ def plateaus(seconds: int, low: float, high: float, seed: int = 1) -> NDArray[np
     return noisy(np.concatenate(pieces)[:seconds], seed)
 
 
+def alone(windows_rps: NDArray[np.float64]) -> Context:
+    """Return the context of windows before which nothing is known."""
+    means, deviations = windows_rps.mean(axis=1, keepdims=True), windows_rps.std(axis=1, keepdims=True)
+    known = np.full(len(windows_rps), 120 / 1800)
+    return Context(np.zeros((len(windows_rps), 4)), np.tile(means, 2), np.tile(deviations, 2), known)
+
+
+def described(windows_rps: NDArray[np.float64]) -> Described:
+    return describe(windows_rps, alone(windows_rps))
+
+
 def test_numpy_evaluates_the_network_as_keras_does() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with warnings.catch_warnings():
@@ -48,7 +59,7 @@ def test_numpy_evaluates_the_network_as_keras_does() -> None:
         from trimtab_predictor.train import build_network, weights_of  # noqa: PLC0415
 
         network = build_network(steps=1)
-        inputs = describe(noisy(np.full((64, 120), 20.0))).inputs
+        inputs = described(noisy(np.full((64, 120), 20.0))).inputs
         fresh = weights_of(network)
         expected_fresh = network(inputs.astype(np.float32)).numpy()
         shipped = LstmWeights.load()
@@ -64,40 +75,67 @@ def test_numpy_evaluates_the_network_as_keras_does() -> None:
 def test_windows_are_seen_in_deviations_from_their_mean() -> None:
     window = np.tile([1.0, 3.0], 60)
 
-    seen = describe(window[None])
+    seen = described(window[None])
 
     assert seen.inputs.shape == (1, 12, FEATURES)
     assert seen.means == pytest.approx([2.0])
     assert seen.spreads == pytest.approx([0.5])
     assert seen.peaks == pytest.approx([1.0])
     # Mean 2, deviation 1. Maximum 3, mean 2, mean + deviation 3; newer half 3 1 3 1 3: maximum 3, mean 2.2.
-    np.testing.assert_allclose(seen.inputs[0, 0], [1.0, 0.0, 1.0, 1.0, 0.2, np.log(0.5) / 3 + 0.5])
+    # The deviation is half the mean; its square half of what independent arrivals would have; 2 of 30 minutes known.
+    sizes = [np.log(0.5) / 3 + 0.5, np.log(0.5) / 2, 2 / 30]
+    np.testing.assert_allclose(seen.inputs[0, 0], [1.0, 0.0, 1.0, 1.0, 0.2, *sizes, *[0.0] * 8], atol=1e-12)
+
+
+def test_the_context_is_seen_in_deviations_of_the_window() -> None:
+    context = Context(np.array([[0.2, 0.0, -0.5, 1.0]]), np.array([[4.0, 2.0]]), np.array([[2.0, 0.0]]), np.ones(1))
+
+    seen = describe(np.tile([1.0, 3.0], 60)[None], context)
+
+    # The peak is 3: after (1 + 0.2) / (1 - 0.2) times as much it is 4.5, 1.5 deviations more; after 0.5 / 1.5, 1.
+    # Doubling without end is shown as 8. Usual are 2 deviations above the mean, and the mean; twice the spread, none.
+    expected = [1.5, 0.0, -2.0, 8.0, 2.0, 0.0, np.log(2.0), np.log(0.05)]
+    np.testing.assert_allclose(seen.inputs[0, :, 8:], np.tile(expected, (12, 1)))
+
+
+def test_a_window_without_noise_shows_no_context() -> None:
+    context = Context(np.ones((1, 4)), np.full((1, 2), 9.0), np.full((1, 2), 3.0), np.ones(1))
+
+    assert not describe(np.full((1, 120), 5.0), context).inputs[..., 8:].any()
 
 
 @pytest.mark.parametrize("rps", [0.1, 10.0, 1e6])
 def test_a_load_without_noise_is_expected_again(rps: float) -> None:
     windows = np.full((1, 120), rps)
 
-    np.testing.assert_allclose(forecast_quantiles(LstmWeights.load(), windows), [[rps] * len(QUANTILES)], rtol=1e-9)
+    np.testing.assert_allclose(
+        forecast_quantiles(LstmWeights.load(), windows, alone(windows)), [[rps] * len(QUANTILES)], rtol=1e-9
+    )
 
 
-@pytest.mark.parametrize("times", [0.01, 3.0, 1e5])
-def test_the_forecast_scales_with_the_load(times: float) -> None:
+@pytest.mark.parametrize("times", [0.5, 3.0, 10.0])
+def test_the_forecast_scales_nearly_with_the_load(times: float) -> None:
+    """Size shows only in how the noise compares to that of independent arrivals."""
     weights = LstmWeights.load()
-    windows = noisy(np.full((50, 120), 12.0))
+    load = noisy(np.full(9000, 12.0))
+    small, large = (cut_windows(rps, 100) for rps in (load, load * times))
 
     np.testing.assert_allclose(
-        forecast_peaks(weights, windows * times), forecast_peaks(weights, windows) * times, rtol=1e-9
+        forecast_peaks(weights, large.histories_rps, large.context),
+        forecast_peaks(weights, small.histories_rps, small.context) * times,
+        rtol=0.3,
     )
 
 
 def test_no_load_forecasts_none() -> None:
-    assert forecast_peaks(LstmWeights.load(), np.zeros((1, 120))).tolist() == [0.0]
+    windows = np.zeros((1, 120))
+
+    assert forecast_peaks(LstmWeights.load(), windows, alone(windows)).tolist() == [0.0]
 
 
 def test_a_forecast_takes_at_most_five_milliseconds() -> None:
     forecaster = LstmForecaster(LstmWeights.load())
-    history = noisy(np.full(600, 30.0))
+    history = noisy(np.full(MEMORY_SECONDS, 30.0))
     took = []
     for _ in range(50):
         started = time.perf_counter()
@@ -113,17 +151,26 @@ def test_a_forecast_takes_at_most_five_milliseconds() -> None:
 def test_shipped_weights_beat_reactive_on_level_loads(rps: float, at_most: float) -> None:
     cut = cut_windows(noisy(np.full(20_000, float(rps))), 20)
 
-    ours = smape(forecast_peaks(LstmWeights.load(), cut.histories_rps), cut.peaks_rps)
+    ours = smape(forecast_peaks(LstmWeights.load(), cut.histories_rps, cut.context), cut.peaks_rps)
     reactive = smape(cut.histories_rps[:, -20:].max(axis=1), cut.peaks_rps)
 
     assert ours < at_most * reactive
+
+
+@pytest.mark.parametrize("at_once", [5, 50, 5000])
+def test_requests_that_come_many_at_once_are_noise_not_a_change(at_once: int) -> None:
+    cut = cut_windows(at_once * noisy(np.full(20_000, 12.0)), 20)
+
+    ours = smape(forecast_peaks(LstmWeights.load(), cut.histories_rps, cut.context), cut.peaks_rps)
+
+    assert ours < smape(cut.histories_rps[:, -20:].max(axis=1), cut.peaks_rps)
 
 
 @pytest.mark.parametrize(("low", "high"), [(4, 40), (20, 200)])
 def test_shipped_weights_beat_reactive_on_plateaus_and_steps(low: float, high: float) -> None:
     cut = cut_windows(plateaus(40_000, low, high), 10)
 
-    ours = smape(forecast_peaks(LstmWeights.load(), cut.histories_rps), cut.peaks_rps)
+    ours = smape(forecast_peaks(LstmWeights.load(), cut.histories_rps, cut.context), cut.peaks_rps)
 
     assert ours < smape(cut.histories_rps[:, -20:].max(axis=1), cut.peaks_rps)
 

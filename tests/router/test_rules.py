@@ -6,7 +6,7 @@ from tests.builders import a_pipeline, a_plan, a_variant
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError
 from trimtab_router.binding import effective_variant, least_loaded, variant_for
-from trimtab_router.load import ArrivalCounter, RowCounter
+from trimtab_router.load import KEPT_SECONDS, ArrivalCounter, RowCounter
 from trimtab_router.policies import BatchView, fixed
 from trimtab_router.service_time import ServiceTimes, interpolate, wait_for_others
 
@@ -121,6 +121,9 @@ def test_arrivals_by_second():
     assert counter.peak(1004.0) == 2
     assert counter.peak(1011.5) == 1
     assert counter.history(5000.0) == [0] * 600
+    assert counter.history(5000.0, 3998) == [0, 1, *[0] * 3996]
+    assert counter.history(5000.0, 10**9) == [2, 1, 0, 1, *[0] * 3996]
+    assert len(counter.history(50_000.0, 10**9)) == KEPT_SECONDS
 
 
 def test_seconds_before_the_counting_began_are_unknown_not_empty():

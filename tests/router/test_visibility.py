@@ -144,6 +144,10 @@ async def test_load_and_state_as_the_adapter_reads_them():
         }
         load = (await rig.get("/trimtab/v1/load"))[1]
         assert len(load["rps"]) < 60  # only since the router counts
+        assert len((await rig.get("/trimtab/v1/load?seconds=1"))[1]["rps"]) <= 1
+        for wrong in ("0", "-1", "x", "9" * 10):
+            status, answer = await rig.get(f"/trimtab/v1/load?seconds={wrong}")
+            assert (status, answer["error"]) == (400, f"seconds={wrong}: expected a whole number of at least 1")
         assert abs(load["now"] - time.time()) < 60
 
 

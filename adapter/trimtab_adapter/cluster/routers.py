@@ -18,6 +18,7 @@ from trimtab_adapter.sources import RouterSource
 from trimtab_kubernetes.client import Object
 from trimtab_kubernetes.follow import Key
 from trimtab_pipelines.cluster import ROUTER_REST_PORT, router_name
+from trimtab_predictor.context import MEMORY_SECONDS
 
 HISTORY_SECONDS = 600
 REST_PORT_NAMES = ("rest", "http")
@@ -45,7 +46,10 @@ class RoutersSource:
 
     async def load(self, now_seconds: float) -> Load:
         """Return the arrivals all routers counted; raise ObservationError where none answers."""
-        answers = await self._ask([(address, RouterSource(self._client, address.url)) for address in self._addresses()])
+        # Who comes later is asked for minutes only: hours of one router are no sum.
+        kept = not self._last
+        sources = [(address, RouterSource(self._client, address.url, kept=kept)) for address in self._addresses()]
+        answers = await self._ask(sources)
         loads = {url: Load(now_seconds, answer.history_rps) for url, answer in answers.items() if answer is not None}
         missing = [url for url, answer in answers.items() if answer is None]
         self._last = recent({**self._last, **loads}, now_seconds)
@@ -113,14 +117,15 @@ def recent(loads: Mapping[str, Load], now_seconds: float) -> dict[str, Load]:
 
 
 def merge_loads(loads: Iterable[Load], now_seconds: float) -> tuple[float, ...]:
-    """Sum arrivals second by second, each history ending where it was taken; before it began a router counted none."""
-    total = [0.0] * HISTORY_SECONDS
-    first = HISTORY_SECONDS
-    for load in loads:
-        end = HISTORY_SECONDS - max(0, math.floor(now_seconds) - math.floor(load.now_seconds))
-        start = end - len(load.history_rps)
-        first = min(first, max(start, 0))
-        for n, rps in enumerate(load.history_rps, start):
+    """Sum arrivals second by second, each history ending where it was taken; before it began a router counted none.
+
+    Six hours at most, as long as any router was asked for.
+    """
+    aged = [(max(0, math.floor(now_seconds) - math.floor(load.now_seconds)), load.history_rps) for load in loads]
+    longest = min(max((ago + len(history_rps) for ago, history_rps in aged), default=0), MEMORY_SECONDS)
+    total = [0.0] * longest
+    for ago, history_rps in aged:
+        for n, rps in enumerate(history_rps, longest - ago - len(history_rps)):
             if n >= 0:
                 total[n] += rps
-    return tuple(total[first:]) or (0.0,)
+    return tuple(total) or (0.0,)

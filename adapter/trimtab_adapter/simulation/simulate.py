@@ -25,7 +25,7 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.graph import Graph, Walk
-from trimtab_router.load import ArrivalCounter, RowCounter
+from trimtab_router.load import HISTORY_SECONDS, KEPT_SECONDS, ArrivalCounter, RowCounter
 from trimtab_router.policies import Policy, fixed
 from trimtab_router.refusal import Refusal
 from trimtab_router.work import Work
@@ -100,6 +100,7 @@ class _Simulation:
         self.counter = ArrivalCounter(-float(len(scenario.history_rps)))
         for ago, arrivals in zip(range(-len(scenario.history_rps), 0), scenario.history_rps, strict=True):
             self.counter.record(float(ago), arrivals)
+        self.asked_seconds = KEPT_SECONDS  # at first, as the adapter does; the forecaster then remembers
         self.rows = RowCounter()
         self.due = 0.0
 
@@ -212,7 +213,7 @@ class _Simulation:
             self.agenda.at(following, partial(self._look, following))
         if self.scenario.adaptation is None or self.agenda.now >= self.due - 1e-9:
             return
-        newest = self.counter.history(self.agenda.now)[-1:]
+        newest = self.counter.history(self.agenda.now, 1)
         if newest and outgrown(self.plan, newest, self.scenario.pipeline.spec.adaptation.headroom):
             self._decide()
 
@@ -235,7 +236,8 @@ class _Simulation:
         adaptation = scenario.adaptation
         if adaptation is None:
             return
-        load = Load(adaptation.origin_seconds + now, tuple(float(count) for count in self.counter.history(now)))
+        counts, self.asked_seconds = self.counter.history(now, self.asked_seconds), HISTORY_SECONDS
+        load = Load(adaptation.origin_seconds + now, tuple(float(count) for count in counts))
         ratios = {(name, stage.variant): stage.service_ratio for name, stage in self.stages.items()}
         rows = self.rows.per_request(now)
         try:

@@ -16,12 +16,14 @@ from aiohttp import web
 from trimtab_protocol import InferResponse, ProtocolError, rest
 from trimtab_router.admission import check_model
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
+from trimtab_router.load import HISTORY_SECONDS
 from trimtab_router.refusal import Code, Refusal, invalid, malformed
 from trimtab_router.router import Call, Router
 
 log = logging.getLogger(__name__)
 
 _MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?/?$")
+_LOAD_PATH = "/trimtab/v1/load"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -35,7 +37,6 @@ class RestIngress:
             "/v2/health/live": self._live,
             "/v2/health/ready": self._ready,
             "/metrics": self._metrics,
-            "/trimtab/v1/load": self._load,
             "/trimtab/v1/state": self._state,
         }
 
@@ -80,6 +81,8 @@ class RestIngress:
         return _json(model_metadata(self._router.pipeline))
 
     def _server_route(self, request: web.BaseRequest) -> web.Response:
+        if request.path.rstrip("/") == _LOAD_PATH:
+            return self._load(request.query.get("seconds", str(HISTORY_SECONDS)))
         route = self._server_routes.get(request.path.rstrip("/"))
         if route is None:
             return _json(
@@ -100,9 +103,11 @@ class RestIngress:
     def _metrics(self) -> web.Response:
         return web.Response(body=self._router.metrics.expose(), headers={"Content-Type": _METRICS_TYPE})
 
-    def _load(self) -> web.Response:
+    def _load(self, seconds: str) -> web.Response:
+        if not (seconds.isascii() and seconds.isdigit() and len(seconds) <= 9 and int(seconds) > 0):
+            return _json({"error": f"seconds={seconds[:20]}: expected a whole number of at least 1"}, 400)
         now = time.time()
-        return _json({"now": now, "rps": self._router.arrivals.history(now)})
+        return _json({"now": now, "rps": self._router.arrivals.history(now, int(seconds))})
 
     def _state(self) -> web.Response:
         return _json(self._router.state())

@@ -1,0 +1,1 @@
+"""How good are the forecasts? Every forecaster on the same windows."""

@@ -1,0 +1,109 @@
+"""What the hours before say about a moment that its last two minutes do not.
+
+What recurs: scheduled jobs, newsletters and bots act on the minute, so many a jump that nothing announces came an hour
+ago as well. What is looked at is how the load changed then, not how high it was: whether the peak of the next 20
+seconds was above that of the 20 seconds before, which is what the reactive forecast got wrong. No clock is asked: a
+load is compared with itself, some whole periods ago.
+
+What is usual: the level and the spread of the last ten and thirty minutes, to which an unusual two minutes tend to
+return.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_predictor.forecaster import HORIZON_SECONDS
+
+PERIODS_SECONDS = (300, 900, 1800, 3600)
+REACH_SECONDS = 6 * 3600
+MEMORY_SECONDS = REACH_SECONDS + HORIZON_SECONDS
+"""How much history holds all that is looked at."""
+USUAL_SECONDS = (600, 1800)
+
+_LAGS = np.arange(PERIODS_SECONDS[0], REACH_SECONDS + 1, PERIODS_SECONDS[0])
+_IS_WHOLE = np.array([[lag % period == 0 for period in PERIODS_SECONDS] for lag in _LAGS], dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """What the hours before say, for N moments.
+
+    Attributes:
+        recurring: [N, 4], how the peak changed one, two, … periods ago, -1 to 1; 0 where that is not known.
+        means_rps: [N, 2], over the last ten and thirty minutes, as far as they are known.
+        deviations_rps: [N, 2], over the same.
+        known: [N], how much of thirty minutes is known, 0 to 1.
+    """
+
+    recurring: NDArray[np.float64]
+    means_rps: NDArray[np.float64]
+    deviations_rps: NDArray[np.float64]
+    known: NDArray[np.float64]
+
+
+def context_of(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> Context:
+    """Return what is known at each moment from the load before it.
+
+    Args:
+        rps: [S], requests per second; NaN where missing.
+        moments: [N], each the number of the first second that has not come; at most S.
+    """
+    return Context(_recurring(rps, moments), *_usual(rps, moments))
+
+
+def changes(rps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how the peak changed at each moment of a load [S]: [S + 1], moment n lies before second n.
+
+    (after − before) / (after + before) of the peaks of the 20 seconds after and before, -1 to 1; 0 where both are 0,
+    NaN where any of the 40 seconds is missing or outside the load.
+    """
+    found = np.full(rps.size + 1, np.nan)
+    if rps.size >= 2 * HORIZON_SECONDS:
+        peaks = _peaks(rps)
+        before, after = peaks[:-HORIZON_SECONDS], peaks[HORIZON_SECONDS:]
+        total = before + after
+        found[HORIZON_SECONDS:-HORIZON_SECONDS] = (after - before) / np.where(total == 0, 1.0, total)
+    return found
+
+
+def _peaks(rps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the maximum of every 20 seconds of a load [S], NaN where one is missing: [S - 19].
+
+    Maxima over 2, 4, 8, 16 seconds, each of two shorter ones: some twenty times faster than over each window anew.
+    """
+    peaks, width = rps, 1
+    while width < HORIZON_SECONDS:
+        step = min(width, HORIZON_SECONDS - width)
+        peaks, width = np.maximum(peaks[:-step], peaks[step:]), width + step
+    return peaks
+
+
+def _recurring(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the mean change over the earlier moments that are known, drawn towards 0 as if one more had shown none.
+
+    A single hour proves little.
+    """
+    at = moments[:, None] - _LAGS
+    seen = np.where(at >= 0, changes(rps)[np.maximum(at, 0)], np.nan)
+    known = np.isfinite(seen)
+    means: NDArray[np.float64] = np.where(known, seen, 0.0) @ _IS_WHOLE / (known @ _IS_WHOLE + 1)
+    return means
+
+
+def _usual(
+    rps: NDArray[np.float64], moments: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return means and deviations [N, 2] over the last ten and thirty minutes, and how much of these is known [N]."""
+    oldest = max(int(moments.min(initial=rps.size)) - max(USUAL_SECONDS), 0)
+    rps, moments = rps[oldest:], moments - oldest
+    known = np.isfinite(rps)
+    middle = rps[known].mean() if known.any() else 0.0  # sums of squares far from it would lose digits
+    centred = np.where(known, rps - middle, 0.0)
+    sums = [np.concatenate([[0.0], np.cumsum(part)]) for part in (known, centred, centred**2)]
+    first = np.maximum(moments[:, None] - USUAL_SECONDS, 0)
+    seconds, total, squares = (part[moments][:, None] - part[first] for part in sums)
+    mean = total / np.maximum(seconds, 1.0)
+    deviation = np.sqrt(np.maximum(squares / np.maximum(seconds, 1.0) - mean**2, 0.0))
+    return mean + middle, deviation, seconds[:, -1] / USUAL_SECONDS[-1]

@@ -1,0 +1,85 @@
+"""What the network is shown of a load: figures relative to the window's own mean and deviation.
+
+So one set of weights serves loads of any size. Size itself shows only in how the noise compares to that of independent
+arrivals (the index of dispersion): the same wiggles are chance at sixty requests a second and a change at six thousand.
+IPA (§3) shows the maximum of each bin of ten seconds alone, which by itself is mostly noise.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_predictor.context import PERIODS_SECONDS, USUAL_SECONDS, Context
+from trimtab_predictor.forecaster import HORIZON_SECONDS
+
+HISTORY_SECONDS = 120
+BIN_SECONDS = 10
+BINS = HISTORY_SECONDS // BIN_SECONDS
+FEATURES = 7 + len(PERIODS_SECONDS) + 2 * len(USUAL_SECONDS) + 1
+LEAST_SPREAD = 1e-9  # below it, seconds differ by rounding only
+LEAST_RATIO = 0.05  # of the window's mean: no peak is forecast below
+MOST_DEVIATIONS = 8.0
+LEAST_DISPERSION, MOST_DISPERSION = 0.02, 4.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Described:
+    """Windows as the network sees them, and what turns its answer back into requests per second; N windows.
+
+    Attributes:
+        inputs: [N, 12, 16].
+        means: [N], requests per second.
+        spreads: [N], standard deviation over mean; 0 where every second was alike.
+        peaks: [N], the peak of the last 20 seconds, in deviations above the mean; 0 where there are none.
+    """
+
+    inputs: NDArray[np.float64]
+    means: NDArray[np.float64]
+    spreads: NDArray[np.float64]
+    peaks: NDArray[np.float64]
+
+
+def describe(windows_rps: NDArray[np.float64], context: Context) -> Described:
+    """Describe windows of load [N, 120], no NaN, relative to their own means and deviations.
+
+    Five figures a bin: maximum, mean, mean + deviation, maximum and mean of its newer half, each in deviations of
+    the window from its mean. With every bin stands how large that deviation is, on logarithmic scales: beside the mean,
+    and beside that of arrivals that know nothing of each other. And the context: by how many deviations the peak will
+    change if it does what it did one, two, … periods ago, the level and the spread that are usual, and how much of
+    these is known.
+    """
+    means, deviations = windows_rps.mean(axis=1), windows_rps.std(axis=1)
+    varies = deviations > LEAST_SPREAD * means
+    unit = np.where(varies, deviations, 1.0)
+    spreads = np.where(varies, deviations, 0.0) / np.where(means > 0, means, 1.0)
+
+    def relative(figures: NDArray[np.float64]) -> NDArray[np.float64]:
+        by_window = (-1,) + (1,) * (figures.ndim - 1)
+        deviating = (figures - means.reshape(by_window)) / unit.reshape(by_window)
+        return np.where(varies.reshape(by_window), deviating, 0.0)
+
+    bins = windows_rps.reshape(-1, BINS, BIN_SECONDS)
+    newer = bins[:, :, BIN_SECONDS // 2 :]
+    level = bins.mean(axis=2)
+    figures = [bins.max(axis=2), level, level + bins.std(axis=2), newer.max(axis=2), newer.mean(axis=2)]
+    size = np.log(np.maximum(spreads, 1e-3)) / 3 + 0.5  # about -2 to 1 from the calmest load to the sparsest
+    shown = np.clip(relative(np.stack(figures, axis=2)), -MOST_DEVIATIONS, MOST_DEVIATIONS)
+    newest = windows_rps[:, -HORIZON_SECONDS:].max(axis=1)
+    dispersion = np.log(np.maximum(spreads**2 * means, LEAST_DISPERSION)) / 2  # 0 where arrivals are independent
+    sizes = np.stack([size, np.minimum(dispersion, MOST_DISPERSION), context.known], axis=1)
+    constant = np.concatenate([sizes, _shown_context(context, newest, means, unit) * varies[:, None]], axis=1)
+    repeated = np.broadcast_to(constant[:, None, :], (*level.shape, constant.shape[1]))
+    return Described(np.concatenate([shown, repeated], axis=2), means, spreads, relative(newest))
+
+
+def _shown_context(
+    context: Context, newest_rps: NDArray[np.float64], means: NDArray[np.float64], unit: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the context of each window in deviations of it: [N, 4 rises of the peak, 2 levels, 2 log spreads]."""
+    deviations = unit[:, None]
+    ratios = 2 * context.recurring / np.maximum(1 - context.recurring, LEAST_RATIO)  # of the rise to the peak
+    rises, levels = ratios * newest_rps[:, None] / deviations, (context.means_rps - means[:, None]) / deviations
+    spreads = np.log(np.maximum(context.deviations_rps / deviations, LEAST_RATIO))
+    shown: NDArray[np.float64] = np.concatenate([rises, levels, spreads], axis=1)
+    return shown.clip(-MOST_DEVIATIONS, MOST_DEVIATIONS)

@@ -1,0 +1,158 @@
+"""What the hours before say: changes that recur, what is usual, and the memory that holds them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from trimtab_predictor.accuracy import smape
+from trimtab_predictor.context import MEMORY_SECONDS, PERIODS_SECONDS, Context, changes, context_of
+from trimtab_predictor.guarded import shipped_forecaster
+from trimtab_predictor.lstm import LstmForecaster, LstmWeights
+from trimtab_predictor.memory import LoadMemory
+from trimtab_router.load import KEPT_SECONDS
+
+HOUR = 3600
+
+
+def jumping(seconds: int, every: int = HOUR, at: int = 1000, times: float = 2.0) -> NDArray[np.float64]:
+    """Draw 60 requests a second that are so many times as many for five seconds in every hour."""
+    rates = np.full(seconds, 60.0)
+    for start in range(at, seconds, every):
+        rates[start : start + 5] *= times
+    return np.random.default_rng(3).poisson(rates).astype(np.float64)
+
+
+def one(rps: NDArray[np.float64], moment: int) -> Context:
+    return context_of(rps, np.array([moment]))
+
+
+def test_a_change_is_that_of_the_peak_20_seconds_before_and_after() -> None:
+    load = np.concatenate([np.full(30, 10.0), np.full(30, 30.0)])
+
+    found = changes(load)
+
+    assert found.size == 61
+    assert found[20] == found[30] == pytest.approx(0.5)  # the step comes within the 20 seconds after
+    assert found[31] == pytest.approx(0.0)  # and lies within the 20 seconds before
+    assert np.isfinite(found).nonzero()[0].tolist() == list(range(20, 41))
+
+
+def test_no_load_is_no_change_and_a_gap_is_not_known() -> None:
+    load = np.zeros(100)
+    load[70] = np.nan
+
+    found = changes(load)
+
+    assert found[20:51].tolist() == [0.0] * 31
+    assert np.isnan(found[51:]).all()
+    assert np.isnan(changes(np.ones(39))).all()
+
+
+def test_what_came_every_hour_is_expected_again() -> None:
+    load = jumping(5 * HOUR + 990)
+
+    recurring = one(load, load.size).recurring[0]
+
+    hourly, longest = recurring[-1], PERIODS_SECONDS[-1]
+    assert longest == HOUR
+    assert 0.15 < hourly < 1 / 3  # twice as much is a change of 1/3, five hours and one without make it 5/6 of that
+    assert (np.abs(recurring[:-1]) < hourly / 1.5).all()  # most of the five-minute marks showed nothing
+
+
+def test_gaps_and_what_lies_before_the_load_are_left_out_of_the_mean() -> None:
+    load = np.tile(np.concatenate([np.full(HOUR // 2, 10.0), np.full(HOUR // 2, 30.0)]), 3)
+
+    known = one(load, 2 * HOUR + HOUR // 2).recurring[0, -1]
+    load[HOUR // 2 - 5] = np.nan
+    without_first = one(load, 2 * HOUR + HOUR // 2).recurring[0, -1]
+
+    assert known == pytest.approx(2 * 0.5 / 3)
+    assert without_first == pytest.approx(0.5 / 2)
+    assert one(load, 200).recurring.tolist() == [[0.0] * 4]
+
+
+def test_usual_is_what_the_last_ten_and_thirty_minutes_were() -> None:
+    load = np.concatenate([np.full(1200, 40.0), np.tile([8.0, 12.0], 300)])
+    load[1500] = np.nan
+
+    found = one(load, load.size)
+
+    assert found.means_rps[0] == pytest.approx([np.nanmean(load[1200:]), np.nanmean(load)])
+    assert found.deviations_rps[0] == pytest.approx([np.nanstd(load[1200:]), np.nanstd(load)])
+    assert found.known == pytest.approx([1799 / 1800])
+    assert one(load, 450).known == pytest.approx([0.25])
+
+
+@given(st.lists(st.one_of(st.floats(0, 1e9), st.just(np.nan)), max_size=90), st.integers(0, 90))
+def test_any_load_has_a_finite_context(rps: list[float], moment: int) -> None:
+    load = np.array(rps, dtype=np.float64)
+
+    found = one(load, min(moment, load.size))
+
+    for part in (found.recurring, found.means_rps, found.deviations_rps, found.known):
+        assert np.isfinite(part).all()
+    assert (np.abs(found.recurring) <= 1).all()
+    assert (found.deviations_rps >= 0).all()
+
+
+@pytest.mark.parametrize("every", [900, 1800, HOUR])
+def test_jumps_at_marks_of_a_clock_are_foreseen_by_who_has_seen_earlier_ones(every: int) -> None:
+    load = jumping(7 * HOUR, every)
+    at_the_mark = np.array([now for now in range(5 * HOUR, load.size - 100) if (1000 - now) % every in range(1, 13)])
+    network = LstmForecaster(LstmWeights.load())
+
+    def error(seen: int) -> float:
+        said = [network.forecast(load[max(now - seen, 0) : now], float(now)).peak_rps for now in at_the_mark]
+        return smape(said, [load[now : now + 20].max() for now in at_the_mark])
+
+    assert error(MEMORY_SECONDS) < 0.6 * error(600)
+
+
+def test_looks_at_minutes_are_put_together_to_hours() -> None:
+    load = jumping(3 * HOUR)
+    memory, forecaster, network = LoadMemory(), shipped_forecaster(), LstmForecaster(LstmWeights.load())
+
+    for now in range(600, load.size, 300):
+        remembered = memory.extended(load[now - 600 : now], now + 0.5)
+        asked = forecaster.forecast(load[now - 600 : now], now + 0.5)
+
+        assert remembered.tolist() == load[:now].tolist()
+        if asked.source == "lstm":
+            assert asked.peak_rps == network.forecast(load[:now], float(now)).peak_rps
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30)), min_size=1, max_size=12))
+def test_memory_holds_the_newest_look_at_every_second(looks: list[tuple[int, int]]) -> None:
+    memory, known, now = LoadMemory(), dict[int, float](), 1000
+
+    for number, (passed, size) in enumerate(looks):
+        now += passed
+        remembered = memory.extended(np.full(size, float(number)), now + 0.9)
+        known.update(dict.fromkeys(range(now - size, now), float(number)))
+
+        expected = [known.get(second, np.nan) for second in range(now - remembered.size, now)]
+        np.testing.assert_array_equal(remembered, expected)
+        assert remembered.size >= now - min(known, default=now)
+
+
+def test_the_newer_look_counts_and_a_clock_set_back_forgets() -> None:
+    memory = LoadMemory()
+    memory.extended(np.array([1.0, 2.0, 3.0]), 100.0)
+
+    assert memory.extended(np.array([5.0, 6.0]), 101.0).tolist() == [1.0, 2.0, 5.0, 6.0]
+    assert memory.extended(np.array([6.5]), 101.9).tolist() == [1.0, 2.0, 5.0, 6.5]
+    assert memory.extended(np.arange(9.0), 101.0).tolist() == list(range(9))
+    assert memory.extended(np.array([4.0]), 50.0).tolist() == [4.0]
+    assert memory.extended(np.array([5.0]), 50.0 + MEMORY_SECONDS).tolist() == [5.0]
+
+
+def test_no_more_is_kept_than_is_looked_at_and_routers_keep_as_much() -> None:
+    memory = LoadMemory()
+    memory.extended(np.ones(MEMORY_SECONDS), 0.0)
+
+    kept = memory.extended(np.full(700, 2.0), 600.0)
+
+    assert kept.size == MEMORY_SECONDS <= KEPT_SECONDS
+    assert (kept == 2.0).sum() == 700

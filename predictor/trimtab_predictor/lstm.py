@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trimtab_predictor.context import MEMORY_SECONDS, Context, context_of
 from trimtab_predictor.features import FEATURES, HISTORY_SECONDS, LEAST_RATIO, describe
-from trimtab_predictor.forecaster import Forecast, checked_history, reactive
+from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, checked_history, reactive
 
 UNITS = 48
 QUANTILES = (0.5, 0.9, 0.99)
@@ -118,7 +118,10 @@ def forecast_quantiles(weights: LstmWeights, windows_rps: NDArray[np.float64], c
     corrections = np.sort(evaluate_network(weights, seen.inputs), axis=1)
     ratios = np.maximum(1 + seen.spreads[:, None] * (seen.peaks[:, None] + corrections), LEAST_RATIO)
     bounded: NDArray[np.float64] = np.minimum(seen.means[:, None] * ratios, MAX_RISE * windows_rps.max(axis=1)[:, None])
-    return bounded
+    newest = windows_rps[:, -HORIZON_SECONDS:]
+    # Arrivals by chance are never alike for so long: such a load is paced, and its next seconds are as the last.
+    is_paced = (newest[:, 0] > 0) & (newest == newest[:, :1]).all(axis=1)
+    return np.where(is_paced[:, None], newest[:, :1], bounded)
 
 
 def forecast_peaks(weights: LstmWeights, windows_rps: NDArray[np.float64], context: Context) -> NDArray[np.float64]:

@@ -113,6 +113,12 @@ def test_a_load_without_noise_is_expected_again(rps: float) -> None:
     )
 
 
+def test_after_a_jump_of_a_load_without_noise_its_new_level_is_expected_as_soon_as_it_has_lasted() -> None:
+    load = np.concatenate([np.full(100, 10.0), np.full(20, 30.0)])
+
+    assert LstmForecaster(LstmWeights.load()).forecast(load, 120.0).peak_rps == 30.0
+
+
 @pytest.mark.parametrize("times", [0.5, 3.0, 10.0])
 def test_the_forecast_scales_nearly_with_the_load(times: float) -> None:
     """Size shows only in how the noise compares to that of independent arrivals."""

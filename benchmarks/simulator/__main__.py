@@ -46,7 +46,12 @@ def main() -> int:
     """Run it; 0 where every bar holds."""
     parser = argparse.ArgumentParser(prog="benchmarks.simulator", description=__doc__)
     parser.add_argument("--pipeline", type=Path, default=Path("pipelines/digits"))
-    parser.add_argument("--cycles", type=int, default=5, help="how often to go through the phases")
+    parser.add_argument(
+        "--cycles",
+        type=int,
+        default=5,
+        help="how often to go through the phases; with fewer than five the p99 of the low load is chance",
+    )
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--recorded", action="store_true", help="simulate what an earlier run left in OUT/simulator")
     given = parser.parse_args()

@@ -21,8 +21,8 @@ from trimtab_pipelines.documents import DocumentError
 from trimtab_predictor.bins import BIN_SECONDS, seconds_of_bins
 from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.recorded import PEAK, RECEIVED
+from trimtab_router.load import HISTORY_SECONDS
 
-HISTORY_SECONDS = 600
 STALE_SECONDS = 30.0  # two of Prometheus's usual scrape intervals
 
 

@@ -16,10 +16,10 @@ from trimtab_predictor.guarded import GuardedForecaster
 from trimtab_predictor.lstm import QUANTILES, LstmForecaster, LstmWeights, forecast_quantiles
 from trimtab_predictor.shapes import RULES, drawn, excerpts
 from trimtab_predictor.windows import WINDOW_SECONDS, cut_windows
+from trimtab_router.load import HISTORY_SECONDS as LOOK_SECONDS
 
 DRAWN_SECONDS = 3_600
 DRAWN_LEVELS_RPS = (0.3, 5.0, 60.0, 5000.0)
-LOOK_SECONDS = 600
 DRAWS = 51
 KNOWN_RATE = "known rate"
 SERVED = "LSTM as served"

@@ -19,8 +19,8 @@ from trimtab_kubernetes.client import Object
 from trimtab_kubernetes.follow import Key
 from trimtab_pipelines.cluster import ROUTER_REST_PORT, router_name
 from trimtab_predictor.context import MEMORY_SECONDS
+from trimtab_router.load import HISTORY_SECONDS
 
-HISTORY_SECONDS = 600
 REST_PORT_NAMES = ("rest", "http")
 Answer = TypeVar("Answer", Load, State)
 

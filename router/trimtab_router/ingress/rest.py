@@ -23,7 +23,6 @@ from trimtab_router.router import Call, Router
 log = logging.getLogger(__name__)
 
 _MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?/?$")
-_LOAD_PATH = "/trimtab/v1/load"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -32,11 +31,12 @@ class RestIngress:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._server_routes: dict[str, Callable[[], web.Response]] = {
+        self._server_routes: dict[str, Callable[[web.BaseRequest], web.Response]] = {
             "/v2": self._metadata,
             "/v2/health/live": self._live,
             "/v2/health/ready": self._ready,
             "/metrics": self._metrics,
+            "/trimtab/v1/load": self._load,
             "/trimtab/v1/state": self._state,
         }
 
@@ -81,35 +81,34 @@ class RestIngress:
         return _json(model_metadata(self._router.pipeline))
 
     def _server_route(self, request: web.BaseRequest) -> web.Response:
-        if request.path.rstrip("/") == _LOAD_PATH:
-            return self._load(request.query.get("seconds", str(HISTORY_SECONDS)))
         route = self._server_routes.get(request.path.rstrip("/"))
         if route is None:
             return _json(
                 {"error": f"nothing at {request.path}; try /v2/models/{self._router.pipeline.name}/infer"}, 404
             )
-        return route()
+        return route(request)
 
-    def _metadata(self) -> web.Response:
+    def _metadata(self, _: web.BaseRequest) -> web.Response:
         return _json({"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": list(EXTENSIONS)})
 
-    def _live(self) -> web.Response:
+    def _live(self, _: web.BaseRequest) -> web.Response:
         return _json({"live": True, "ready": self._router.ready})
 
-    def _ready(self) -> web.Response:
+    def _ready(self, _: web.BaseRequest) -> web.Response:
         ready = self._router.ready
         return _json({"live": True, "ready": ready}, 200 if ready else 503)
 
-    def _metrics(self) -> web.Response:
+    def _metrics(self, _: web.BaseRequest) -> web.Response:
         return web.Response(body=self._router.metrics.expose(), headers={"Content-Type": _METRICS_TYPE})
 
-    def _load(self, seconds: str) -> web.Response:
+    def _load(self, request: web.BaseRequest) -> web.Response:
+        seconds = request.query.get("seconds", str(HISTORY_SECONDS))
         if not (seconds.isascii() and seconds.isdigit() and len(seconds) <= 9 and int(seconds) > 0):
             return _json({"error": f"seconds={seconds[:20]}: expected a whole number of at least 1"}, 400)
         now = time.time()
         return _json({"now": now, "rps": self._router.arrivals.history(now, int(seconds))})
 
-    def _state(self) -> web.Response:
+    def _state(self, _: web.BaseRequest) -> web.Response:
         return _json(self._router.state())
 
     async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.Response:

@@ -58,7 +58,7 @@ async def _adapt(options: argparse.Namespace, documents: FileDocuments) -> None:
     pipeline = documents.pipeline
     verify = trust(options.prometheus_ca)
     async with httpx.AsyncClient(timeout=HTTP_TIMEOUT_SECONDS, trust_env=False, verify=verify) as client:
-        router = None if options.router is None else RouterSource(client, options.router, kept=True)
+        router = None if options.router is None else RouterSource(client, options.router)
         loads: LoadSource | None = router
         if options.prometheus is not None:
             server = Server(client, options.prometheus, options.prometheus_token_file)

@@ -19,6 +19,7 @@ from trimtab_pipelines.spec import Adaptation
 from trimtab_predictor.forecaster import Forecast, Forecaster, OracleForecaster, ReactiveForecaster, reactive
 from trimtab_predictor.guarded import GuardedForecaster, shipped_forecaster
 from trimtab_predictor.lstm import LstmForecaster, LstmWeights, WeightsError
+from trimtab_predictor.memory import LoadMemory
 from trimtab_predictor.trace import TraceError, read_trace
 
 log = logging.getLogger(__name__)
@@ -72,9 +73,9 @@ class TrainedWeights:
         self.version += 1
         log.info("forecasting with the weights of %s", self._path)
 
-    def forecaster(self) -> Forecaster:
-        """Return a new forecaster with the weights in use; it keeps its own score."""
-        return shipped_forecaster() if self._lstm is None else GuardedForecaster(self._lstm)
+    def forecaster(self, memory: LoadMemory) -> Forecaster:
+        """Return a new forecaster with the weights in use; it knows of a load what is remembered, and scores itself."""
+        return shipped_forecaster(memory=memory) if self._lstm is None else GuardedForecaster(self._lstm, memory)
 
     def _stamp_now(self) -> tuple[int, int] | None:
         if self._path is None:
@@ -87,7 +88,10 @@ class TrainedWeights:
 
 
 class CurrentForecaster:
-    """The forecaster a pipeline asks for at the moment, made anew when it asks for another or the weights change."""
+    """The forecaster a pipeline asks for at the moment, made anew when it asks for another or the weights change.
+
+    What is remembered of the load outlives it.
+    """
 
     name = "current"
 
@@ -95,6 +99,7 @@ class CurrentForecaster:
         self._asked, self._weights = asked, weights
         self._made_for: tuple[str, int] | None = None
         self._inner: Forecaster = ReactiveForecaster()
+        self._memory = LoadMemory()
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
         """Forecast with whichever is asked for now."""
@@ -103,7 +108,7 @@ class CurrentForecaster:
         wanted = (adaptation.forecaster, self._weights.version)
         if wanted != self._made_for:
             trained = adaptation.forecaster == "LSTM"
-            self._inner = self._weights.forecaster() if trained else forecaster_for(adaptation, None)
+            self._inner = self._weights.forecaster(self._memory) if trained else forecaster_for(adaptation, None)
             self._made_for = wanted
         return self._inner.forecast(history_rps, now_seconds)
 

@@ -6,6 +6,7 @@ was held and why. A load that outgrows the plan between two ticks is not waited 
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -15,7 +16,16 @@ from trimtab_adapter.decide import PlanningError, Situation, decide, first_situa
 from trimtab_adapter.documents import Documents
 from trimtab_adapter.forecasting import forecast_record
 from trimtab_adapter.hysteresis import outgrows
-from trimtab_adapter.observation import MOST_ROWS, RATIO_RANGE, Load, Measured, ObservationError, Served, damp
+from trimtab_adapter.observation import (
+    MOST_ROWS,
+    RATIO_RANGE,
+    Load,
+    Measured,
+    ObservationError,
+    Served,
+    damp,
+    seconds_to_ask,
+)
 from trimtab_adapter.outlets import Outlets
 from trimtab_adapter.sharing import Planner
 from trimtab_adapter.sources import LoadSource, StateSource
@@ -56,6 +66,7 @@ class Loop:
         self._ratios: dict[tuple[str, str], Measured] = {}
         self._served: Served | None = None
         self._held_for = ""  # the problem of the last held tick
+        self._forecast_at = -math.inf
         self.current: PipelinePlan | None = None
         self.planner: Planner = decide  # or one that minds other pipelines too
         self.ticked_at = time.monotonic()
@@ -132,12 +143,15 @@ class Loop:
         pipeline = self._documents.pipeline
         found = Tick(now_seconds, pipeline, "paused", self.current)
         try:
-            load = await self._senses.loads.load(now_seconds)
+            paused = pipeline.spec.mode == "Paused"  # then nobody forecasts, and nobody would remember hours
+            since_seconds = 0.0 if paused else now_seconds - self._forecast_at
+            load = await self._senses.loads.load(now_seconds, seconds_to_ask(since_seconds))
             found = replace(found, load=load)
             await self._measure()
-            if pipeline.spec.mode == "Paused":
+            if paused:
                 return found
             forecast = self._forecast(load)
+            self._forecast_at = now_seconds
             found = replace(found, forecast=forecast)
             plan = await self._decide(forecast, now_seconds)
             changed = self.current is None or plan.spec.generation != self.current.spec.generation

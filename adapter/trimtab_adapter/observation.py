@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trimtab_predictor.context import MEMORY_SECONDS
+from trimtab_router.load import HISTORY_SECONDS
+
 MOST_RPS = 1e7  # no single router receives more; a larger count is a fault
 MOST_ROWS = 1e4  # rows one request can fan out to
 RATIO_RANGE = (0.5, 4.0)  # a machine farther from its profile than this needs a new profile, not a correction
@@ -26,6 +29,15 @@ class ObservationError(Exception):
     def __init__(self, message: str, fault: Fault = "Absurd") -> None:
         super().__init__(message)
         self.fault: Fault = fault
+
+
+def seconds_to_ask(since_seconds: float) -> int:
+    """Return how much of the load to ask for, so long after the last forecast from it.
+
+    Forecasters remember, so ten minutes bring them up to date. At first, after a longer gap and where the clock went
+    back they know nothing to go on from, and all that a forecast can use is asked for.
+    """
+    return HISTORY_SECONDS if 0 <= since_seconds < HISTORY_SECONDS else MEMORY_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from trimtab_adapter.observation import MOST_RPS, Load, ObservationError
 from trimtab_adapter.sources import get_json
 from trimtab_pipelines.documents import DocumentError
 from trimtab_predictor.bins import BIN_SECONDS, seconds_of_bins
-from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.recorded import PEAK, RECEIVED
 from trimtab_router.load import HISTORY_SECONDS
 
@@ -64,19 +63,18 @@ class PrometheusSource:
         self._server, self._url = server, server.url.rstrip("/")
         self._labels = f'{{namespace="{namespace}",pipeline="{pipeline}"}}'
         self._ready_routers = ready_routers
-        self._seconds = MEMORY_SECONDS  # at first all that a forecast can use, which remembers it
 
-    async def load(self, now_seconds: float) -> Load:
-        """Return ten minutes, six hours at first; raise ObservationError where they are missing, stale or absurd."""
+    async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:
+        """Return the last so many seconds; raise ObservationError where they are missing, stale or absurd."""
         peak = f"{PEAK}{self._labels}"
         found = await self._require_fresh()
         fresh = f"sum({peak} and time() - timestamp({peak}) <= {STALE_SECONDS:.0f})"
-        peaks = await self._range(f"sum({peak})", fresh, now_seconds)
+        span = (now_seconds - seconds + BIN_SECONDS, now_seconds)
+        peaks = await self._range(f"sum({peak})", fresh, span)
         rates = f"sum(rate({RECEIVED}{self._labels}[{3 * BIN_SECONDS}s]))"
-        means = await self._range(rates, rates, now_seconds)
+        means = await self._range(rates, rates, span)
         if not peaks:
             raise self._unknown()
-        self._seconds = HISTORY_SECONDS
         return Load(now_seconds, _seconds(peaks, means), self._missing(found))
 
     def _missing(self, found: int) -> str:
@@ -99,13 +97,13 @@ class PrometheusSource:
         """No series, or one that ended between two questions."""
         return ObservationError(f"{self._url} knows no {PEAK}{self._labels}; is the router scraped?", "Missing")
 
-    async def _range(self, what: str, expression: str, now_seconds: float) -> dict[int, float]:
-        """Return the value of each bin that has one, by its number; `what` names it in errors."""
-        start_seconds = now_seconds - self._seconds + BIN_SECONDS
+    async def _range(self, what: str, expression: str, span: tuple[float, float]) -> dict[int, float]:
+        """Return the value of each bin from one moment to another that has one, by its number; errors name `what`."""
+        start_seconds, end_seconds = span
         parameters = {
             "query": expression,
             "start": f"{start_seconds:.3f}",
-            "end": f"{now_seconds:.3f}",
+            "end": f"{end_seconds:.3f}",
             "step": str(BIN_SECONDS),
         }
         found = await self._query("query_range", parameters)

@@ -7,7 +7,7 @@ from typing import Protocol
 import httpx
 
 from trimtab_adapter.observation import Load, ObservationError, State, read_load, read_state
-from trimtab_predictor.context import MEMORY_SECONDS
+from trimtab_router.load import HISTORY_SECONDS
 
 MOST_BYTES = 8 * 2**20  # six hours of seconds are a hundred kilobytes; what is much longer is no answer to our question
 _SHOWN = 120
@@ -16,8 +16,12 @@ _SHOWN = 120
 class LoadSource(Protocol):
     """Whoever knows the load."""
 
-    async def load(self, now_seconds: float) -> Load:
-        """Return the recent load; raise ObservationError where it is missing, stale or absurd."""
+    async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:
+        """Return the last so many seconds, or what is known of them.
+
+        Raises:
+            ObservationError: the load is missing, stale or absurd.
+        """
 
 
 class StateSource(LoadSource, Protocol):
@@ -28,17 +32,14 @@ class StateSource(LoadSource, Protocol):
 
 
 class RouterSource:
-    """The router's own addresses; with `kept` it is asked once for all it has counted, then for ten minutes."""
+    """The router's own addresses."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str, *, kept: bool = False) -> None:
-        self._client, self._url, self._wants_kept = client, url.rstrip("/"), kept
+    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+        self._client, self._url = client, url.rstrip("/")
 
-    async def load(self, now_seconds: float) -> Load:  # noqa: ARG002 (the router's own clock counts)
+    async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:  # noqa: ARG002 (the router's own clock counts)
         """Return the arrivals the router counted."""
-        wanted = {"seconds": str(MEMORY_SECONDS)} if self._wants_kept else None
-        load = read_load(await get_json(self._client, f"{self._url}/trimtab/v1/load", wanted))
-        self._wants_kept = False
-        return load
+        return read_load(await get_json(self._client, f"{self._url}/trimtab/v1/load", {"seconds": str(seconds)}))
 
     async def state(self) -> State:
         """Return the service ratios and rows per request the router measured."""

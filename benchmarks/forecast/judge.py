@@ -1,14 +1,16 @@
 """Asks every forecaster about the same moments of the same loads."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_adapter.observation import seconds_to_ask
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.bins import seconds_of_bins
-from trimtab_predictor.context import MEMORY_SECONDS, context_of
+from trimtab_predictor.context import context_of
 from trimtab_predictor.evaluate import STRIDE_SECONDS, ar_forecaster, scaled_load
 from trimtab_predictor.features import BIN_SECONDS, HISTORY_SECONDS
 from trimtab_predictor.forecaster import HORIZON_SECONDS
@@ -16,7 +18,6 @@ from trimtab_predictor.guarded import GuardedForecaster
 from trimtab_predictor.lstm import QUANTILES, LstmForecaster, LstmWeights, forecast_quantiles
 from trimtab_predictor.shapes import RULES, drawn, excerpts
 from trimtab_predictor.windows import WINDOW_SECONDS, cut_windows
-from trimtab_router.load import HISTORY_SECONDS as LOOK_SECONDS
 
 DRAWN_SECONDS = 3_600
 DRAWN_LEVELS_RPS = (0.3, 5.0, 60.0, 5000.0)
@@ -120,10 +121,11 @@ def _knowing_the_rate(futures: Load, load: Load, larger: Load) -> Load:
 def _served(weights: LstmWeights, load: Load, starts: NDArray[np.int64]) -> Load:
     """Ask as the adapter does: with all that is kept at first, then with the last ten minutes."""
     forecaster = GuardedForecaster(LstmForecaster(weights))
-    answers, seen = [], MEMORY_SECONDS
+    answers, asked_at = [], -math.inf
     for end in starts + HISTORY_SECONDS:
-        answers.append(forecaster.forecast(load[max(0, end - seen) : end], float(end)).peak_rps)
-        seen = LOOK_SECONDS
+        history = load[max(0, end - seconds_to_ask(end - asked_at)) : end]
+        answers.append(forecaster.forecast(history, float(end)).peak_rps)
+        asked_at = float(end)
     return np.array(answers)
 
 

@@ -58,11 +58,13 @@ class GuardedForecaster:
 
     name = "guarded"
 
-    def __init__(self, lstm: LstmForecaster | None, *, without_lstm: str = "no LSTM given") -> None:
-        """Take the trained forecaster, or None and the reason why there is none."""
+    def __init__(
+        self, lstm: LstmForecaster | None, memory: LoadMemory | None = None, *, without_lstm: str = "no LSTM given"
+    ) -> None:
+        """Take the trained forecaster, or None and the reason why there is none; and what is known of the load."""
         self._lstm = lstm
         self._without_lstm = without_lstm
-        self._memory = LoadMemory()
+        self._memory = memory or LoadMemory()
         self._pending: deque[_Pending] = deque()
         self._scored: deque[_Scored] = deque(maxlen=RECENT_FORECASTS)
         self._last: Forecast | None = None
@@ -167,9 +169,9 @@ def _reach(made: Forecast, actual_rps: float) -> float:
     return 0.0 if above <= 0 else MOST_WIDENING
 
 
-def shipped_forecaster(weights: Path = SHIPPED_WEIGHTS) -> GuardedForecaster:
+def shipped_forecaster(weights: Path = SHIPPED_WEIGHTS, memory: LoadMemory | None = None) -> GuardedForecaster:
     """Return the guarded forecaster with the weights of this package; reactive, saying why, where they are unusable."""
     try:
-        return GuardedForecaster(LstmForecaster(LstmWeights.load(weights)))
+        return GuardedForecaster(LstmForecaster(LstmWeights.load(weights)), memory)
     except WeightsError as error:
-        return GuardedForecaster(None, without_lstm=str(error))
+        return GuardedForecaster(None, memory, without_lstm=str(error))

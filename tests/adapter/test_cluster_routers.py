@@ -62,16 +62,14 @@ def test_routers_that_end_are_asked_but_not_waited_for():
     ]
 
 
-async def test_all_that_is_kept_is_asked_for_once_and_never_of_a_part_of_the_routers():
+async def test_every_router_is_asked_for_as_much_as_is_wanted():
     async with two_routers() as (early, late, source):
         early.load["rps"], late.load["rps"] = [3.0] * 5000, [4.0] * 5000
-        late.status = 503
-        first = await source.load(NOW)
-        late.status = 200
-        second = await source.load(NOW + 10)
+        hours = await source.load(NOW, MEMORY_SECONDS)
+        minutes = await source.load(NOW + 10)
 
-    assert first.history_rps == (3.0,) * 5000
-    assert second.history_rps == (7.0,) * 600
+    assert hours.history_rps == (7.0,) * 5000
+    assert minutes.history_rps == (7.0,) * 600
 
 
 async def test_a_router_that_does_not_answer_makes_the_sum_partial():

@@ -58,6 +58,19 @@ def write_documents(folder: Path, **changes) -> None:
     (folder / "profile.yaml").write_text(dump_yaml(*profiles_of(pipeline).values()))
 
 
+class Attentive(ReactiveForecaster):
+    """Notes how many seconds of history it is given, and that it was asked."""
+
+    def __init__(self, asked: asyncio.Event) -> None:
+        super().__init__()
+        self.asked, self.lengths = asked, []
+
+    def forecast(self, history_rps, now_seconds):
+        self.lengths.append(len(history_rps))
+        self.asked.set()
+        return super().forecast(history_rps, now_seconds)
+
+
 @pytest.fixture
 async def site(tmp_path):
     write_documents(tmp_path)
@@ -94,6 +107,45 @@ async def test_a_restarted_adapter_goes_on_from_the_plan_in_force(site):
 
     assert site.plan().generation == 2
     assert [spec["generation"] for spec in site.decisions()] == [1, 1, 2]
+
+
+async def test_hours_are_asked_for_until_a_forecast_knows_them_and_after_a_gap(site):
+    forecaster = Attentive(asyncio.Event())
+    site.router.load = {"now": 1000.0, "rps": [5.0] * 5000}
+    site.router.status = 503
+    loop = site.loop(forecaster)
+    await loop.tick(1000.0)
+    site.router.status = 200
+    for now in (1010.0, 1020.0, 1619.0, 2219.0, 2229.0, 2000.0):
+        await loop.tick(now)
+
+    assert forecaster.lengths == [5000, 600, 600, 5000, 600, 5000]
+
+
+async def test_what_looks_at_the_newest_second_leaves_the_hours_to_the_first_forecast(site):
+    first = site.loop()
+    offer(site.router, 5.0)
+    await first.tick(1000.0)  # a plan to go on from, so that the next adapter looks whether it is outgrown
+    site.router.load = {"now": 1000.0, "rps": [5.0] * 5000}
+    site.write(adaptation={"interval": "3s"})
+    forecaster = Attentive(asyncio.Event())
+    await site.loop(forecaster).run(forecaster.asked)
+
+    assert forecaster.lengths == [5000]
+    for _ in range(3):  # by the first adapter, by a look, by the tick
+        await asyncio.wait_for(site.router.asked.acquire(), 1.0)
+
+
+async def test_a_paused_pipeline_leaves_the_hours_to_the_first_forecast(site):
+    forecaster = Attentive(asyncio.Event())
+    site.router.load = {"now": 1000.0, "rps": [5.0] * 5000}
+    loop = site.loop(forecaster)
+    site.write(mode="Paused")
+    await loop.tick(1000.0)
+    site.write(mode="Auto")
+    await loop.tick(1010.0)
+
+    assert forecaster.lengths == [5000]
 
 
 async def test_a_router_that_goes_away_and_comes_back_costs_only_those_ticks(site, caplog):

@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trimtab_adapter.forecasting import CurrentForecaster, TrainedWeights
@@ -45,6 +46,22 @@ def test_weights_come_change_and_go(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert still == trained
     assert "the weights in use stay" in caplog.text
     assert peak() == shipped
+
+
+def test_what_is_remembered_of_the_load_outlives_the_weights(tmp_path: Path) -> None:
+    weights, adaptation = TrainedWeights(tmp_path), Adaptation()
+    chance = np.random.default_rng(3)
+    hours = chance.poisson(([40.0] * 1740 + [60.0] * 60) * 12)  # what recurs each half hour: ten minutes do not show it
+    minutes = chance.poisson([40.0] * 600)
+
+    def peak(*, renewed: bool) -> float:
+        forecaster = CurrentForecaster(lambda: adaptation, weights)
+        forecaster.forecast(hours, NOW)
+        if renewed:
+            put(tmp_path, SHIPPED_WEIGHTS.read_bytes(), 1)
+        return forecaster.forecast(minutes, NOW + 1735).peak_rps
+
+    assert peak(renewed=True) == peak(renewed=False)
 
 
 def test_a_folder_that_is_not_there_is_no_fault(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ gone had counted goes on counting in the past, so that replacing a router does n
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -44,12 +44,9 @@ class RoutersSource:
         """How many routers ought to answer."""
         return sum(address.ready for address in self._addresses())
 
-    async def load(self, now_seconds: float) -> Load:
+    async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:
         """Return the arrivals all routers counted; raise ObservationError where none answers."""
-        # Who comes later is asked for minutes only: hours of one router are no sum.
-        kept = not self._last
-        sources = [(address, RouterSource(self._client, address.url, kept=kept)) for address in self._addresses()]
-        answers = await self._ask(sources)
+        answers = await self._ask(seconds)
         loads = {url: Load(now_seconds, answer.history_rps) for url, answer in answers.items() if answer is not None}
         missing = [url for url, answer in answers.items() if answer is None]
         self._last = recent({**self._last, **loads}, now_seconds)
@@ -65,15 +62,17 @@ class RoutersSource:
             raise next(error for error in found if isinstance(error, BaseException))
         return merge_states(states)
 
-    async def _ask(self, sources: Sequence[tuple[Address, RouterSource]]) -> dict[str, Load | None]:
+    async def _ask(self, seconds: int) -> dict[str, Load | None]:
         """Return each answer, None for a router that ought to have answered; raise where no ready one did."""
-        if not any(address.ready for address, _ in sources):
+        asked = self._addresses()
+        if not any(address.ready for address in asked):
             name = f"{self._key[0]}/{router_name(self._key[1])}"
             raise ObservationError(f"no router is ready behind Service {name}", "Missing")
-        found = await asyncio.gather(*(source.load(0.0) for _, source in sources), return_exceptions=True)
+        sources = [RouterSource(self._client, address.url) for address in asked]
+        found = await asyncio.gather(*(source.load(0.0, seconds) for source in sources), return_exceptions=True)
         answers: dict[str, Load | None] = {}
         errors: list[BaseException] = []
-        for (address, _), answer in zip(sources, found, strict=True):
+        for address, answer in zip(asked, found, strict=True):
             if isinstance(answer, Load):
                 answers[address.url] = answer
             elif not isinstance(answer, ObservationError) or (address.ready and answer.fault != "Missing"):

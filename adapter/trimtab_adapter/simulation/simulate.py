@@ -3,6 +3,7 @@
 The same scenario and seed give the same result; nothing here reads a clock.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.observation import Load, ObservationError
+from trimtab_adapter.observation import Load, ObservationError, seconds_to_ask
 from trimtab_adapter.options import PlanningError
 from trimtab_adapter.simulation.adaptation import Adaptation, outgrown
 from trimtab_adapter.simulation.agenda import Agenda
@@ -25,7 +26,7 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.graph import Graph, Walk
-from trimtab_router.load import HISTORY_SECONDS, KEPT_SECONDS, ArrivalCounter, RowCounter
+from trimtab_router.load import ArrivalCounter, RowCounter
 from trimtab_router.policies import Policy, fixed
 from trimtab_router.refusal import Refusal
 from trimtab_router.work import Work
@@ -100,7 +101,7 @@ class _Simulation:
         self.counter = ArrivalCounter(-float(len(scenario.history_rps)))
         for ago, arrivals in zip(range(-len(scenario.history_rps), 0), scenario.history_rps, strict=True):
             self.counter.record(float(ago), arrivals)
-        self.asked_seconds = KEPT_SECONDS  # at first, as the adapter does; the forecaster then remembers
+        self.asked_at = -math.inf
         self.rows = RowCounter()
         self.due = 0.0
 
@@ -236,7 +237,7 @@ class _Simulation:
         adaptation = scenario.adaptation
         if adaptation is None:
             return
-        counts, self.asked_seconds = self.counter.history(now, self.asked_seconds), HISTORY_SECONDS
+        counts, self.asked_at = self.counter.history(now, seconds_to_ask(now - self.asked_at)), now
         load = Load(adaptation.origin_seconds + now, tuple(float(count) for count in counts))
         ratios = {(name, stage.variant): stage.service_ratio for name, stage in self.stages.items()}
         rows = self.rows.per_request(now)

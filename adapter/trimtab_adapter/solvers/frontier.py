@@ -17,9 +17,9 @@ def undominated(respects: Sequence[NDArray[np.float64]]) -> NDArray[np.intp]:
     count = respects[0].size
     if count <= 1:
         return np.arange(count, dtype=np.intp)
-    # In lexicographic order whatever dominates a candidate stands before it.
+    # In lexicographic order whatever dominates a candidate stands before it, and is no worse in the first respect.
     order = np.lexsort(respects[::-1])
-    columns = np.array([respect[order] for respect in respects])
+    columns = np.array([respect[order] for respect in respects[1:] or respects])
     kept = np.empty(0, dtype=np.intp)
     for start in range(0, count, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, count))

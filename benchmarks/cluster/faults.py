@@ -74,6 +74,7 @@ async def faults(given: argparse.Namespace) -> Outcome:
         for fault in chosen:
             suffered.append(await _suffer(fault, watched, given, rps))
             WIDE.print(_table(suffered[-1:]))
+            _tell_failures(suffered[-1].results)
     WIDE.print(_table(suffered))
     return _outcome(suffered, rps)
 
@@ -101,6 +102,13 @@ async def _suffer(fault: Fault, watched: Watched, given: argparse.Namespace, rps
     async with retrying(watched) as retried:
         results, recovery = await asyncio.gather(send(given.pipeline, watched.address, order), strike())
     return Suffered(fault, results, retried, recovery)
+
+
+def _tell_failures(results: Results) -> None:
+    """Say of each request that failed when it was sent, with what it ended and when."""
+    for record in results.records[results.records["outcome"] == RequestOutcome.FAILED]:
+        code, detail, sent_at, after = (record[name] for name in ("code", "detail", "sent", "latency_seconds"))
+        console.print(f"[red]failed:[/red] sent at {sent_at:.2f} s, after {after:.3f} s {code} {detail}")
 
 
 def _table(suffered: list[Suffered]) -> Table:

@@ -19,6 +19,8 @@ from trimtab_predictor.trace import MAX_RPS
 
 PEAK = "trimtab_arrivals_peak_rps"
 RECEIVED = "trimtab_requests_received_total"
+MOST_PIPELINE_SECONDS = 12_000_000  # of all pipelines together: two weeks of ten, half a day of three hundred
+COUNTED_SECONDS = 600  # how often pipelines are counted
 POINTS_A_QUESTION = 8_000  # Prometheus answers at most 11,000 of one series
 TIMEOUT_SECONDS = 60.0
 MOST_ANSWER_BYTES = 256 * 2**20
@@ -45,7 +47,7 @@ class RecordedLoad:
 async def read_recorded(
     url: str, seconds: float, token_file: Path | None = None, certificate_authority: Path | None = None
 ) -> list[RecordedLoad]:
-    """Return the load of every pipeline of the last so many seconds.
+    """Return the load of every pipeline of the last so many seconds; of fewer where pipelines are many.
 
     Raises:
         RecordedLoadError: Prometheus does not answer, or knows no load.
@@ -55,6 +57,7 @@ async def read_recorded(
         end = math.floor(time.time() / BIN_SECONDS) * BIN_SECONDS
         start = end - math.floor(seconds / BIN_SECONDS) * BIN_SECONDS
         asked = _Asked(client, url.rstrip("/"), token_file)
+        start = await asked.begin(start, end)
         peaks = await asked.bins(f"sum {_BY} ({PEAK})", start, end)
         means = await asked.bins(f"sum {_BY} (rate({RECEIVED}[{3 * BIN_SECONDS}s]))", start, end)
     if not peaks:
@@ -78,6 +81,17 @@ class _Asked:
     def __init__(self, client: httpx.AsyncClient, url: str, token_file: Path | None) -> None:
         self._client, self._url, self._token_file = client, url, token_file
 
+    async def begin(self, start: int, end: int) -> int:
+        """Return the earliest time from which on the load of all pipelines together is not too much to hold."""
+        step = BIN_SECONDS * math.ceil(max(COUNTED_SECONDS, (end - start) / POINTS_A_QUESTION) / BIN_SECONDS)
+        counted = await self._series(f"count(count {_BY} ({PEAK}))", start, end, step)
+        room = MOST_PIPELINE_SECONDS
+        for at, text in reversed([value for series in counted for value in series["values"]]):
+            room -= round(_value(text)) * step
+            if room < 0:
+                return min(int(float(at)) + step, end)
+        return start
+
     async def bins(self, expression: str, start: int, end: int) -> Bins:
         """Return the expression's value every ten seconds, for each pipeline."""
         found: Bins = {}
@@ -92,12 +106,14 @@ class _Asked:
                 )
         return found
 
-    async def _series(self, expression: str, start: int, end: int) -> Sequence[Mapping[str, Any]]:
+    async def _series(
+        self, expression: str, start: int, end: int, step: int = BIN_SECONDS
+    ) -> Sequence[Mapping[str, Any]]:
         headers = {}
         if self._token_file is not None:
             token = await asyncio.to_thread(self._token_file.read_text)
             headers["Authorization"] = f"Bearer {token.strip()}"
-        query = {"query": expression, "start": str(start), "end": str(end), "step": str(BIN_SECONDS)}
+        query = {"query": expression, "start": str(start), "end": str(end), "step": str(step)}
         try:
             async with self._client.stream(
                 "GET", f"{self._url}/api/v1/query_range", params=query, headers=headers

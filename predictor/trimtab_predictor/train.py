@@ -11,6 +11,7 @@ Files are replaced in one step at the very end, so a trainer killed at any momen
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -38,7 +39,7 @@ MOST_STEPS_OF_TUNING = 20_000  # some minutes on two cores, however long the his
 STRIDE_SECONDS, BEGUN_STRIDE_SECONDS = 3, 4
 CHANGED_STRIDE_SECONDS, BEGUN_CHANGED_STRIDE_SECONDS = 50, 120
 SHAPES_STRIDE_SECONDS = 3
-TUNING_STRIDE_SECONDS = 1  # of the hours that a cluster has seen, nothing is left out
+MOST_WINDOWS_OF_TUNING = 300_000  # of longer histories every second, third, … is taken: memory must not grow with them
 DAY_SECONDS, BEGUN_SECONDS = 86_400, 300
 THINNING_FACTORS = (2, 4, 8, 16, 30, 100, 200)
 THICKENING_FACTORS = (4, 16, 80)
@@ -65,8 +66,7 @@ def learning_pairs(rps: NDArray[np.float64], rng: np.random.Generator) -> Pairs:
             if change is thinned:  # fewer clients, each of whom sends so many requests at once
                 cuts.append((load * factor, CHANGED_STRIDE_SECONDS, DAY_SECONDS))
     cuts.append((drawn_shapes(rps.size, rng), SHAPES_STRIDE_SECONDS, DAY_SECONDS))
-    parts = [_pairs(windows) for cut in cuts for windows in _in_pieces(*cut)]
-    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+    return _joined([_pairs(windows) for cut in cuts for windows in _in_pieces(*cut)])
 
 
 def _in_pieces(rps: NDArray[np.float64], stride_seconds: int, piece_seconds: int = DAY_SECONDS) -> Iterator[Windows]:
@@ -88,6 +88,18 @@ def _pairs(windows: Windows) -> Pairs:
     logs = np.log(windows.peaks_rps[known] / seen.means[known])
     targets = np.stack([logs, seen.spreads[known], seen.peaks[known]], axis=1)
     return seen.inputs[known].astype(np.float32), targets.astype(np.float32)
+
+
+def _joined(parts: Sequence[Pairs]) -> Pairs:
+    return np.concatenate([inputs for inputs, _ in parts]), np.concatenate([targets for _, targets in parts])
+
+
+def _require_windows(count: int) -> None:
+    if count < FEWEST_WINDOWS:
+        raise TraceError(
+            f"only {count} windows of {WINDOW_SECONDS} s with load and without a gap to learn from; "
+            f"at least {FEWEST_WINDOWS} are needed"
+        )
 
 
 def build_network(steps: int, learning_rate: float = FIRST_LEARNING_RATE) -> Any:
@@ -129,10 +141,7 @@ def train(rps: NDArray[np.float64], epochs: int) -> LstmWeights:
     """
     rng = np.random.default_rng(SEED)
     inputs, targets = learning_pairs(rps, rng)
-    if len(targets) < FEWEST_WINDOWS:
-        raise TraceError(
-            f"only {len(targets)} windows of 140 s without a gap to learn from; at least {FEWEST_WINDOWS} are needed"
-        )
+    _require_windows(len(targets))
     network = build_network(epochs * len(targets) // BATCH_SIZE)
     _fit(network, inputs, targets, epochs, rng)
     return weights_of(network)
@@ -146,15 +155,11 @@ def fine_tune(weights: LstmWeights, loads: Sequence[NDArray[np.float64]], epochs
     """
     rng = np.random.default_rng(SEED)
     seconds = sum(load.size for load in loads)
-    windows = [one for load in loads for one in _in_pieces(load, TUNING_STRIDE_SECONDS)]
-    known = sum(len(one) for one in windows)
-    if known < FEWEST_WINDOWS:
-        raise TraceError(
-            f"only {known} windows of 140 s without a gap to learn from; at least {FEWEST_WINDOWS} are needed"
-        )
-    shapes = drawn_shapes(max(seconds // 2, FEWEST_WINDOWS), rng)
-    parts = [_pairs(one) for one in (*windows, *_in_pieces(shapes, SHAPES_STRIDE_SECONDS))]
-    inputs, targets = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+    stride_seconds = max(1, math.ceil(seconds / MOST_WINDOWS_OF_TUNING))
+    parts = [_pairs(one) for load in loads for one in _in_pieces(load, stride_seconds)]
+    _require_windows(sum(len(targets) for _, targets in parts))
+    shapes = drawn_shapes(max(min(seconds, MOST_WINDOWS_OF_TUNING) // 2, FEWEST_WINDOWS), rng)
+    inputs, targets = _joined([*parts, *map(_pairs, _in_pieces(shapes, SHAPES_STRIDE_SECONDS))])
     epochs = min(epochs, max(1, MOST_STEPS_OF_TUNING * BATCH_SIZE // len(targets)))
     network = build_network(epochs * len(targets) // BATCH_SIZE, TUNING_LEARNING_RATE)
     network.set_weights([getattr(weights, field.name) for field in fields(weights)])

@@ -112,6 +112,17 @@ async def test_history_is_read_back_as_it_was(tmp_path: Path):
 
 
 @needs_prometheus
+async def test_of_many_pipelines_only_as_much_is_read_as_can_be_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trimtab_predictor.recorded.MOST_PIPELINE_SECONDS", 3600)
+    end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - 60
+
+    with prometheus_with(tmp_path, openmetrics(a_load(3 * 3600), end)) as url:
+        (found,) = await read_recorded(url, 4 * 3600.0)
+
+    assert 2400 <= found.rps.size <= 3600
+
+
+@needs_prometheus
 async def test_a_prometheus_without_load_says_what_is_missing(tmp_path: Path):
     with (
         prometheus_with(tmp_path, "# TYPE other gauge\nother 1 1\n# EOF\n") as url,

@@ -59,7 +59,7 @@ def test_death_in_the_middle_of_writing_leaves_the_old_weights(tmp_path: Path) -
     ("content", "message"),
     [
         ("rps\n5\nmany\n", "line 3 holds 'many'"),
-        ("rps\n" + "5\n" * 900, "of 140 s without a gap to learn from; at least 2000 are needed"),
+        ("rps\n" + "5\n" * 900, "of 140 s with load and without a gap to learn from; at least 2000 are needed"),
     ],
 )
 def test_a_trace_too_broken_or_short_is_refused(

@@ -177,7 +177,7 @@ def _container(pipeline: InferencePipeline, settings: Settings) -> Object:
         "resources": resources(asked.cpu, asked.memory),
         "securityContext": security_of_container(),
         "startupProbe": probe("/v2/health/live", "rest", periodSeconds=1, timeoutSeconds=5, failureThreshold=120),
-        "readinessProbe": probe("/v2/health/ready", "rest", periodSeconds=2, timeoutSeconds=5, failureThreshold=2),
+        "readinessProbe": probe("/trimtab/v1/welcome", "rest", periodSeconds=2, timeoutSeconds=5, failureThreshold=2),
         "livenessProbe": probe("/v2/health/live", "rest", periodSeconds=10, timeoutSeconds=10, failureThreshold=6),
         "volumeMounts": [
             {"name": "config", "mountPath": FOLDER, "readOnly": True},

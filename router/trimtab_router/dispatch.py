@@ -77,6 +77,8 @@ class Dispatcher:
         self._grace_seconds = grace_seconds
         self._loop = asyncio.get_running_loop()
         self._variant = plan.variant
+        self.had_replica = False
+        """Whether there ever was a replica that could serve."""
         self._unready_since: float | None = time.monotonic()
         self._pump_scheduled = False
         self._arrivals = 0
@@ -218,6 +220,7 @@ class Dispatcher:
 
     def _note_readiness(self, now: float) -> None:
         if self.ready_replicas:
+            self.had_replica = True
             self._unready_since = None
             self._variant = self.variant
         elif self._unready_since is None:

@@ -121,6 +121,15 @@ class Router:
         """Whether every stage has a replica and callers are welcome."""
         return not (self.leaving or self.draining) and all(stage.ready_replicas for stage in self._dispatchers.values())
 
+    @property
+    def welcomes_callers(self) -> bool:
+        """Whether callers should come here: every stage has had a replica, and the router does not leave.
+
+        A stage that lost its replicas is no reason to send callers away. All routers would at once, and where there is
+        none left, connections are refused without a word; a router keeps requests a while, or says when to try again.
+        """
+        return not (self.leaving or self.draining) and all(stage.had_replica for stage in self._dispatchers.values())
+
     async def infer(self, call: Call) -> InferResponse:
         """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
         self.metrics.received.inc()

@@ -167,6 +167,7 @@ async def test_draining_answers_what_was_accepted_and_refuses_the_rest(over_grpc
 
         assert await _typed(rig, over_grpc, a_request()) == "this router is shutting down; try another"
         assert (await rig.get("/v2/health/ready"))[0] == 503
+        assert (await rig.get("/trimtab/v1/welcome"))[0] == 503
         replica.gate.set()
         assert not isinstance(await accepted, str)
         await draining

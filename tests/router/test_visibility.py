@@ -76,6 +76,27 @@ async def test_metadata_and_health_over_both_front_doors():
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_callers_are_welcome_once_all_stages_had_a_replica_and_until_the_router_leaves():
+    first, second = FakeReplica(), FakeReplica()
+    second.unready.add("small")
+    async with a_rig(a_pipeline(2), {"stage-0": [first], "stage-1": [second]}, ready=False) as rig:
+
+        async def welcome() -> int:
+            return (await rig.get("/trimtab/v1/welcome"))[0]
+
+        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["ready_replicas"] == 1)
+        assert await welcome() == 503
+        second.unready.clear()
+        await rig.until(lambda: rig.router.ready)
+        assert await welcome() == 200
+
+        await second.kill()  # whoever comes now is kept a while or told when to try again, by any router
+        await rig.until(lambda: not rig.router.ready)
+        assert await welcome() == 200
+        rig.router.leaving = True
+        assert await welcome() == 503
+
+
 async def test_metrics_have_the_names_and_labels_prometheus_users_expect():
     async with a_rig(a_pipeline(2), {"stage-0": [FakeReplica()], "stage-1": [FakeReplica()]}) as rig:
         for _ in range(3):

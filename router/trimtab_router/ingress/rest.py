@@ -38,6 +38,7 @@ class RestIngress:
             "/metrics": self._metrics,
             "/trimtab/v1/load": self._load,
             "/trimtab/v1/state": self._state,
+            "/trimtab/v1/welcome": self._welcome,
         }
 
     def server(self) -> web.Server:
@@ -110,6 +111,10 @@ class RestIngress:
 
     def _state(self, _: web.BaseRequest) -> web.Response:
         return _json(self._router.state())
+
+    def _welcome(self, _: web.BaseRequest) -> web.Response:
+        welcome = self._router.welcomes_callers
+        return _json({"welcome": welcome}, 200 if welcome else 503)
 
     async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.Response:
         router, length, arrived_at = self._router, request.content_length or 0, time.monotonic()

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from benchmarks.cluster.changing import write_plan
+from benchmarks.cluster.crowding import full_nodes
 from benchmarks.cluster.observing import Watched, is_ready, until
 from benchmarks.cluster.setting import MANAGER, ROOT, SYSTEM, Setting, run
 from trimtab_kubernetes.client import Object
@@ -39,6 +40,16 @@ async def delete_model_pod(watched: Watched) -> None:
     await _delete(watched.setting, watched.setting.namespace, victim, force=False)
     await _replaced(watched.pods, victim, len(pods))
     await until(lambda: _serves(watched), "the router's replicas", PATIENCE_SECONDS)
+
+
+def on_full_nodes(strike: Callable[[Watched], Awaitable[None]]) -> Callable[[Watched], Awaitable[None]]:
+    """Strike where no node has room for another pod before one is gone."""
+
+    async def crowded(watched: Watched) -> None:
+        async with full_nodes(watched.setting):
+            await strike(watched)
+
+    return crowded
 
 
 async def delete_router_pod(watched: Watched) -> None:

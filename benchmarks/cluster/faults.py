@@ -31,6 +31,7 @@ LOAD_SHARE = 0.2
 WIDE = Console(stderr=True, width=140)
 FAULTS = (
     Fault("delete a model pod", breaking.delete_model_pod),
+    Fault("delete a model pod where all is full", breaking.on_full_nodes(breaking.delete_model_pod)),
     Fault("delete a router pod", breaking.delete_router_pod, holds_requests=True),
     Fault("kill the operator", breaking.kill("app.kubernetes.io/component=operator")),
     Fault("kill the adapter", breaking.kill("app.kubernetes.io/component=adapter")),

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.cluster.crowding import free_by_node
 from benchmarks.cluster.setting import Setting, console
 from trimtab.demand import Demand, changing_demand
 from trimtab.local.loading import LoadOrder, LoadProcess
 from trimtab_adapter.decide import Situation, decide
+from trimtab_kubernetes.client import Object
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.quantity import parse_quantity
 from trimtab_pipelines.spec import InferencePipeline
 
 SPARE_CORES = 0.05
@@ -28,16 +29,11 @@ SHARE = 0.5
 
 async def free_cores(setting: Setting) -> float:
     """Return what the node can still give to pods, those of our namespace not counted."""
-    nodes = (await setting.cluster.list("Node")).items
-    cores = sum(parse_quantity(node["status"]["allocatable"]["cpu"]) for node in nodes)
-    for pod in (await setting.cluster.list("Pod")).items:
-        if pod["status"].get("phase") in ("Succeeded", "Failed"):
-            continue
-        if pod["metadata"]["namespace"] == setting.namespace and "router" not in pod["metadata"]["name"]:
-            continue
-        for container in pod["spec"]["containers"]:
-            cores -= parse_quantity(container.get("resources", {}).get("requests", {}).get("cpu", 0))
-    return cores - SPARE_CORES
+
+    def ours(pod: Object) -> bool:
+        return pod["metadata"]["namespace"] == setting.namespace and "router" not in pod["metadata"]["name"]
+
+    return sum((await free_by_node(setting, ours)).values()) - SPARE_CORES
 
 
 def demand_within(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], cores: float) -> Demand:

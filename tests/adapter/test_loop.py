@@ -63,7 +63,8 @@ class Attentive(ReactiveForecaster):
 
     def __init__(self, asked: asyncio.Event) -> None:
         super().__init__()
-        self.asked, self.lengths = asked, []
+        self.asked = asked
+        self.lengths: list[int] = []
 
     def forecast(self, history_rps, now_seconds):
         self.lengths.append(len(history_rps))

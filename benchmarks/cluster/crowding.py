@@ -3,13 +3,15 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from benchmarks.cluster.observing import until
+from benchmarks.cluster.observing import is_ready, until
 from benchmarks.cluster.setting import SYSTEM, Setting
 from trimtab_kubernetes.client import Object
+from trimtab_operator.pods import resources, security_of_container, security_of_pod
 from trimtab_pipelines.quantity import parse_quantity
 
 LEFT_CORES = 0.05  # less than any replica asks for
 START_SECONDS = 60.0
+FILLER_BYTES = 16 * 2**20
 
 
 async def free_by_node(setting: Setting, ignored: Callable[[Object], bool] = lambda _: False) -> dict[str, float]:
@@ -34,7 +36,7 @@ async def full_nodes(setting: Setting) -> AsyncIterator[None]:
 
     async def running() -> bool:
         found = [await setting.cluster.get("Pod", SYSTEM, name) for name in names]
-        return all(pod is not None and pod["status"].get("phase") == "Running" for pod in found)
+        return all(pod is not None and is_ready(pod) for pod in found)
 
     try:
         for pod in pods:
@@ -47,10 +49,12 @@ async def full_nodes(setting: Setting) -> AsyncIterator[None]:
 
 
 def _filler(node: str, cores: float) -> Object:
-    unprivileged = {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
+    container = {
+        "name": "filler",
+        "image": "localhost/pause:dev",
+        "imagePullPolicy": "Never",
+        "resources": resources(cores, FILLER_BYTES),
+        "securityContext": security_of_container(),
     }
     return {
         "apiVersion": "v1",
@@ -60,19 +64,7 @@ def _filler(node: str, cores: float) -> Object:
             "nodeName": node,
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 65532,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    "name": "filler",
-                    "image": "localhost/pause:dev",
-                    "imagePullPolicy": "Never",
-                    "resources": {"requests": {"cpu": f"{int(1000 * cores)}m"}},
-                    "securityContext": unprivileged,
-                }
-            ],
+            "securityContext": security_of_pod(),
+            "containers": [container],
         },
     }

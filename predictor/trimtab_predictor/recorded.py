@@ -83,22 +83,22 @@ class _Asked:
 
     async def begin(self, start: int, end: int) -> int:
         """Return the earliest time from which on the load of all pipelines together is not too much to hold."""
-        step = BIN_SECONDS * math.ceil(max(COUNTED_SECONDS, (end - start) / POINTS_A_QUESTION) / BIN_SECONDS)
-        counted = await self._series(f"count(count {_BY} ({PEAK}))", start, end, step)
+        counted = await self.bins(f"count(count {_BY} ({PEAK}))", start, end, COUNTED_SECONDS)
+        pipelines = counted.get(("", ""), {})  # a count is of no pipeline
         room = MOST_PIPELINE_SECONDS
-        for at, text in reversed([value for series in counted for value in series["values"]]):
-            room -= round(_value(text)) * step
+        for at in sorted(pipelines, reverse=True):
+            room -= round(pipelines[at]) * COUNTED_SECONDS
             if room < 0:
-                return min(int(float(at)) + step, end)
+                return min(at + COUNTED_SECONDS, end)
         return start
 
-    async def bins(self, expression: str, start: int, end: int) -> Bins:
-        """Return the expression's value every ten seconds, for each pipeline."""
+    async def bins(self, expression: str, start: int, end: int, step: int = BIN_SECONDS) -> Bins:
+        """Return the expression's value every `step` seconds, for each pipeline."""
         found: Bins = {}
-        reach = POINTS_A_QUESTION * BIN_SECONDS
+        reach = POINTS_A_QUESTION * step
         for first in range(start, end, reach):
-            last = min(first + reach, end) - BIN_SECONDS
-            for series in await self._series(expression, first, last):
+            last = max(first, min(first + reach, end) - step)
+            for series in await self._series(expression, first, last, step):
                 labels = series["metric"]
                 bins = found.setdefault((labels.get("namespace", ""), labels.get("pipeline", "")), {})
                 bins.update(
@@ -106,9 +106,7 @@ class _Asked:
                 )
         return found
 
-    async def _series(
-        self, expression: str, start: int, end: int, step: int = BIN_SECONDS
-    ) -> Sequence[Mapping[str, Any]]:
+    async def _series(self, expression: str, start: int, end: int, step: int) -> Sequence[Mapping[str, Any]]:
         headers = {}
         if self._token_file is not None:
             token = await asyncio.to_thread(self._token_file.read_text)

@@ -119,7 +119,7 @@ class Router:
     @property
     def ready(self) -> bool:
         """Whether every stage has a replica and callers are welcome."""
-        return not (self.leaving or self.draining) and all(stage.ready_replicas for stage in self._dispatchers.values())
+        return self.welcomes_callers and all(stage.ready_replicas for stage in self._dispatchers.values())
 
     @property
     def welcomes_callers(self) -> bool:

@@ -3,14 +3,16 @@
 With prices λ of a second, μ of a core and ν of accuracy above the floor, a completion with accuracy V and priced cost C
 takes a prefix of accuracy v to (α+ν)·v·V − C: a line in v. Per suffix of stages the upper envelope of these lines is
 enough (outer lines stay outer when a stage is put before them), and it is short. Any prices ≥ 0 give a valid bound
-(Lagrange); good prices make it tight. Envelopes have a handful of lines: plain floats are faster here than arrays.
+(Lagrange); good prices make it tight. Envelopes have a handful of lines: plain floats and tuples are faster here than
+arrays.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +20,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-class Line(NamedTuple):
-    """What completions like the one it stands for reach, slope·x + intercept; `rest` is its line without this stage."""
-
-    slope: float
-    intercept: float
-    pick: int = -1
-    rest: Any = None  # a Line, or None behind the last stage
-
-
+# What completions like the one it stands for reach, as slope and intercept; the pick of its first stage; its line
+# without that stage, None behind the last one. A plain tuple, since a solve makes thousands.
+Line = tuple[float, float, int, Any]
 Lines = list[Line]  # slopes rising, intercepts falling
 _SLOPE = itemgetter(0)
+_ROUNDING = 1e-9  # by how much a product of accuracies is taken to be off
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +51,20 @@ class Envelopes:
         lines = self.suffixes[stage]
         worth = self.worth * values
         if not self.is_product:
-            return np.asarray(worth + lines[0].intercept - priced_costs)
-        best = lines[0].slope * worth + lines[0].intercept
-        for line in lines[1:]:
-            np.maximum(best, line.slope * worth + line.intercept, out=best)
+            return np.asarray(worth + lines[0][1] - priced_costs)
+        best = np.full_like(worth, -np.inf)
+        for slope, intercept, *_ in lines:
+            np.maximum(best, slope * worth + intercept, out=best)
         return np.asarray(best - priced_costs)
 
     def greedy(self) -> tuple[list[int], float]:
         """Return the choice that reaches the bound at the root, and the bound."""
         at = self.worth if self.is_product else 0.0
-        line = max(self.suffixes[0], key=lambda each: each.slope * at + each.intercept)
-        bound, picks = line.slope * at + line.intercept, []
-        while line.rest is not None:
-            picks.append(line.pick)
-            line = line.rest
+        slope, intercept, pick, rest = max(self.suffixes[0], key=lambda line: line[0] * at + line[1])
+        bound, picks = slope * at + intercept, []
+        while rest is not None:
+            picks.append(pick)
+            *_, pick, rest = rest
         return picks, bound
 
 
@@ -78,42 +75,50 @@ def suffixes(
 
     `unused` is what the whole SLO, budget and floor are worth at the prices: each bound begins with it.
     """
-    most = np.cumprod([1.0, *(value.max() for value in values)]) * worth  # greatest prefix before each stage
-    lines = [Line(1.0, unused)]
+    least, most = _span(worth, values)
+    lines: Lines = [(1.0, unused, -1, None)]
     built = [lines]
     for k in reversed(range(len(values))):
         if is_product:
-            # An option that is nowhere highest here is nowhere highest before any suffix.
-            options = _upper(list(map(Line, values[k].tolist(), (-priced[k]).tolist(), range(priced[k].size))))
+            own = list(zip(values[k].tolist(), (-priced[k]).tolist(), range(priced[k].size), repeat(None)))
+            # An option that is nowhere highest before any of the suffix's lines is nowhere highest with it.
+            options = _upper(own, least[k] * lines[0][0], most[k] * lines[-1][0])
             put_before = [
-                Line(option.slope * line.slope, line.intercept + option.intercept, option.pick, line)
-                for option in options
-                for line in lines
+                (value * line[0], gain + line[1], pick, line) for value, gain, pick, _ in options for line in lines
             ]
-            lines = _upper(put_before, float(most[k]))
+            lines = _upper(put_before, least[k], most[k])
         else:
             reach = worth * values[k] - priced[k]
             pick = int(reach.argmax())
-            lines = [Line(1.0, lines[0].intercept + float(reach[pick]), pick, lines[0])]
+            lines = [(1.0, lines[0][1] + float(reach[pick]), pick, lines[0])]
         built.append(lines)
     return tuple(reversed(built))
 
 
-def _upper(lines: Lines, most: float = math.inf) -> Lines:
-    """Keep the lines that are highest somewhere on 0…most."""
+def _span(worth: float, values: Sequence[Floats]) -> tuple[list[float], list[float]]:
+    """Return the least and the greatest that a prefix before each stage can be worth, rounding included."""
+    least = np.cumprod([worth, *(value.min() for value in values)]) * (1 - _ROUNDING)
+    most = np.cumprod([worth, *(value.max() for value in values)]) * (1 + _ROUNDING)
+    return least.tolist(), most.tolist()
+
+
+def _upper(lines: Lines, least: float, most: float) -> Lines:
+    """Keep the lines that are highest somewhere between least and most."""
     kept: Lines = []
     starts: list[float] = []  # from where on each kept line is the highest
     for line in sorted(lines, key=_SLOPE):
-        slope, intercept, start = line[0], line[1], 0.0
+        start = least
         while kept:
-            last_slope, last_intercept = kept[-1][:2]
-            rise = slope - last_slope
-            start = (last_intercept - intercept) / rise if rise > 0.0 else math.inf
-            if intercept < last_intercept and start > starts[-1]:
-                break
+            last = kept[-1]
+            drop = last[1] - line[1]
+            if drop > 0.0:
+                rise = line[0] - last[0]
+                start = drop / rise if rise > 0.0 else math.inf
+                if start > starts[-1]:
+                    break
             kept.pop()
             starts.pop()
-            start = 0.0
+            start = least
         if not kept or start < most:
             kept.append(line)
             starts.append(start)

@@ -2,6 +2,7 @@
 PY := .venv/bin/python
 DATA ?= ../shared/data
 OUT ?= out
+RECORDED_LOAD = $(DATA)/twitter_rps_train.csv.gz
 
 .PHONY: help venv test check generate format lock models
 
@@ -56,7 +57,7 @@ bench-operator: venv ## reconcile 300 pipelines on a real API server without nod
 
 .PHONY: train-predictor
 train-predictor: venv ## train the load forecaster anew
-	$(PY) -m trimtab_predictor.train --trace $(DATA)/twitter_rps_train.csv.gz -o predictor/trimtab_predictor/weights
+	$(PY) -m trimtab_predictor.train --trace $(RECORDED_LOAD) -o predictor/trimtab_predictor/weights
 
 .PHONY: bench-simulator
 bench-simulator: venv ## simulated against served on digits: latencies, drops, through a change of plan
@@ -107,7 +108,7 @@ lint-charts: ## helm lint of both charts, promtool on the alerts
 
 .PHONY: bench-forecast
 bench-forecast: venv ## every forecaster on the same windows: error by shape, size and quantile, and what an error costs
-	$(PY) -m benchmarks.forecast --trace $(DATA)/twitter_rps_train.csv.gz
+	$(PY) -m benchmarks.forecast $(if $(TRACE),--trace $(TRACE) --fit $(RECORDED_LOAD),--trace $(RECORDED_LOAD)) $(FORECAST)
 
 .PHONY: e2e chaos-cluster
 e2e: venv ## in a real cluster: install, apply, three minutes of load, plans timed; as root, or where KUBECONFIG points

@@ -66,17 +66,23 @@ def _options(rng: np.random.Generator, count: int) -> tuple[Option, ...]:
     )
 
 
-def a_large_program(seed: int, stages: int = 10, variants: int = 10, cores: float = 1e9) -> Program:
-    """Return a chain of profiled variants at seven batch sizes, α/β from 20 to 2000, as IPA's scaling figure has."""
+def a_large_program(
+    seed: int, stages: int = 10, variants: int = 10, cores: float = 1e9, slo_share: float | None = None
+) -> Program:
+    """Return a chain of profiled variants at seven batch sizes, α/β from 20 to 2000, as IPA's scaling figure has.
+
+    `slo_share` is of IPA's SLO, five times the mean latency at batch 1; a tenth to the whole where none is given.
+    """
     rng = np.random.default_rng(seed)
     load_rps, slo_seconds = float(rng.uniform(5, 50)), 0.0
-    tightness = float(rng.uniform(0.1, 1.0))  # 1 is IPA's SLO, five times the mean latency at batch 1
+    drawn_share = float(rng.uniform(0.1, 1.0))
+    share = drawn_share if slo_share is None else slo_share
     chain = []
     for k in range(stages):
         accuracies = np.sort(rng.uniform(0.5, 0.99, variants))
         seconds = np.sort(rng.uniform(0.005, 0.2, variants))
         cores_each = np.sort(rng.integers(1, 9, variants))
-        slo_seconds += 5 * float(seconds.mean()) * tightness
+        slo_seconds += 5 * float(seconds.mean()) * share
         options = []
         for v, batch in itertools.product(range(variants), (1, 2, 4, 8, 16, 32, 64)):
             service = float(seconds[v] * (0.3 + 0.7 * batch * rng.uniform(0.8, 1.0)))

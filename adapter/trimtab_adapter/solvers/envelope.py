@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from trimtab_adapter.program import Program
+from trimtab_adapter.solvers.labels import Floats, Labels
 
+Amount = TypeVar("Amount", float, Floats)
 
 # What completions like the one it stands for reach, as slope and intercept; the pick of its first stage; its line
 # without that stage, None behind the last one. A plain tuple, since a solve makes thousands.
@@ -36,6 +37,17 @@ class Prices:
     core: float = 0.0
     floor: float = 0.0
 
+    def of(self, cost: Amount, seconds: Amount, cores: Amount) -> Amount:
+        """Return a cost with what seconds and cores are worth."""
+        return cost + self.second * seconds + self.core * cores
+
+    def unused(self, program: Program) -> float:
+        """Return what the whole SLO, budget and floor are worth: each bound begins with it."""
+        # An SLO or budget may be infinite; then its price is 0 and 0 · ∞ would be no number.
+        seconds = self.second * program.slo_seconds if self.second else 0.0
+        cores = self.core * program.cores if self.core else 0.0
+        return seconds + cores - self.floor * program.accuracy_floor
+
 
 @dataclass(frozen=True, slots=True)
 class Envelopes:
@@ -46,10 +58,11 @@ class Envelopes:
     suffixes: Sequence[Lines]  # of the stages from k on
     is_product: bool
 
-    def bound(self, stage: int, values: Floats, priced_costs: Floats) -> Floats:
-        """Return the most that labels of the stages before `stage` can reach; both arrays have shape [labels]."""
+    def bound(self, stage: int, labels: Labels) -> Floats:
+        """Return the most that labels of the stages before `stage` can reach, of shape [labels]."""
         lines = self.suffixes[stage]
-        worth = self.worth * values
+        worth = self.worth * labels.value
+        priced_costs = self.prices.of(labels.cost, labels.flow_seconds, labels.cores)
         if not self.is_product:
             return np.asarray(worth + lines[0][1] - priced_costs)
         best = np.full_like(worth, -np.inf)
@@ -71,11 +84,8 @@ class Envelopes:
 def suffixes(
     worth: float, priced: Sequence[Floats], values: Sequence[Floats], unused: float, *, is_product: bool
 ) -> tuple[Lines, ...]:
-    """Build the envelopes of all suffixes, last stage first.
-
-    `unused` is what the whole SLO, budget and floor are worth at the prices: each bound begins with it.
-    """
-    least, most = _span(worth, values)
+    """Build the envelopes of all suffixes, last stage first; each bound begins with what is `unused`."""
+    least, most = span(worth, values, is_product=is_product)
     lines: Lines = [(1.0, unused, -1, None)]
     built = [lines]
     for k in reversed(range(len(values))):
@@ -95,11 +105,15 @@ def suffixes(
     return tuple(reversed(built))
 
 
-def _span(worth: float, values: Sequence[Floats]) -> tuple[list[float], list[float]]:
-    """Return the least and the greatest that a prefix before each stage can be worth, rounding included."""
-    least = np.cumprod([worth, *(value.min() for value in values)]) * (1 - _ROUNDING)
-    most = np.cumprod([worth, *(value.max() for value in values)]) * (1 + _ROUNDING)
-    return least.tolist(), most.tolist()
+def span(worth: float, values: Sequence[Floats], *, is_product: bool) -> tuple[list[float], list[float]]:
+    """Return the least and the greatest that prefixes before each stage can be worth, rounding included."""
+    if is_product:
+        least = np.cumprod([worth, *(value.min() for value in values)])
+        most = np.cumprod([worth, *(value.max() for value in values)])
+    else:
+        least = worth * np.cumsum([0.0, *(value.min() for value in values)])
+        most = worth * np.cumsum([0.0, *(value.max() for value in values)])
+    return (least * (1 - _ROUNDING)).tolist(), (most * (1 + _ROUNDING)).tolist()
 
 
 def _upper(lines: Lines, least: float, most: float) -> Lines:

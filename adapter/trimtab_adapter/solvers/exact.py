@@ -1,14 +1,16 @@
 """The optimal choice, by label setting with bounds: exact, without a licence, any number of stages, any small DAG.
 
 A label is a partial choice: one option for each stage so far. Labels dominated in everything that still matters are
-dropped, and so are labels whose best completion cannot beat a plan already known. Narrow passes first find good plans
-to beat, until a pass had to give up none of its labels: then its plan is optimal. Everything is numpy over whole
-fronts of labels. A few thousand choices are compared all at once instead.
+dropped, and so are labels whose best completion cannot beat a plan already known, as prices (`envelope`) and counts
+(`grid`) bound it. Narrow passes first find good plans to beat, until a pass had to give up none of its labels: then its
+plan is optimal. Everything is numpy over whole fronts of labels. A few thousand choices are compared all at once
+instead.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,26 +19,20 @@ from trimtab_adapter.program import TOLERANCE, Option, Program, Solution
 from trimtab_adapter.solvers.enumeration import MOST_CHOICES, best_of_all, choices
 from trimtab_adapter.solvers.envelope import Envelopes
 from trimtab_adapter.solvers.frontier import undominated
+from trimtab_adapter.solvers.grid import Resource, count
+from trimtab_adapter.solvers.labels import Floats, Labels, root
 from trimtab_adapter.solvers.pricing import price
-from trimtab_adapter.solvers.table import Floats, Table, tabulate
+from trimtab_adapter.solvers.table import Table, tabulate
 
 WIDTHS = (48, 400, 6_000, 50_000)  # labels a stage keeps in each pass; where even the last is too few, the gap says so
 _EPSILON = 1e-12  # a bound must beat the plan known by more than rounding
 
 
-@dataclass(frozen=True, slots=True)
-class _Labels:
-    """Partial choices; arrays of shape [labels], `finish` of shape [live groups of stages, labels]."""
+class _Bound(Protocol):
+    """What says at most how much labels can reach."""
 
-    value: Floats
-    cost: Floats
-    cores: Floats
-    gpus: Floats
-    flow_seconds: Floats
-    same: NDArray[np.bool_]
-    finish: Floats
-    parent: NDArray[np.intp]
-    option: NDArray[np.intp]
+    def bound(self, stage: int, labels: Labels) -> Floats:
+        """Return the most that labels of the stages before `stage` can reach, of shape [labels]."""
 
 
 def solve(program: Program) -> Solution | None:
@@ -63,8 +59,9 @@ def search(program: Program, table: Table, widths: Sequence[int] = WIDTHS) -> So
     envelopes, guesses = price(program, table)
     for guess in guesses:
         known = _better(program, known, _options(program, table, guess))
+    bounds = _bounds(program, table, envelopes, _target(program, known))
     for width in widths:
-        passed = _Search(program, table, envelopes, _target(program, known), width)
+        passed = _Search(program, table, bounds, _target(program, known), width)
         found = passed.run()
         if found is not None:
             known = _better(program, known, _options(program, table, found))
@@ -74,6 +71,16 @@ def search(program: Program, table: Table, widths: Sequence[int] = WIDTHS) -> So
         return None
     objective = program.objective(known)
     return Solution(tuple(known), objective, gap=max(0.0, passed.lost - objective))
+
+
+def _bounds(program: Program, table: Table, envelopes: Sequence[Envelopes], target: float) -> list[_Bound]:
+    """Return what prices promise, and where that does not prove the target what counting promises too."""
+    best, *_ = envelopes
+    if best.greedy()[1] <= target:
+        return [best]
+    resources: tuple[Resource, ...] = ("second", "core")
+    counted = [resource for resource in resources if getattr(best.prices, resource) > 0]
+    return [*envelopes, *(count(program, table, best.prices, resource) for resource in counted)]
 
 
 def _options(program: Program, table: Table, picks: Sequence[int]) -> list[Option]:
@@ -95,14 +102,14 @@ class _Search:
 
     program: Program
     table: Table
-    envelopes: Sequence[Envelopes]
+    bounds: Sequence[_Bound]
     target: float
     width: int
     lost: float = -math.inf  # the most that labels given up for want of room could have reached
 
     def run(self) -> list[int] | None:
         """Extend labels stage by stage; return the picks of the best one that beats the target, or None."""
-        fronts = [_root(self.program)]
+        fronts = [root(self.program)]
         for k in range(len(self.table.columns)):
             front = self._prune(self._extend(fronts[-1], k), k + 1)
             if front.value.size == 0:
@@ -111,7 +118,7 @@ class _Search:
         reached = self.program.weights.accuracy * fronts[-1].value - fronts[-1].cost
         return _trace(fronts, int(reached.argmax()))
 
-    def _extend(self, labels: _Labels, k: int) -> _Labels:
+    def _extend(self, labels: Labels, k: int) -> Labels:
         """Add each option of stage k to each label, unless latency or budget can no longer be kept."""
         program, table, column = self.program, self.table, self.table.columns[k]
         finish = _start(labels, self._awaited(k), program.stages[k].predecessors)[:, None] + column.seconds
@@ -127,8 +134,8 @@ class _Search:
         return self.table.live[k - 1] if k else ()
 
     def _grow(
-        self, labels: _Labels, k: int, parent: NDArray[np.intp], option: NDArray[np.intp], finish: Floats
-    ) -> _Labels:
+        self, labels: Labels, k: int, parent: NDArray[np.intp], option: NDArray[np.intp], finish: Floats
+    ) -> Labels:
         table, column, awaited = self.table, self.table.columns[k], self._awaited(k)
         value = labels.value[parent]
         rows = [
@@ -138,7 +145,7 @@ class _Search:
             )
             for group in table.live[k]
         ]
-        return _Labels(
+        return Labels(
             value=value * column.value[option] if table.is_product else value + column.value[option],
             cost=labels.cost[parent] + column.cost[option],
             cores=labels.cores[parent] + column.cores[option],
@@ -150,11 +157,11 @@ class _Search:
             option=option,
         )
 
-    def _prune(self, labels: _Labels, stage: int) -> _Labels:
+    def _prune(self, labels: Labels, stage: int) -> Labels:
         """Drop labels that cannot reach the floor, differ where asked, or beat the target; then dominated ones."""
         table = self.table
         most = labels.value * table.most_value[stage] if table.is_product else labels.value + table.most_value[stage]
-        bounds = self._bounds(labels, stage)
+        bounds = self._most(labels, stage)
         keep = (most >= self.program.accuracy_floor - TOLERANCE) & (bounds > self.target)
         if table.differs and stage == len(table.columns):
             keep &= ~labels.same
@@ -163,16 +170,11 @@ class _Search:
             ranked = which[np.argpartition(-bounds[which], self.width)]
             which = ranked[: self.width]
             self.lost = max(self.lost, float(bounds[ranked[self.width :]].max()))
-        labels = _take(labels, which)
-        return _take(labels, undominated(_respects(table, labels)))
+        labels = labels.take(which)
+        return labels.take(undominated(_respects(table, labels)))
 
-    def _bounds(self, labels: _Labels, stage: int) -> Floats:
-        bounds = np.full(labels.value.size, np.inf)
-        for envelope in self.envelopes:
-            prices = envelope.prices
-            priced = labels.cost + prices.second * labels.flow_seconds + prices.core * labels.cores
-            np.minimum(bounds, envelope.bound(stage, labels.value, priced), out=bounds)
-        return bounds
+    def _most(self, labels: Labels, stage: int) -> Floats:
+        return np.asarray(np.minimum.reduce([each.bound(stage, labels) for each in self.bounds]))
 
 
 def _target(program: Program, known: list[Option] | None) -> float:
@@ -182,35 +184,14 @@ def _target(program: Program, known: list[Option] | None) -> float:
     return objective + _EPSILON * max(1.0, abs(objective))
 
 
-def _root(program: Program) -> _Labels:
-    zero, nothing = np.zeros(1), np.zeros(1, dtype=np.intp)
-    start = np.full(1, 1.0 if program.metric == "Product" else 0.0)
-    same = np.array([program.other_than is not None])
-    return _Labels(start, zero, zero, zero, zero, same, np.zeros((0, 1)), nothing, nothing)
-
-
-def _start(labels: _Labels, awaited: tuple[tuple[int, ...], ...], predecessors: tuple[int, ...]) -> Floats:
+def _start(labels: Labels, awaited: tuple[tuple[int, ...], ...], predecessors: tuple[int, ...]) -> Floats:
     """Return when the stage's inputs are there; a group is read as a whole or not at all."""
     if not predecessors:
         return np.zeros(labels.value.size)
     return np.asarray(labels.finish[[n for n, group in enumerate(awaited) if group[0] in predecessors]].max(axis=0))
 
 
-def _take(labels: _Labels, which: NDArray[np.intp]) -> _Labels:
-    return _Labels(
-        value=labels.value[which],
-        cost=labels.cost[which],
-        cores=labels.cores[which],
-        gpus=labels.gpus[which],
-        flow_seconds=labels.flow_seconds[which],
-        same=labels.same[which],
-        finish=labels.finish[:, which],
-        parent=labels.parent[which],
-        option=labels.option[which],
-    )
-
-
-def _respects(table: Table, labels: _Labels) -> list[Floats]:
+def _respects(table: Table, labels: Labels) -> list[Floats]:
     """Return what a label must be no worse in to dominate another, less being better; each of shape [labels]."""
     respects = [labels.cost, -labels.value, *labels.finish]
     if table.cores_bind:
@@ -222,7 +203,7 @@ def _respects(table: Table, labels: _Labels) -> list[Floats]:
     return respects
 
 
-def _trace(fronts: Sequence[_Labels], best: int) -> list[int]:
+def _trace(fronts: Sequence[Labels], best: int) -> list[int]:
     picks: list[int] = []
     for front in reversed(fronts[1:]):
         picks.append(int(front.option[best]))

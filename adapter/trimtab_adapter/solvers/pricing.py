@@ -111,16 +111,12 @@ def _first_price(program: Program, name: str) -> float:
 
 def _probe(program: Program, table: Table, prices: Prices) -> _Probe:
     priced = [
-        column.cost + prices.second * share * column.seconds + prices.core * column.cores
+        prices.of(column.cost, share * column.seconds, column.cores)
         for column, share in zip(table.columns, table.flow, strict=True)
     ]
-    # An SLO or budget may be infinite; then its price is 0 and 0 · ∞ would be no number.
-    unused = prices.second * program.slo_seconds if prices.second else 0.0
-    unused += prices.core * program.cores if prices.core else 0.0
-    unused -= prices.floor * program.accuracy_floor
     values = [column.value for column in table.columns]
     worth = program.weights.accuracy + prices.floor
-    lines = suffixes(worth, priced, values, unused, is_product=table.is_product)
+    lines = suffixes(worth, priced, values, prices.unused(program), is_product=table.is_product)
     envelopes = Envelopes(prices, worth, lines, table.is_product)
     picks, bound = envelopes.greedy()
     picked = [column.value[pick] for column, pick in zip(table.columns, picks, strict=True)]

@@ -1,0 +1,47 @@
+"""Labels: partial choices, one option for each stage so far, as arrays. Pure numpy."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_adapter.program import Program
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Partial choices; arrays of shape [labels], `finish` of shape [live groups of stages, labels]."""
+
+    value: Floats
+    cost: Floats
+    cores: Floats
+    gpus: Floats
+    flow_seconds: Floats
+    same: NDArray[np.bool_]
+    finish: Floats
+    parent: NDArray[np.intp]
+    option: NDArray[np.intp]
+
+    def take(self, which: NDArray[np.intp]) -> "Labels":
+        """Return these of the labels."""
+        return Labels(
+            value=self.value[which],
+            cost=self.cost[which],
+            cores=self.cores[which],
+            gpus=self.gpus[which],
+            flow_seconds=self.flow_seconds[which],
+            same=self.same[which],
+            finish=self.finish[:, which],
+            parent=self.parent[which],
+            option=self.option[which],
+        )
+
+
+def root(program: Program) -> Labels:
+    """Return the one label in which nothing is chosen yet."""
+    zero, nothing = np.zeros(1), np.zeros(1, dtype=np.intp)
+    start = np.full(1, 1.0 if program.metric == "Product" else 0.0)
+    same = np.array([program.other_than is not None])
+    return Labels(start, zero, zero, zero, zero, same, np.zeros((0, 1)), nothing, nothing)

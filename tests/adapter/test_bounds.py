@@ -1,0 +1,85 @@
+"""What prices and grids promise of a partial choice, none of its completions exceeds; and grids promise less."""
+
+import itertools
+
+import numpy as np
+
+from tests.adapter.problems import a_large_program, a_program
+from trimtab_adapter.program import Program
+from trimtab_adapter.solvers.envelope import Envelopes
+from trimtab_adapter.solvers.grid import Grid, Resource, count
+from trimtab_adapter.solvers.labels import Labels
+from trimtab_adapter.solvers.pricing import price
+from trimtab_adapter.solvers.table import Table, tabulate
+
+RESOURCES: tuple[Resource, ...] = ("second", "core")
+
+
+def labels_of(program: Program, table: Table, picks: np.ndarray) -> Labels:
+    """Return the partial choices of these options, of shape [labels, stages so far]."""
+    chosen = list(zip(table.columns, picks.T, table.flow, strict=False))
+    nothing = np.zeros(len(picks))
+    values = [column.value[pick] for column, pick, _ in chosen]
+    return Labels(
+        value=np.prod(values, axis=0) if table.is_product else np.sum(values, axis=0),
+        cost=np.sum([column.cost[pick] for column, pick, _ in chosen], axis=0),
+        cores=np.sum([column.cores[pick] for column, pick, _ in chosen], axis=0),
+        gpus=nothing,
+        flow_seconds=np.sum([share * column.seconds[pick] for column, pick, share in chosen], axis=0),
+        same=nothing.astype(np.bool_),
+        finish=np.zeros((0, len(picks))),
+        parent=nothing.astype(np.intp),
+        option=nothing.astype(np.intp),
+    )
+
+
+def feasible_choices(program: Program, table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return all choices within the constraints, of shape [choices, stages], and what they reach."""
+    picks, objectives = [], []
+    for pick in itertools.product(*(range(column.index.size) for column in table.columns)):
+        choice = [
+            stage.options[column.index[n]] for stage, column, n in zip(program.stages, table.columns, pick, strict=True)
+        ]
+        if program.is_feasible(choice):
+            picks.append(pick)
+            objectives.append(program.objective(choice))
+    return np.array(picks, dtype=np.intp), np.array(objectives)
+
+
+def test_no_completion_reaches_more_than_was_promised():
+    promised = 0
+    for seed in range(400):
+        program = a_program(seed)
+        table = tabulate(program)
+        picks, objectives = feasible_choices(program, table) if table is not None else (np.empty(0), np.empty(0))
+        if table is None or not picks.size:
+            continue
+        envelopes, _ = price(program, table)
+        bounds: list[Envelopes | Grid] = [
+            *envelopes,
+            *(count(program, table, envelopes[0].prices, resource) for resource in RESOURCES),
+        ]
+        for stages in range(1, len(table.columns) + 1):
+            labels = labels_of(program, table, picks[:, :stages])
+            for bound in bounds:
+                assert (bound.bound(stages, labels) >= objectives - 1e-9).all(), (seed, stages)
+                promised += len(picks)
+    assert promised > 10_000
+
+
+def test_a_grid_knows_what_a_price_does_not():
+    """The less is left of the SLO, the less a grid promises beside the best price."""
+    tighter = []
+    for seed in range(20):
+        program = a_large_program(seed)
+        table = tabulate(program)
+        assert table is not None
+        envelope = price(program, table)[0][0]
+        if envelope.prices.second:
+            grid = count(program, table, envelope.prices, "second")
+            rng = np.random.default_rng(seed)
+            picks = np.stack([rng.integers(0, column.index.size, 200) for column in table.columns[:5]], axis=1)
+            labels = labels_of(program, table, picks)
+            tighter.append(float(np.mean(grid.bound(5, labels) < envelope.bound(5, labels))))
+    assert tighter
+    assert np.mean(tighter) > 0.8

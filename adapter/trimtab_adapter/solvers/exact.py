@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from trimtab_adapter.program import TOLERANCE, Option, Program, Solution
 from trimtab_adapter.solvers.enumeration import MOST_CHOICES, best_of_all, choices
-from trimtab_adapter.solvers.envelope import Envelopes
 from trimtab_adapter.solvers.frontier import undominated
-from trimtab_adapter.solvers.grid import Resource, count
+from trimtab_adapter.solvers.grid import MOST_COUNTED, count
 from trimtab_adapter.solvers.labels import Floats, Labels, root
-from trimtab_adapter.solvers.pricing import price
+from trimtab_adapter.solvers.pricing import Priced, price
 from trimtab_adapter.solvers.table import Table, tabulate
 
 WIDTHS = (48, 400, 6_000, 50_000)  # labels a stage keeps in each pass; where even the last is too few, the gap says so
@@ -56,10 +55,10 @@ def search(program: Program, table: Table, widths: Sequence[int] = WIDTHS) -> So
     found.
     """
     known: list[Option] | None = None
-    envelopes, guesses = price(program, table)
-    for guess in guesses:
+    priced = price(program, table)
+    for guess in priced.guesses:
         known = _better(program, known, _options(program, table, guess))
-    bounds = _bounds(program, table, envelopes, _target(program, known))
+    bounds = _bounds(program, table, priced, _target(program, known))
     for width in widths:
         passed = _Search(program, table, bounds, _target(program, known), width)
         found = passed.run()
@@ -73,14 +72,14 @@ def search(program: Program, table: Table, widths: Sequence[int] = WIDTHS) -> So
     return Solution(tuple(known), objective, gap=max(0.0, passed.lost - objective))
 
 
-def _bounds(program: Program, table: Table, envelopes: Sequence[Envelopes], target: float) -> list[_Bound]:
+def _bounds(program: Program, table: Table, priced: Priced, target: float) -> list[_Bound]:
     """Return what prices promise, and where that does not prove the target what counting promises too."""
-    best, *_ = envelopes
+    best = priced.envelopes[0]
     if best.greedy()[1] <= target:
         return [best]
-    resources: tuple[Resource, ...] = ("second", "core")
-    counted = [resource for resource in resources if getattr(best.prices, resource) > 0]
-    return [*envelopes, *(count(program, table, best.prices, resource) for resource in counted)]
+    if not priced.broken:
+        return [*priced.envelopes]
+    return [*priced.envelopes, count(program, table, best.prices, priced.broken[:MOST_COUNTED])]
 
 
 def _options(program: Program, table: Table, picks: Sequence[int]) -> list[Option]:

@@ -1,29 +1,28 @@
-"""An upper bound on every completion for what a partial choice has left of one resource, on a coarse grid. Pure numpy.
+"""An upper bound on every completion for what a partial choice has left of one resource or two, on a coarse grid.
 
 Prices (`envelope`) know one rate of exchange between seconds and accuracy for all labels; one that has spent much so
-far cannot reach what they promise. Here one resource, the seconds of the SLO or the cores of the budget, is counted
-instead: what is left, in whole cells, each option taking the whole cells that it surely fills. So no completion is
-counted out (a relaxed knapsack). The other resource and the floor stay priced. The second axis is the value so far:
-what completions reach is convex in it, so chords between a few knots bound it from above.
+far cannot reach what they promise. Here the resource, or two of them, are counted instead: what is left, in whole
+cells, each option taking the whole cells that it surely fills. So no completion is counted out (a relaxed knapsack).
+What is not counted stays priced. The first axis is the value so far: what completions reach is convex in it, so chords
+between a few knots bound it from above. Pure numpy.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.program import TOLERANCE, Program
+from trimtab_adapter.program import Program
 from trimtab_adapter.solvers.envelope import Prices, span
 from trimtab_adapter.solvers.labels import Floats, Labels
+from trimtab_adapter.solvers.meter import Meter, Resource, meter
 from trimtab_adapter.solvers.table import Table
 
-Resource = Literal["second", "core"]
-CELLS = 128
-KNOTS = 8
+KNOTS = 6
+CELLS = {1: 128, 2: 32}  # of each resource, by how many are counted
+MOST_COUNTED = max(CELLS)
 _NEVER = -1e30  # what cannot be completed reaches; finite, so that chords stay numbers
-_ROUNDING = 1e-9  # of a cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,61 +45,69 @@ class _Axis:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Bounds that count one resource and price the rest."""
+    """Bounds that count one resource or two and price the rest."""
 
-    resource: Resource
-    prices: Prices  # none of the resource counted
+    meters: Sequence[Meter]
+    prices: Prices  # none of what is counted
     worth: float  # α + ν
-    total: float  # of the resource
     axes: Sequence[_Axis]  # before each stage, and behind the last
-    reach: Sequence[Floats]  # the most that the stages from k on add, of shape [knots, cells left]
+    reach: Sequence[Floats]  # the most that the stages from k on add, of shape [knots, cells left, …]
 
     def bound(self, stage: int, labels: Labels) -> Floats:
         """Return the most that labels of the stages before `stage` can reach, of shape [labels]."""
-        spent = labels.flow_seconds if self.resource == "second" else labels.cores
-        left = (self.total - spent) * (
-            CELLS / self.total
-        ) + _ROUNDING  # from 0 to CELLS, since labels keep the constraints
+        place, apart = np.zeros(1, dtype=np.intp), 1
+        for each in reversed(self.meters):
+            place = place + apart * each.left(stage, labels)
+            apart *= each.cells + 1
         knot, beyond = self.axes[stage].at(self.worth * labels.value)
-        place = knot * (CELLS + 1) + left.astype(np.intp)
+        place = place + apart * knot
         reach = self.reach[stage].ravel()
         low = reach[place]
-        reached = low + beyond * (reach[place + CELLS + 1] - low)
+        reached = low + beyond * (reach[place + apart] - low)
         return np.asarray(reached - self.prices.of(labels.cost, labels.flow_seconds, labels.cores))
 
 
-def count(program: Program, table: Table, best: Prices, resource: Resource) -> Grid:
+def count(program: Program, table: Table, best: Prices, resources: Sequence[Resource]) -> Grid:
     """Build the bounds of all suffixes, last stage first, at the prices that are best where all is priced."""
-    prices = replace(best, **{resource: 0.0})
+    prices = replace(best, **dict.fromkeys(resources, 0.0))
+    meters = [meter(program, table, resource, CELLS[len(resources)]) for resource in resources]
     worth = program.weights.accuracy + prices.floor
-    total = (program.slo_seconds if resource == "second" else program.cores) + TOLERANCE
     axes = _axes(worth, [column.value for column in table.columns], is_product=table.is_product)
     behind = axes[-1].knots() + prices.unused(program)
-    built = [np.repeat(behind[:, None], CELLS + 1, axis=1)]
+    shape = (KNOTS, *(each.cells + 1 for each in meters))
+    built = [np.broadcast_to(behind.reshape(-1, *(1 for _ in meters)), shape).copy()]
     for k, (column, share) in reversed(list(enumerate(zip(table.columns, table.flow, strict=True)))):
         worths = axes[k].knots()
         after = column.value[:, None] * worths if table.is_product else worth * column.value[:, None] + worths
-        used = share * column.seconds if resource == "second" else column.cores
-        filled = np.minimum(used * (CELLS / total) * (1 - _ROUNDING), CELLS + 1.0).astype(np.intp)
+        filled = list(zip(*(each.filled(k) for each in meters), strict=True))
         priced = prices.of(column.cost, share * column.seconds, column.cores)
-        built.append(_before(built[-1], *axes[k + 1].at(after), filled.tolist(), priced))
-    return Grid(resource, prices, worth, total, axes, built[::-1])
+        built.append(_before(built[-1], *axes[k + 1].at(after), filled, priced))
+    return Grid(meters, prices, worth, axes, built[::-1])
 
 
-def _before(rest: Floats, knot: NDArray[np.intp], beyond: Floats, filled: Sequence[int], priced: Floats) -> Floats:
-    """Return the reach before a stage, [knots, cells left], of what it is behind: the best of its options.
+def _before(
+    rest: Floats, knot: NDArray[np.intp], beyond: Floats, filled: Sequence[tuple[int, ...]], priced: Floats
+) -> Floats:
+    """Return the reach before a stage, [knots, cells left, …], of what it is behind: the best of its options.
 
-    Of shape [options, knots]: the knot below the worth behind, and how far beyond it is; [options]: cells, priced cost.
+    Of shape [options, knots]: the knot below the worth behind, and how far beyond it is; [options]: cells of each
+    resource, priced cost.
     """
+    more = (1,) * (rest.ndim - 1)
     low, by_option = rest[knot], rest[knot + 1]
     by_option -= low
-    by_option *= beyond[:, :, None]
+    by_option *= beyond.reshape(*beyond.shape, *more)
     by_option += low
-    by_option -= priced[:, None, None]
+    by_option -= priced.reshape(-1, 1, *more)
     best = np.full(rest.shape, _NEVER)
     for reached, cells in zip(by_option, filled, strict=True):
-        if cells <= CELLS:
-            np.maximum(best[:, cells:], reached[:, : CELLS + 1 - cells], out=best[:, cells:])
+        # Who has these cells left or more gets there with what remains of them.
+        to = (slice(None), *(slice(taken, None) for taken in cells))
+        of = (
+            slice(None),
+            *(slice(None, max(0, size - taken)) for taken, size in zip(cells, rest.shape[1:], strict=True)),
+        )
+        np.maximum(best[to], reached[of], out=best[to])
     return best
 
 

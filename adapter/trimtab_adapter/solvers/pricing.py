@@ -12,14 +12,15 @@ import numpy as np
 
 from trimtab_adapter.program import Program
 from trimtab_adapter.solvers.envelope import Envelopes, Prices, suffixes
+from trimtab_adapter.solvers.meter import Resource
 from trimtab_adapter.solvers.table import Table
 
 RAISES = 30
-TANGENTS = 8
-CLOSE = 1e-4  # of the objective's scale: what a better price could still lower the bound by, not worth seeking
+TANGENTS = 4
+CLOSE = 1e-3  # of the objective's scale: what a better price could still lower the bound by, not worth seeking
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Probe:
     """The bound at some prices, and by how much the choice that reaches it exceeds each constraint."""
 
@@ -31,20 +32,31 @@ class _Probe:
     value_short: float
 
 
-def price(program: Program, table: Table) -> tuple[list[Envelopes], list[list[int]]]:
-    """Return envelopes at the best prices found and at none, and the choices met on the way."""
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """What pricing found."""
+
+    envelopes: tuple[Envelopes, ...]  # at the best prices first, then at none
+    guesses: tuple[list[int], ...]  # the choices met on the way
+    broken: tuple[Resource, ...]  # the constraints that some of these do not keep
+
+
+def price(program: Program, table: Table) -> Priced:
+    """Seek prices at which the bound at the root is low."""
     search = _Search(program, table)
     for _ in range(2 if table.cores_bind or program.accuracy_floor > 0 else 1):
         for name, excess in _CONSTRAINTS:
             if excess(search.best) > 0 or _price(search.best, name) > 0:
                 search.seek(name, excess)
-    chosen = [search.best.envelopes]
-    if search.best is not search.probes[0]:
-        chosen.append(search.probes[0].envelopes)
-    return chosen, [probe.picks for probe in search.probes]
+    at_none = search.probes[0]
+    return Priced(
+        envelopes=tuple(probe.envelopes for probe in dict.fromkeys((search.best, at_none))),
+        guesses=tuple(probe.picks for probe in search.probes),
+        broken=tuple(name for name, excess in _CONSTRAINTS if any(excess(probe) > 0 for probe in search.probes)),
+    )
 
 
-_CONSTRAINTS: tuple[tuple[str, Callable[[_Probe], float]], ...] = (
+_CONSTRAINTS: tuple[tuple[Resource, Callable[[_Probe], float]], ...] = (
     ("second", lambda probe: probe.seconds_over),
     ("core", lambda probe: probe.cores_over),
     ("floor", lambda probe: probe.value_short),

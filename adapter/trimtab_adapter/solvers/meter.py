@@ -16,7 +16,8 @@ from trimtab_adapter.solvers.labels import Floats, Labels
 from trimtab_adapter.solvers.table import Table
 
 Resource = Literal["second", "core", "floor"]
-_ROUNDING = 1e-9  # of a cell
+_ROUNDING = 1e-6  # of a cell
+_SPARE = 1e-6  # of what may be lost: where next to nothing may be, cells would be as small as rounding errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def meter(program: Program, table: Table, resource: Resource, cells: int) -> Met
         total, taken = program.cores, [column.cores for column in table.columns]
     else:
         floor = _additive(np.array(program.accuracy_floor - TOLERANCE), is_product=is_product)
-        total, taken = max(0.0, heads[-1] - float(floor)), [value.max() - value for value in values]
+        total, taken = max(0.0, heads[-1] - float(floor)) + _SPARE, [value.max() - value for value in values]
     return Meter(resource, total + TOLERANCE, cells, taken, heads, is_product)
 
 

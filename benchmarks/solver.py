@@ -17,7 +17,7 @@ from rich.progress import Progress, track
 from rich.table import Table
 
 from benchmarks.sharing import CORES, compare
-from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force
+from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, with_accelerators
 from trimtab_adapter.program import Program, Solution, weights_of
 from trimtab_adapter.solvers import exact, gurobi, highs
 from trimtab_adapter.solvers.signature import SolverUnavailable
@@ -74,6 +74,7 @@ SIZES = (
     Size("10x10x7", 200, a_large_program),
     Size("10x10x7_tight", 200, lambda seed: a_large_program(seed, slo_share=0.2)),
     Size("10x10x7_budget", 200, lambda seed: a_large_program(seed, cores=60.0)),
+    Size("10x10x7_gpus", 60, lambda seed: with_accelerators(a_large_program(seed, slo_share=0.4), 4)),
     Size("10x10x7_max_accuracy", 60, lambda seed: replace(a_large_program(seed, cores=80.0), weights=MAX_ACCURACY)),
     Size("10x10x7_min_cost", 60, lambda seed: replace(a_large_program(seed), weights=MIN_COST, accuracy_floor=0.15)),
     Size("dag_8x8", 100, a_large_graph),

@@ -109,6 +109,21 @@ def a_large_program(
     return Program(tuple(chain), slo_seconds, cores, 0, "Product", Weights(ratio, 1.0, 1e-6))
 
 
+def with_accelerators(program: Program, gpus: int) -> Program:
+    """Return a program in which each option may sit on GPUs too: six times as fast there, with one core a replica."""
+
+    def on_gpus(option: Option) -> Option:
+        return replace(
+            option,
+            latency_seconds=option.latency_seconds / 6,
+            cores=float(option.replicas),
+            gpus=max(1, option.replicas // 6),
+        )
+
+    stages = tuple(replace(stage, options=(*stage.options, *map(on_gpus, stage.options))) for stage in program.stages)
+    return replace(program, stages=stages, gpus=gpus)
+
+
 def a_large_graph(seed: int, stages: int = 8) -> Program:
     """Return a random DAG too large for brute force: each stage waits for up to two earlier ones."""
     rng = np.random.default_rng(seed)

@@ -20,6 +20,8 @@ COUNTED: tuple[tuple[Resource, ...], ...] = (
     ("second", "core"),
     ("second", "floor"),
     ("core", "floor"),
+    ("gpu",),
+    ("second", "gpu"),
 )
 
 
@@ -32,7 +34,7 @@ def labels_of(program: Program, table: Table, picks: np.ndarray) -> Labels:
         value=np.prod(values, axis=0) if table.is_product else np.sum(values, axis=0),
         cost=np.sum([column.cost[pick] for column, pick, _ in chosen], axis=0),
         cores=np.sum([column.cores[pick] for column, pick, _ in chosen], axis=0),
-        gpus=nothing,
+        gpus=np.sum([column.gpus[pick] for column, pick, _ in chosen], axis=0),
         flow_seconds=np.sum([share * column.seconds[pick] for column, pick, share in chosen], axis=0),
         same=nothing.astype(np.bool_),
         finish=np.zeros((0, len(picks))),

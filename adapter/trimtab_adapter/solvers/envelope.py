@@ -31,22 +31,24 @@ _ROUNDING = 1e-9  # by how much a product of accuracies is taken to be off
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Lagrange multipliers: of the SLO, per second; of the budget, per core; of the accuracy floor, per 1.0."""
+    """Lagrange multipliers: of the SLO, per second; of the budget, per core and GPU; of the accuracy floor, per 1.0."""
 
     second: float = 0.0
     core: float = 0.0
+    gpu: float = 0.0
     floor: float = 0.0
 
-    def of(self, cost: Amount, seconds: Amount, cores: Amount) -> Amount:
-        """Return a cost with what seconds and cores are worth."""
-        return cost + self.second * seconds + self.core * cores
+    def of(self, cost: Amount, seconds: Amount, cores: Amount, gpus: Amount) -> Amount:
+        """Return a cost with what seconds, cores and GPUs are worth."""
+        priced = cost + self.second * seconds + self.core * cores
+        return priced + self.gpu * gpus if self.gpu else priced
 
     def unused(self, program: Program) -> float:
         """Return what the whole SLO, budget and floor are worth: each bound begins with it."""
         # An SLO or budget may be infinite; then its price is 0 and 0 · ∞ would be no number.
         seconds = self.second * program.slo_seconds if self.second else 0.0
         cores = self.core * program.cores if self.core else 0.0
-        return seconds + cores - self.floor * program.accuracy_floor
+        return seconds + cores + self.gpu * program.gpus - self.floor * program.accuracy_floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Envelopes:
         """Return the most that labels of the stages before `stage` can reach, of shape [labels]."""
         lines = self.suffixes[stage]
         worth = self.worth * labels.value
-        priced_costs = self.prices.of(labels.cost, labels.flow_seconds, labels.cores)
+        priced_costs = self.prices.of(labels.cost, labels.flow_seconds, labels.cores, labels.gpus)
         if not self.is_product:
             return np.asarray(worth + lines[0][1] - priced_costs)
         best = np.full_like(worth, -np.inf)

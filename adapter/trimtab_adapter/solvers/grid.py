@@ -64,7 +64,7 @@ class Grid:
         reach = self.reach[stage].ravel()
         low = reach[place]
         reached = low + beyond * (reach[place + apart] - low)
-        return np.asarray(reached - self.prices.of(labels.cost, labels.flow_seconds, labels.cores))
+        return np.asarray(reached - self.prices.of(labels.cost, labels.flow_seconds, labels.cores, labels.gpus))
 
 
 def count(program: Program, table: Table, best: Prices, resources: Sequence[Resource]) -> Grid:
@@ -80,7 +80,7 @@ def count(program: Program, table: Table, best: Prices, resources: Sequence[Reso
         worths = axes[k].knots()
         after = column.value[:, None] * worths if table.is_product else worth * column.value[:, None] + worths
         filled = list(zip(*(each.filled(k) for each in meters), strict=True))
-        priced = prices.of(column.cost, share * column.seconds, column.cores)
+        priced = prices.of(column.cost, share * column.seconds, column.cores, column.gpus)
         built.append(_before(built[-1], *axes[k + 1].at(after), filled, priced))
     return Grid(meters, prices, worth, axes, built[::-1])
 

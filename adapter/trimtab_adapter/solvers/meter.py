@@ -1,7 +1,7 @@
 """What options take of a resource, and what labels have left of it, in whole cells. Pure numpy.
 
-The SLO is seconds, the budget cores; the accuracy floor is a resource too: of what the most accurate options reach,
-each option loses some (of a product the logarithm counts, so that losses add up).
+The SLO is seconds, the budget cores and GPUs; the accuracy floor is a resource too: of what the most accurate options
+reach, each option loses some (of a product the logarithm counts, so that losses add up).
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,10 @@ from trimtab_adapter.program import TOLERANCE, Program
 from trimtab_adapter.solvers.labels import Floats, Labels
 from trimtab_adapter.solvers.table import Table
 
-Resource = Literal["second", "core", "floor"]
-_ROUNDING = 1e-6  # of a cell
+Resource = Literal["second", "core", "gpu", "floor"]
+# An option that takes whole cells is counted with them, whatever rounding says; labels have more spare than all options
+# together gain by that, so that no completion is counted out.
+_WHOLE, _LEFT = 1e-9, 1e-6  # of a cell
 _SPARE = 1e-6  # of what may be lost: where next to nothing may be, cells would be as small as rounding errors
 
 
@@ -33,13 +35,13 @@ class Meter:
 
     def filled(self, stage: int) -> list[int]:
         """Return the whole cells that each option of a stage surely fills; too many where it does not fit."""
-        cells = self.taken[stage] * (self.cells / self.total) * (1 - _ROUNDING)
+        cells = self.taken[stage] * (self.cells / self.total) + _WHOLE
         filled: list[int] = np.minimum(cells, self.cells + 1.0).astype(np.intp).tolist()
         return filled
 
     def left(self, stage: int, labels: Labels) -> NDArray[np.intp]:
         """Return the cells that labels of the stages before `stage` have left, none where they have less than none."""
-        cells = (self.total - self._spent(stage, labels)) * (self.cells / self.total) + _ROUNDING
+        cells = (self.total - self._spent(stage, labels)) * (self.cells / self.total) + _LEFT
         return np.minimum(np.maximum(cells, 0.0), self.cells).astype(np.intp)
 
     def _spent(self, stage: int, labels: Labels) -> Floats:
@@ -47,6 +49,8 @@ class Meter:
             return labels.flow_seconds
         if self.resource == "core":
             return labels.cores
+        if self.resource == "gpu":
+            return labels.gpus
         return np.asarray(self.heads[stage] - _additive(labels.value, is_product=self.is_product))
 
 
@@ -60,6 +64,9 @@ def meter(program: Program, table: Table, resource: Resource, cells: int) -> Met
         taken = [share * column.seconds for column, share in zip(table.columns, table.flow, strict=True)]
     elif resource == "core":
         total, taken = program.cores, [column.cores for column in table.columns]
+    elif resource == "gpu":
+        total, taken = float(program.gpus), [column.gpus for column in table.columns]
+        cells = min(cells, max(1, program.gpus))  # whole ones
     else:
         floor = _additive(np.array(program.accuracy_floor - TOLERANCE), is_product=is_product)
         total, taken = max(0.0, heads[-1] - float(floor)) + _SPARE, [value.max() - value for value in values]

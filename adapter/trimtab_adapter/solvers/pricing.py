@@ -29,6 +29,7 @@ class _Probe:
     bound: float
     seconds_over: float
     cores_over: float
+    gpus_over: float
     value_short: float
 
 
@@ -44,7 +45,7 @@ class Priced:
 def price(program: Program, table: Table) -> Priced:
     """Seek prices at which the bound at the root is low."""
     search = _Search(program, table)
-    for _ in range(2 if table.cores_bind or program.accuracy_floor > 0 else 1):
+    for _ in range(2 if table.cores_bind or table.gpus_bind or program.accuracy_floor > 0 else 1):
         for name, excess in _CONSTRAINTS:
             if excess(search.best) > 0 or _price(search.best, name) > 0:
                 search.seek(name, excess)
@@ -58,6 +59,7 @@ def price(program: Program, table: Table) -> Priced:
 
 _CONSTRAINTS: tuple[tuple[Resource, Callable[[_Probe], float]], ...] = (
     ("second", lambda probe: probe.seconds_over),
+    ("gpu", lambda probe: probe.gpus_over),
     ("core", lambda probe: probe.cores_over),
     ("floor", lambda probe: probe.value_short),
 )
@@ -123,7 +125,7 @@ def _first_price(program: Program, name: str) -> float:
 
 def _probe(program: Program, table: Table, prices: Prices) -> _Probe:
     priced = [
-        prices.of(column.cost, share * column.seconds, column.cores)
+        prices.of(column.cost, share * column.seconds, column.cores, column.gpus)
         for column, share in zip(table.columns, table.flow, strict=True)
     ]
     values = [column.value for column in table.columns]
@@ -140,5 +142,6 @@ def _probe(program: Program, table: Table, prices: Prices) -> _Probe:
         bound,
         seconds_over=sum(share * float(column.seconds[pick]) for column, pick, share in at) - program.slo_seconds,
         cores_over=sum(float(column.cores[pick]) for column, pick, _ in at) - program.cores,
+        gpus_over=sum(float(column.gpus[pick]) for column, pick, _ in at) - program.gpus,
         value_short=program.accuracy_floor - value,
     )

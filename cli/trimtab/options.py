@@ -25,6 +25,13 @@ ProfilesOption = Annotated[
     Path | None,
     typer.Option("--profiles", help="Profile to plan with; default: beside the pipeline, else measured here"),
 ]
+InClusterOption = Annotated[
+    bool,
+    typer.Option(
+        "--in-cluster", help="Take pipeline, profiles and what runs now from the cluster; PIPELINE may be a name"
+    ),
+]
+NamespaceOption = Annotated[str | None, typer.Option(help="In the cluster; default: as it says itself, or default")]
 WhatIfOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders import a_plan
 from tests.profiler.builders import a_pipeline, a_point, a_variant
 from trimtab.commands import run
 from trimtab.in_cluster import profile_anew
@@ -12,6 +13,7 @@ from trimtab.local.processes import StartError
 from trimtab_kubernetes import Cluster, follow
 from trimtab_pipelines.cluster import PROFILE_ANNOTATION, profile_job_name
 from trimtab_pipelines.documents import parse
+from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import Hardware, ModelProfile, ModelProfileSpec
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
 from trimtab_pipelines.resource import Metadata
@@ -75,6 +77,51 @@ async def test_a_failure_is_told(cluster: Cluster, namespace: str) -> None:
         await asking
     with pytest.raises(StartError, match=r"no InferencePipeline .*/absent in this cluster"):
         await profile_anew(cluster, namespace, "absent", print, 30)
+
+
+def documents(namespace: str) -> list[dict[str, Any]]:
+    """A pipeline of two echoes, its profile, and the plan that runs: the light one, for four requests a second."""
+    pipeline = a_pipeline([a_variant("light", accuracy=0.6), a_variant("heavy", accuracy=0.9)])
+    points = (a_point("light", 1.0, {1: 0.01, 2: 0.02}), a_point("heavy", 1.0, {1: 0.03, 2: 0.05}))
+    spec = ModelProfileSpec(
+        pipeline="echoes", stage="first", hardware=Hardware(processor="p", node_cores=1), points=points
+    )
+    plan = a_plan(pipeline, 3, batchSize=1)
+    forecast = ForecastRecord(peak_rps=4.0, source="lstm", reason="")
+    plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"pipeline": "echoes", "forecast": forecast})})
+    written = [pipeline, ModelProfile(metadata=Metadata(name="measured", namespace=namespace), spec=spec), plan]
+    listed: list[dict[str, Any]] = [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in written]
+    for one, name in zip(listed, ("echoes", "measured", "echoes"), strict=True):
+        one["metadata"] = {"name": name, "namespace": namespace}
+    return listed
+
+
+async def test_a_plan_is_explained_as_the_cluster_has_it(cluster, namespace, kubeconfig, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    for one in documents(namespace):
+        await cluster.apply(one, manager="user")
+
+    async def said(*arguments: str) -> tuple[int, str]:
+        code = await asyncio.to_thread(run, [*arguments, "--in-cluster", "--namespace", namespace])
+        heard = capsys.readouterr()
+        return code, heard.out + heard.err
+
+    code, explained = await said("explain", "echoes")
+    assert code == 0
+    assert "echoes at 4 requests/s" in explained
+    assert "heavy" in explained
+    assert "proven optimal" in explained
+    code, planned = await said("plan", "echoes", "--load", "2", "--what-if", "load=x2")
+    assert code == 0
+    assert "load=x2" in planned
+    assert await said("explain", "absent") == (
+        1,
+        f"trimtab: no InferencePipeline {namespace}/absent in this cluster; see kubectl get ipl -A\n",
+    )
+    await cluster.delete("PipelinePlan", namespace, "echoes")
+    code, refused = await said("explain", "echoes")
+    assert code != 0
+    assert "give --load" in refused
 
 
 async def test_status_lists_the_pipelines(cluster, namespace, kubeconfig, monkeypatch, capsys) -> None:

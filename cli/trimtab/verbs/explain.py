@@ -1,5 +1,6 @@
 """`trimtab explain`: why a plan is what it is, what binds, and what the next step in any direction would cost."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,19 +16,27 @@ from trimtab.decisions import (
     terminal_table,
     words,
 )
-from trimtab.options import PipelineArgument, ProfilesOption, WhatIfOption, console
-from trimtab.preparation import choose_profiles
+from trimtab.deployed import grounds
+from trimtab.options import (
+    InClusterOption,
+    NamespaceOption,
+    PipelineArgument,
+    ProfilesOption,
+    WhatIfOption,
+    console,
+)
 from trimtab.report.decision import write_decision
 from trimtab.verbs.plan import decision_at
 from trimtab_adapter.what_if import WhatIfError
-from trimtab_pipelines.documents import load_pipeline, load_plan, load_profiles
+from trimtab_pipelines.documents import load_plan
 from trimtab_pipelines.plan import PipelinePlan
 
 
 def command(  # noqa: PLR0913, PLR0917 (one for each option)
     pipeline: PipelineArgument,
     load: Annotated[
-        float | None, typer.Option("--load", min=0.0, help="Requests per second; default: what --plan was made for")
+        float | None,
+        typer.Option("--load", min=0.0, help="Requests per second; default: what the plan that runs was made for"),
     ] = None,
     plan: Annotated[
         Path | None, typer.Option("--plan", help="plan.json of a run: what runs now, so that changes have their price")
@@ -35,13 +44,19 @@ def command(  # noqa: PLR0913, PLR0917 (one for each option)
     profiles: ProfilesOption = None,
     what_if: WhatIfOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a page with the Pareto plots")] = None,
+    *,
+    in_cluster: InClusterOption = False,
+    namespace: NamespaceOption = None,
 ) -> int:
     """Explain the plan for a load: what binds, what comes second, what a little more or less would cost."""
     current = None if plan is None else load_plan(plan)
-    load_rps = _load(load, current)
-    document = load_pipeline(pipeline)
-    found = load_profiles(choose_profiles(pipeline, document, profiles, console))
-    decision = decision_at(document, found, load_rps, what_if or [], current)
+    if not in_cluster:
+        _load(load, current)  # before anything is measured
+    made_from = grounds(pipeline, profiles, in_cluster=in_cluster, namespace=namespace)
+    if current is not None:
+        made_from = replace(made_from, plan=current)
+    load_rps, document = _load(load, made_from.plan), made_from.pipeline
+    decision = decision_at(made_from, load_rps, what_if or [])
     console.print(
         terminal_table(STAGE_COLUMNS, stage_rows(decision.plan), f"{document.name} at {load_rps:g} requests/s")
     )

@@ -8,16 +8,21 @@ import typer
 
 from trimtab.decisions import ALTERNATIVE_COLUMNS, STAGE_COLUMNS, Decision, alternative_rows, stage_rows, terminal_table
 from trimtab.decisions import words as words_of
-from trimtab.options import PipelineArgument, ProfilesOption, WhatIfOption, console
-from trimtab.preparation import choose_profiles
+from trimtab.deployed import Grounds, grounds
+from trimtab.options import (
+    InClusterOption,
+    NamespaceOption,
+    PipelineArgument,
+    ProfilesOption,
+    WhatIfOption,
+    console,
+)
 from trimtab_adapter.baselines import static_plan
 from trimtab_adapter.decide import Situation, plan_of, question_of
 from trimtab_adapter.least_bad import answer
 from trimtab_adapter.what_if import WhatIfError, alternatives
-from trimtab_pipelines.documents import load_pipeline, load_profiles, write_json
+from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
-from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.spec import InferencePipeline
 
 
 def command(  # noqa: PLR0913, PLR0917 (one for each option)
@@ -29,14 +34,16 @@ def command(  # noqa: PLR0913, PLR0917 (one for each option)
     ] = None,
     what_if: WhatIfOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan as JSON, for `up --plan`")] = None,
+    *,
+    in_cluster: InClusterOption = False,
+    namespace: NamespaceOption = None,
 ) -> int:
     """Show what would run at a load, and why, without running it."""
     if what_if and baseline:
         raise WhatIfError("--what-if asks what would be best; a --baseline never changes. Give one of them")
-    document = load_pipeline(pipeline)
-    found = load_profiles(choose_profiles(pipeline, document, profiles, console))
-    decision = None if baseline else decision_at(document, found, load, what_if or [])
-    plan = decision.plan if decision else static_plan(document, found, baseline or "lightest", load, time.time())
+    made_from = grounds(pipeline, profiles, in_cluster=in_cluster, namespace=namespace)
+    decision = None if baseline else decision_at(made_from, load, what_if or [])
+    plan = decision.plan if decision else _static(made_from, baseline or "lightest", load)
     console.print(terminal_table(STAGE_COLUMNS, stage_rows(plan)))
     for line in words_of(plan):
         console.print(line)
@@ -49,17 +56,15 @@ def command(  # noqa: PLR0913, PLR0917 (one for each option)
     return 0
 
 
-def decision_at(
-    document: InferencePipeline,
-    profiles: dict[str, ModelProfile],
-    load_rps: float,
-    what_if: list[str],
-    current: PipelinePlan | None = None,
-) -> Decision:
-    """Decide for a load, and for every alternative asked for."""
-    now = time.time()
+def _static(made_from: Grounds, baseline: Literal["lightest", "heaviest"], load_rps: float) -> PipelinePlan:
+    return static_plan(made_from.pipeline, made_from.profiles, baseline, load_rps, time.time())
+
+
+def decision_at(made_from: Grounds, load_rps: float, what_if: list[str]) -> Decision:
+    """Decide for a load, and for every alternative asked for; what runs now gives changes their price."""
+    now, document = time.time(), made_from.pipeline
     forecast = ForecastRecord(peak_rps=load_rps, source="given", reason="--load")
-    question, forecast = question_of(document, profiles, Situation(forecast, now, current))
+    question, forecast = question_of(document, made_from.profiles, Situation(forecast, now, made_from.plan))
     tried = [alternative for asked in what_if for alternative in alternatives(question, asked)]
     found = answer(question)
     return Decision(plan_of(document, question, found, forecast, now), question, found, tried)

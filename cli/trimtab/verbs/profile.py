@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from trimtab.deployed import which
 from trimtab.in_cluster import Tell, connected, profile_anew
-from trimtab.options import PipelineArgument, console
+from trimtab.options import NamespaceOption, PipelineArgument, console
 from trimtab.preparation import measuring, prepare
-from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.outcome import Outcome
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_profiler.profile import ProfileOptions, fit_errors, profile, write_profiles
@@ -25,14 +25,15 @@ def command(  # noqa: PLR0913  (one for each option)
     ] = None,
     *,
     quick: Annotated[bool, typer.Option(help="A few seconds: only what planning needs")] = False,
-    in_cluster: Annotated[bool, typer.Option(help="Have Jobs measure it on the nodes it uses")] = False,
-    namespace: Annotated[str | None, typer.Option(help="In the cluster; default: as it says itself")] = None,
+    in_cluster: Annotated[
+        bool, typer.Option(help="Have Jobs measure it on the nodes it uses; PIPELINE may be a name")
+    ] = False,
+    namespace: NamespaceOption = None,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the cluster")] = 1800.0,
 ) -> int:
     """Measure latency and throughput of every variant, operating point, batch size and allocation of cores."""
     if in_cluster:
-        metadata = load_pipeline(pipeline).metadata
-        return _in_cluster(namespace or metadata.namespace, metadata.name, timeout)
+        return _in_cluster(*which(pipeline, namespace), timeout)
     document = prepare(pipeline)
     home = pipeline.resolve() if pipeline.is_dir() else pipeline.resolve().parent
     options = ProfileOptions.quick(document) if quick else ProfileOptions.full()

@@ -1,0 +1,69 @@
+"""What a plan is made from: a pipeline, its profiles, what runs now; from files, or as a cluster has them."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trimtab.in_cluster import PIPELINE, PROFILE, connected
+from trimtab.local.processes import StartError
+from trimtab.options import console
+from trimtab.preparation import choose_profiles
+from trimtab_pipelines.documents import load_pipeline, load_profiles, parse
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import InferencePipeline
+
+PLAN = "PipelinePlan"
+
+
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """What a plan is made from; `plan` is what runs now, where that is known."""
+
+    pipeline: InferencePipeline
+    profiles: Mapping[str, ModelProfile]
+    plan: PipelinePlan | None = None
+
+
+def grounds(pipeline: Path, profiles: Path | None, *, in_cluster: bool, namespace: str | None) -> Grounds:
+    """Read them: in the cluster those of the pipeline of that name, or of the name in that file.
+
+    Profiles given as a file count before the cluster's. Raises StartError where the cluster has no such pipeline, and
+    DocumentError where something cannot be read.
+    """
+    if in_cluster:
+        found = asyncio.run(_deployed(*which(pipeline, namespace)))
+        return found if profiles is None else Grounds(found.pipeline, load_profiles(profiles), found.plan)
+    document = load_pipeline(pipeline)
+    return Grounds(document, load_profiles(choose_profiles(pipeline, document, profiles, console)))
+
+
+def which(pipeline: Path, namespace: str | None) -> tuple[str, str]:
+    """Return namespace and name of the pipeline that is meant: that of a file, else the one called so."""
+    if pipeline.exists():
+        metadata = load_pipeline(pipeline).metadata
+        return namespace or metadata.namespace, metadata.name
+    return namespace or "default", str(pipeline)
+
+
+async def _deployed(namespace: str, name: str) -> Grounds:
+    async with connected() as cluster:
+        pipeline = await cluster.get(PIPELINE, namespace, name)
+        profiles = (await cluster.list(PROFILE, namespace)).items
+        plan = await cluster.get(PLAN, namespace, name)
+    # Here the Kubernetes client is known to be installed.
+    from trimtab_adapter.cluster.documents import ClusterDocuments  # noqa: PLC0415 - an extra
+    from trimtab_adapter.cluster.known import Known  # noqa: PLC0415 - an extra
+
+    if pipeline is None:
+        raise StartError(f"no {PIPELINE} {namespace}/{name} in this cluster; see kubectl get ipl -A")
+    known = Known()
+    known.put(PIPELINE, (namespace, name), pipeline)
+    for profile in profiles:
+        known.put(PROFILE, (namespace, profile["metadata"]["name"]), profile)
+    documents = ClusterDocuments(known, (namespace, name))
+    if documents.remark:
+        console.print(documents.remark)
+    parsed = None if plan is None else parse(PipelinePlan, plan, f"{PLAN} {namespace}/{name}")
+    return Grounds(documents.pipeline, documents.profiles, parsed)

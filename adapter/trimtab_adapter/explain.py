@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trimtab_adapter.least_bad import Answer
-from trimtab_adapter.program import TOLERANCE, Option, Program, Solution, models
+from trimtab_adapter.program import Option, Program, Solution, models
 from trimtab_adapter.solvers.exact import solve
 from trimtab_pipelines.plan import Explanation, PipelinePlan, RunnerUp, StagePlan
+
+_WORTH_SAYING = 1e-5  # of the objective; less is what δ, which only breaks ties, gains by a smaller batch
 
 
 def explain(answer: Answer, stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> Explanation:
@@ -41,7 +43,7 @@ def binding_constraint(answer: Answer) -> str:
     }
     gains = {name: _gain(relaxed, program, objective) for name, relaxed in relaxations.items()}
     name = max(gains, key=lambda candidate: gains[candidate])
-    if gains[name] > TOLERANCE:
+    if gains[name] > _WORTH_SAYING * max(1.0, abs(objective)):
         return f"{name}: without it the objective would gain {gains[name]:.4g}"
     return "none: no constraint keeps the objective from being better, only the weights do"
 

@@ -4,7 +4,8 @@ Measured first: the profile of what will be served. Then one run goes through th
 probes note how fast the machine is. Three phases calibrate and are not compared: how fast the variants are beside a
 router and a load generator, how much replicas slow each other down, how noisy they are. With that the whole run is
 simulated, and four other phases are compared with what was served: p50 and p99 of the answers, and the share that was
-dropped or refused.
+dropped or refused. Phases for a twentieth of which the host took the processors away are left out; where that leaves
+too few, all is served once more.
 """
 
 import argparse
@@ -40,6 +41,7 @@ from trimtab_profiler.profile import ProfileOptions, profile, write_profiles
 EFFORT = Effort(seconds=1.5, least_batches=40, most_seconds=6.0)
 SEEDS = range(1, 5)
 MOST_ERROR, MOST_DROPS = 0.15, 0.02
+ATTEMPTS = 2
 
 
 def main() -> int:
@@ -63,19 +65,27 @@ def bench(given: argparse.Namespace) -> int:
     folder: Path = given.out / "simulator"
     pipeline, course = _narrowed(prepare(given.pipeline)), Course(CYCLE * given.cycles)
     if not given.recorded:
-        _measure(given.pipeline, pipeline, folder)
-    profiles = load_profiles(folder / "profile.yaml")
-    if not given.recorded:
-        serve(folder, given.pipeline, pipeline, profiles, course)
-    served = recorded(folder, course)
-    conditions = calibrate(pipeline, profiles, served.results.answered, course, served.pace)
+        _serve(given, pipeline, folder, course)
+    profiles, served = load_profiles(folder / "profile.yaml"), recorded(folder, course)
+    conditions = calibrate(pipeline, profiles, served.results.answered, served.course, served.pace)
     console.print(_measured(conditions, served))
-    simulation = _Simulation(pipeline, profiles, course, served, conditions)
+    simulation = _Simulation(pipeline, profiles, served.course, served, conditions)
     simulated = simulation.run(given.out / "simulator.html")
     _print(served, simulated)
     outcome = fidelity_outcome(served, simulated, conditions)
     outcome.print()
     return 0 if outcome.holds else 1
+
+
+def _serve(given: argparse.Namespace, pipeline: InferencePipeline, folder: Path, course: Course) -> None:
+    """Measure and serve; once more where the host took the processors away for too much of it."""
+    for attempt in range(1, ATTEMPTS + 1):
+        _measure(given.pipeline, pipeline, folder)
+        serve(folder, given.pipeline, pipeline, load_profiles(folder / "profile.yaml"), course)
+        pace = recorded(folder, course).pace
+        if course.calm(pace).is_enough or attempt == ATTEMPTS:
+            return
+        console.print(f"the machine's processors were away for {pace.paused_seconds:.1f} s, too long: once more")
 
 
 def _measure(given: Path, pipeline: InferencePipeline, folder: Path) -> None:
@@ -160,7 +170,10 @@ def _measured(conditions: Conditions, served: Served) -> str:
     lines.append(f"requests take {1000 * conditions.before_seconds:.1f} ms outside of the stages")
     if slowness.size:
         lines.append(f"the machine's time for the same work: {slowness.min():.2f} to {slowness.max():.2f} × its mean")
-    lines.append(f"its processors were away for {served.pace.paused_seconds:.2f} s")
+    away, left_out = served.pace.paused_seconds, len(served.course.left_out)
+    lines.append(
+        f"its processors were away for {away:.2f} s; {left_out} of {len(served.course.phases)} phases left out"
+    )
     return "\n".join(lines)
 
 
@@ -192,6 +205,8 @@ def fidelity_outcome(served: Served, simulated: _Found, conditions: Conditions) 
         "times_real_time": simulated.times_real_time,
         "machine_slowness_deviation": float(served.pace.slowness.std()) if served.pace.slowness.size else None,
         "machine_paused_seconds": served.pace.paused_seconds,
+        "phases": len(served.course.phases),
+        "phases_left_out": len(served.course.left_out),
     }
     bars = []
     for name in COMPARED:

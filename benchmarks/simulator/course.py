@@ -1,12 +1,13 @@
 """What is served: phases of constant load under one plan, some to calibrate at and some to compare, again and again."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulator.pace import Floats
+from benchmarks.simulator.pace import Floats, Pace
 
 BEFORE, AFTER = {"locate": "locate-xl", "read": "read-xl"}, {"locate": "locate-l", "read": "read-l"}
 Figures = Mapping[str, Mapping[str, float]]
@@ -36,18 +37,41 @@ CYCLE = (
     Phase("other plan", 0.3, 15, AFTER),
 )
 COMPARED = tuple(dict.fromkeys(phase.name for phase in CYCLE if phase.name not in CALIBRATING))
+MOST_AWAY = 0.05
+"""Share of a phase for which the host may have taken the processors away. A phase of more is not compared: its answers
+tell of the host, and readings and ticks say too little of who was in the middle of what when it did."""
+LEAST_LEFT = 0.6  # of the seconds of each kind of phase
+_LEFT_OUT = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The phases of a run, one after the other."""
+    """The phases of a run, one after the other; some may be left out of all that is made of it."""
 
     phases: tuple[Phase, ...]
+    left_out: frozenset[int] = frozenset()
 
     @property
     def ends(self) -> NDArray[np.int64]:
         """Second at which each ends."""
         return np.cumsum([phase.seconds for phase in self.phases])
+
+    def calm(self, pace: Pace) -> "Course":
+        """Return the course without the phases in which the processors were away for too long."""
+        starts = [0, *self.ends[:-1].tolist()]
+        away = (
+            pace.paused(at, at + phase.seconds) / phase.seconds for at, phase in zip(starts, self.phases, strict=True)
+        )
+        return replace(self, left_out=frozenset(n for n, share in enumerate(away) if share > MOST_AWAY))
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether enough of each kind of phase is left."""
+        whole, left = Counter[str](), Counter[str]()
+        for n, phase in enumerate(self.phases):
+            whole[phase.name] += phase.seconds
+            left[phase.name] += 0 if n in self.left_out else phase.seconds
+        return all(left[name] >= LEAST_LEFT * seconds for name, seconds in whole.items())
 
     def load(self, capacity_rps: float) -> str:
         """Return the load as the load tester reads it."""
@@ -60,14 +84,16 @@ class Course:
         return [(at, phase.variants) for before, phase, at in pairs if phase.variants is not before.variants]
 
     def names(self, scheduled: Floats) -> NDArray[np.str_]:
-        """Return the name of the phase in which each request was due."""
+        """Return the name of the phase in which each request was due; nothing where it is left out."""
         which = np.minimum(np.searchsorted(self.ends, scheduled, side="right"), len(self.phases) - 1)
-        return np.array([phase.name for phase in self.phases])[which]
+        names = [_LEFT_OUT if n in self.left_out else phase.name for n, phase in enumerate(self.phases)]
+        return np.array(names)[which]
 
     def figures(self, scheduled: Floats, latency: Floats, answered: NDArray[np.bool_]) -> Figures:
         """Sum up the requests of each phase, by when they were due."""
         names = self.names(scheduled)
-        return {name: _summed_up(latency, answered, names == name) for name in dict.fromkeys(names.tolist())}
+        kinds = [name for name in dict.fromkeys(names.tolist()) if name != _LEFT_OUT]
+        return {name: _summed_up(latency, answered, names == name) for name in kinds}
 
 
 def _summed_up(latency: Floats, answered: NDArray[np.bool_], here: NDArray[np.bool_]) -> dict[str, float]:

@@ -34,7 +34,11 @@ class Pace:
     @property
     def paused_seconds(self) -> float:
         """Seconds of all pauses, by processor on average."""
-        pauses = [_paused(speed) for speed in self.speeds]
+        return self.paused(0.0, np.inf)
+
+    def paused(self, begin: float, until: float) -> float:
+        """Return the seconds of all pauses between two seconds of the run, by processor on average."""
+        pauses = [_paused(speed, begin, until) for speed in self.speeds]
         return sum(pauses) / len(pauses) if pauses else 0.0
 
 
@@ -86,6 +90,6 @@ def _speed(slowness: Floats, pauses: Sequence[tuple[float, float]]) -> Speed:
     return Speed(since.tolist(), speeds.tolist())
 
 
-def _paused(speed: Speed) -> float:
-    lengths = np.diff(speed.since_seconds)
+def _paused(speed: Speed, begin: float, until: float) -> float:
+    lengths = np.diff(np.clip(speed.since_seconds, begin, until))
     return float(lengths[np.array(speed.speeds[:-1]) == 0.0].sum())

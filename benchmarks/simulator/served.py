@@ -35,6 +35,8 @@ PROBED, CHANGED = "probed", "changes.json"
 class Served:
     """The served run: its record, when its plan changed (seconds), how fast the machine was, and its figures."""
 
+    course: Course
+    """What of it is compared: the calm phases where these are enough, else all."""
     results: Results
     run: Run
     changed_at: tuple[float, ...]
@@ -75,12 +77,16 @@ def recorded(folder: Path, course: Course) -> Served:
         raise RuntimeError("the load left no record; it was probably interrupted")
     records, facts = run.results.records, run.results.facts
     answered = records["outcome"] <= RequestOutcome.LATE
+    machine = pace(read(sorted((folder / PROBED).iterdir())), facts.started_at, facts.duration_seconds)
+    calm = course.calm(machine)
+    compared = calm if calm.is_enough else course
     return Served(
+        course=compared,
         results=run.results,
         run=run,
         changed_at=tuple(json.loads((folder / CHANGED).read_text(encoding="ascii"))),
-        pace=pace(read(sorted((folder / PROBED).iterdir())), facts.started_at, facts.duration_seconds),
-        figures=course.figures(records["scheduled"], records["latency_seconds"], answered),
+        pace=machine,
+        figures=compared.figures(records["scheduled"], records["latency_seconds"], answered),
     )
 
 

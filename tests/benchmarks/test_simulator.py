@@ -64,6 +64,25 @@ def test_what_the_host_took_away_from_a_processor_is_a_pause_of_that_one():
     assert second.finish(29.7, 0.2) - 29.7 == pytest.approx(0.2)
 
 
+def test_phases_in_which_the_host_took_too_much_are_left_out_while_enough_is_left():
+    """Of five light phases one may go; with three of five gone the run has to be served again."""
+    course = Course(tuple(Phase("light", 0.1, 20, BEFORE) for _ in range(5)))
+    once = pace([readings(away(30.0, 0.9)), readings(away(30.0, 1.5))], BEGAN, 100.0)
+    often = pace([readings(*(away(at, 2.0) for at in (10.0, 30.0, 50.0)))], BEGAN, 100.0)
+    little = pace([readings(away(30.0, 0.9)), readings()], BEGAN, 100.0)
+
+    assert once.paused(20.0, 40.0) == pytest.approx(1.2, abs=0.01)
+    assert course.calm(once).left_out == {1}
+    assert course.calm(once).is_enough
+    assert course.calm(once).names(np.array([10.0, 30.0, 50.0])).tolist() == ["light", "", "light"]
+    latencies, answered = np.array([1.0, 9.0, 1.0]), np.array([True, False, True])
+    figures = course.calm(once).figures(np.array([10.0, 30.0, 50.0]), latencies, answered)
+    assert figures == {"light": {"p50": 1.0, "p99": 1.0, "dropped": 0.0, "requests": 2}}
+    assert course.calm(often).left_out == {0, 1, 2}
+    assert not course.calm(often).is_enough
+    assert not course.calm(little).left_out
+
+
 def test_windows_without_a_reading_lie_between_their_neighbours():
     gone = readings(slow(0, 50, 3.0))
     hole = (gone[:, 0] - BEGAN > 49.0) & (gone[:, 0] - BEGAN < 51.0)

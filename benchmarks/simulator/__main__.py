@@ -64,9 +64,8 @@ def bench(given: argparse.Namespace) -> int:
     """Measure, serve, simulate, compare."""
     folder: Path = given.out / "simulator"
     pipeline, course = _narrowed(prepare(given.pipeline)), Course(CYCLE * given.cycles)
-    if not given.recorded:
-        _serve(given, pipeline, folder, course)
-    profiles, served = load_profiles(folder / "profile.yaml"), recorded(folder, course)
+    served = recorded(folder, course) if given.recorded else _serve(given, pipeline, folder, course)
+    profiles = load_profiles(folder / "profile.yaml")
     conditions = calibrate(pipeline, profiles, served.results.answered, served.course, served.pace)
     console.print(_measured(conditions, served))
     simulation = _Simulation(pipeline, profiles, served.course, served, conditions)
@@ -77,15 +76,17 @@ def bench(given: argparse.Namespace) -> int:
     return 0 if outcome.holds else 1
 
 
-def _serve(given: argparse.Namespace, pipeline: InferencePipeline, folder: Path, course: Course) -> None:
+def _serve(given: argparse.Namespace, pipeline: InferencePipeline, folder: Path, course: Course) -> Served:
     """Measure and serve; once more where the host took the processors away for too much of it."""
-    for attempt in range(1, ATTEMPTS + 1):
+    attempt = 0
+    while True:
+        attempt += 1
         _measure(given.pipeline, pipeline, folder)
         serve(folder, given.pipeline, pipeline, load_profiles(folder / "profile.yaml"), course)
-        pace = recorded(folder, course).pace
-        if course.calm(pace).is_enough or attempt == ATTEMPTS:
-            return
-        console.print(f"the machine's processors were away for {pace.paused_seconds:.1f} s, too long: once more")
+        served = recorded(folder, course)
+        if served.is_calm or attempt == ATTEMPTS:
+            return served
+        console.print(f"the processors were away for {served.pace.paused_seconds:.1f} s, too long: once more")
 
 
 def _measure(given: Path, pipeline: InferencePipeline, folder: Path) -> None:

@@ -37,6 +37,8 @@ class Served:
 
     course: Course
     """What of it is compared: the calm phases where these are enough, else all."""
+    is_calm: bool
+    """Whether they are enough."""
     results: Results
     run: Run
     changed_at: tuple[float, ...]
@@ -79,9 +81,11 @@ def recorded(folder: Path, course: Course) -> Served:
     answered = records["outcome"] <= RequestOutcome.LATE
     machine = pace(read(sorted((folder / PROBED).iterdir())), facts.started_at, facts.duration_seconds)
     calm = course.calm(machine)
-    compared = calm if calm.is_enough else course
+    is_calm = calm.is_enough
+    compared = calm if is_calm else course
     return Served(
         course=compared,
+        is_calm=is_calm,
         results=run.results,
         run=run,
         changed_at=tuple(json.loads((folder / CHANGED).read_text(encoding="ascii"))),

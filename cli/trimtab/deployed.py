@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trimtab.in_cluster import PIPELINE, PROFILE, connected
+from trimtab.in_cluster import PIPELINE, PLAN, PROFILE, connected
 from trimtab.local.processes import StartError
 from trimtab.options import console
 from trimtab.preparation import choose_profiles
@@ -13,8 +13,6 @@ from trimtab_pipelines.documents import load_pipeline, load_profiles, parse
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
-
-PLAN = "PipelinePlan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ def grounds(pipeline: Path, profiles: Path | None, *, in_cluster: bool, namespac
     """
     if in_cluster:
         found = asyncio.run(_deployed(*which(pipeline, namespace)))
-        return found if profiles is None else Grounds(found.pipeline, load_profiles(profiles), found.plan)
+        return found if profiles is None else replace(found, profiles=load_profiles(profiles))
     document = load_pipeline(pipeline)
     return Grounds(document, load_profiles(choose_profiles(pipeline, document, profiles, console)))
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trimtab_kubernetes import Cluster
 
 MANAGER = "trimtab-cli"
-PIPELINE, PROFILE = "InferencePipeline", "ModelProfile"
+PIPELINE, PROFILE, PLAN = "InferencePipeline", "ModelProfile", "PipelinePlan"
 Tell = Callable[[str], None]
 
 

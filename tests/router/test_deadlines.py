@@ -45,7 +45,7 @@ async def test_predicted_drops_alone_while_the_replica_is_still_busy():
         assert message.startswith("dropped at stage stage-0: ")
         assert "0.100 s in this stage" in message
         assert (headers["x-trimtab-reason"], headers["x-trimtab-stage"]) == ("Predicted", "stage-0")
-        assert time.monotonic() - begun > 0.25  # and the replica is busy still, for the others' 30 s if need be
+        assert 0.25 < time.monotonic() - begun < 0.45
         replica.gate.set()
         assert [(await call)[0] for call in (first, patient)] == [200, 200]
         assert await rig.outcomes() == {"ok": 2, "dropped": 1}
@@ -62,12 +62,11 @@ async def test_past_drops_once_the_deadline_is_past():
             await rig.grpc(a_request(parameters={"timeout": 300_000}))
 
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        took = time.monotonic() - begun
+        assert time.monotonic() - begun >= 0.3
         queued_seconds = seconds_in(
             r"dropped at stage stage-0: its deadline passed after # in the queue", caught.value.details()
         )
-        assert took >= 0.3
-        assert 0.2 < queued_seconds < took  # a little less than 0.3: reading the request counts for its deadline
+        assert 0.25 < queued_seconds < 0.4  # a little less than 0.3: reading the request counts for its deadline
         replica.gate.set()
         assert (await first)[0] == 200
 
@@ -91,7 +90,7 @@ async def test_the_later_stages_time_counts_at_the_first():
         status, message, _ = await rig.rest(a_request(parameters={"timeout": 250_000}))
 
         assert status == 504
-        assert seconds_in("dropped at stage stage-0: # are left to its deadline", message) <= 0.25
+        assert 0.2 <= seconds_in("dropped at stage stage-0: # are left to its deadline", message) <= 0.25
         assert "0.150 s after it" in message
         assert not stages["stage-0"][0].seen
 
@@ -204,8 +203,8 @@ async def test_without_a_replica_for_too_long_the_answer_is_unavailable():
         status, message, headers = await rig.rest(a_request(parameters={"timeout": 30 * SECOND}))
 
         assert (status, headers["Retry-After"], headers["x-trimtab-reason"]) == (503, "1", "NoReplica")
-        waited_seconds = seconds_in("stage stage-0: no replica became ready while the request waited #", message)
-        assert 0.2 <= waited_seconds <= time.monotonic() - begun
+        assert message.startswith("stage stage-0: no replica became ready while the request waited 0.2")
+        assert time.monotonic() - begun >= 0.2
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await rig.grpc(a_request(parameters={"timeout": 100_000}))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -92,7 +92,7 @@ async def test_a_router_told_to_stop_serves_all_that_still_comes(tmp_path: Path)
         rest_codes, grpc_codes = await asyncio.gather(over_rest, over_grpc)
 
         assert await router.process.wait() == 0
-        assert len(replica.seen) > served + 2
+        assert len(replica.seen) > served + 20
         assert set(rest_codes[:-1]) == {"200"}
         assert rest_codes[-1] in {"503", "ConnectionRefused"}
         assert set(grpc_codes[:-1]) == {"OK"}

@@ -44,7 +44,7 @@ async def test_who_waited_too_long_is_refused():
     refusal = outcomes[-1]
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.reason, refusal.outcome) == (Code.RESOURCE_EXHAUSTED, "Overload", "refused")
-    assert refusal.message.startswith("the router is overloaded: the request waited ")
+    assert refusal.message.startswith("the router is overloaded: the request waited 1.0")
 
 
 async def test_the_crowd_is_bounded():

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trimtab_adapter.program import Program
-from trimtab_adapter.solvers.labels import Floats, Labels
+from trimtab_adapter.solvers.labels import Labels
+from trimtab_adapter.solvers.table import Floats
 
 Amount = TypeVar("Amount", float, Floats)
 

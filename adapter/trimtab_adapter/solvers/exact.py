@@ -19,9 +19,9 @@ from trimtab_adapter.program import TOLERANCE, Option, Program, Solution
 from trimtab_adapter.solvers.enumeration import MOST_CHOICES, best_of_all, choices
 from trimtab_adapter.solvers.frontier import undominated
 from trimtab_adapter.solvers.grid import MOST_COUNTED, count
-from trimtab_adapter.solvers.labels import Floats, Labels, root
+from trimtab_adapter.solvers.labels import Labels, root
 from trimtab_adapter.solvers.pricing import Priced, price
-from trimtab_adapter.solvers.table import Table, tabulate
+from trimtab_adapter.solvers.table import Floats, Table, tabulate
 
 WIDTHS = (48, 400, 6_000, 50_000)  # labels a stage keeps in each pass; where even the last is too few, the gap says so
 _EPSILON = 1e-12  # a bound must beat the plan known by more than rounding

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from trimtab_adapter.program import Program
 from trimtab_adapter.solvers.envelope import Prices, span
-from trimtab_adapter.solvers.labels import Floats, Labels
+from trimtab_adapter.solvers.labels import Labels
 from trimtab_adapter.solvers.meter import Meter, Resource, meter
-from trimtab_adapter.solvers.table import Table
+from trimtab_adapter.solvers.table import Floats, Table
 
 KNOTS = 6
 CELLS = {1: 128, 2: 32}  # of each resource, by how many are counted

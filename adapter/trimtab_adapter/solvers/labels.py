@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.program import Program
-
-Floats = NDArray[np.float64]
+from trimtab_adapter.solvers.table import Floats
 
 
 @dataclass(frozen=True, slots=True)

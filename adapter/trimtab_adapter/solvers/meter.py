@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.program import TOLERANCE, Program
-from trimtab_adapter.solvers.labels import Floats, Labels
-from trimtab_adapter.solvers.table import Table
+from trimtab_adapter.solvers.labels import Labels
+from trimtab_adapter.solvers.table import Floats, Table
 
 Resource = Literal["second", "core", "gpu", "floor"]
 # An option that takes whole cells is counted with them, whatever rounding says; labels have more spare than all options

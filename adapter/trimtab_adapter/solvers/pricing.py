@@ -1,4 +1,4 @@
-"""Good prices for latency, cores and accuracy: the tighter the bound at the root, the fewer labels the search keeps.
+"""Good prices for latency, cores, GPUs and accuracy: the tighter the bound at the root, the fewer labels are kept.
 
 The bound is convex in each price, and by how much the choice that reaches it exceeds the constraint is its slope there,
 turned around. Between a price too low and one too high the two tangents meet where the best price may be (Kelley 1960);

@@ -17,14 +17,7 @@ from trimtab.decisions import (
     words,
 )
 from trimtab.deployed import grounds
-from trimtab.options import (
-    InClusterOption,
-    NamespaceOption,
-    PipelineArgument,
-    ProfilesOption,
-    WhatIfOption,
-    console,
-)
+from trimtab.options import InClusterOption, NamespaceOption, PipelineArgument, ProfilesOption, WhatIfOption, console
 from trimtab.report.decision import write_decision
 from trimtab.verbs.plan import decision_at
 from trimtab_adapter.what_if import WhatIfError
@@ -53,8 +46,7 @@ def command(  # noqa: PLR0913, PLR0917 (one for each option)
     if not in_cluster:
         _load(load, current)  # before anything is measured
     made_from = grounds(pipeline, profiles, in_cluster=in_cluster, namespace=namespace)
-    if current is not None:
-        made_from = replace(made_from, plan=current)
+    made_from = replace(made_from, plan=current or made_from.plan)
     load_rps, document = _load(load, made_from.plan), made_from.pipeline
     decision = decision_at(made_from, load_rps, what_if or [])
     console.print(

@@ -9,14 +9,7 @@ import typer
 from trimtab.decisions import ALTERNATIVE_COLUMNS, STAGE_COLUMNS, Decision, alternative_rows, stage_rows, terminal_table
 from trimtab.decisions import words as words_of
 from trimtab.deployed import Grounds, grounds
-from trimtab.options import (
-    InClusterOption,
-    NamespaceOption,
-    PipelineArgument,
-    ProfilesOption,
-    WhatIfOption,
-    console,
-)
+from trimtab.options import InClusterOption, NamespaceOption, PipelineArgument, ProfilesOption, WhatIfOption, console
 from trimtab_adapter.baselines import static_plan
 from trimtab_adapter.decide import Situation, plan_of, question_of
 from trimtab_adapter.least_bad import answer

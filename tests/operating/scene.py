@@ -11,7 +11,7 @@ from trimtab_kubernetes import Cluster
 from trimtab_operator.controller import Controller
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.cluster import ADAPTER_MANAGER, PROFILER_MANAGER, profile_name, router_name
+from trimtab_pipelines.cluster import ADAPTER_MANAGER, OPERATOR_MANAGER, PROFILER_MANAGER, profile_name, router_name
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -129,5 +129,17 @@ class Site:
         return {item["metadata"]["name"] for item in (await self.cluster.list(kind, self.namespace)).items}
 
     async def events(self) -> list[tuple[str, str]]:
+        """Return reason and message of what the operator told."""
+        return sorted((event["reason"], event["message"]) for event in await self.told())
+
+    async def told(self) -> list[dict[str, Any]]:
+        """Return the operator's own Events; an API server tells of its own, of a Service's address, say."""
         found = (await self.cluster.list("Event", self.namespace)).items
-        return sorted((event["reason"], event["message"]) for event in found)
+        return [event for event in found if event.get("source", {}).get("component") == OPERATOR_MANAGER]
+
+    async def versions(self) -> dict[str, str]:
+        """Return the version of everything that the operator writes."""
+        found = list(await self.told())
+        for kind in ("InferencePipeline", "PipelinePlan", "Deployment", "Service", "ConfigMap", "RoleBinding"):
+            found += (await self.cluster.list(kind, self.namespace)).items
+        return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["resourceVersion"] for item in found}

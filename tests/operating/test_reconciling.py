@@ -94,12 +94,12 @@ async def test_all_it_writes_belongs_to_the_pipeline(serving) -> None:
 
 async def test_with_nothing_to_do_it_writes_nothing(serving) -> None:
     """Neither a second look nor a restarted operator writes."""
-    versions = await _versions(serving)
+    versions = await serving.versions()
 
     assert await serving.look() == 0
     serving.restart()
     assert await serving.look() == 0
-    assert await _versions(serving) == versions
+    assert await serving.versions() == versions
 
 
 async def test_another_batch_size_touches_no_pod(serving) -> None:
@@ -387,11 +387,3 @@ async def test_a_pipeline_of_the_same_name_starts_anew(serving) -> None:
     deployment = await serving.cluster.get("Deployment", serving.namespace, "sample-router")
 
     assert {owner["uid"] for owner in deployment["metadata"]["ownerReferences"]} >= {pipeline["metadata"]["uid"]}
-
-
-async def _versions(site: Site) -> dict[str, str]:
-    found = {}
-    for kind in ("InferencePipeline", "PipelinePlan", "Deployment", "Service", "ConfigMap", "RoleBinding", "Event"):
-        for item in (await site.cluster.list(kind, site.namespace)).items:
-            found[f"{kind}/{item['metadata']['name']}"] = item["metadata"]["resourceVersion"]
-    return found

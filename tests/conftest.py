@@ -6,11 +6,18 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import control_plane
 from tests.definitions import define
 from trimtab_kubernetes import Cluster
 from trimtab_pipelines import crd
+
+# How long an example takes says something about the machine, not about the code. The same examples on every machine;
+# `--hypothesis-profile explore` draws others.
+settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", settings.get_profile("steady"), derandomize=False)
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

@@ -2,21 +2,23 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 import yaml
 
+from tests.ports import held_port
+from tests.processes import running
+
 TOOLS = Path(os.environ.get("TRIMTAB_TOOLS", Path.home() / ".cache" / "trimtab" / "tools" / "bin"))
 REQUIRED = os.environ.get("TRIMTAB_REQUIRE_CLUSTER") == "1"
-START_SECONDS = 60.0
+START_SECONDS = 240.0
 TOKEN = "administrator-of-tests"
 
 
@@ -41,28 +43,18 @@ def tool(name: str) -> str:
 def api_server() -> Iterator[Path]:
     """Start an API server and yield the kubeconfig of its administrator."""
     programs = tool("etcd"), tool("kube-apiserver")
-    with tempfile.TemporaryDirectory(prefix="trimtab-control-plane-") as folder:
-        running: list[subprocess.Popen[bytes]] = []
-        try:
-            yield _start(Path(folder), programs, running)
-        finally:
-            for process in reversed(running):
-                process.terminate()
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+    with tempfile.TemporaryDirectory(prefix="trimtab-control-plane-") as folder, ExitStack() as started:
+        yield _start(Path(folder), programs, started)
 
 
-def _start(folder: Path, programs: tuple[str, str], running: list[subprocess.Popen[bytes]]) -> Path:
-    client_port, peer_port, port = (_free_port() for _ in range(3))
+def _start(folder: Path, programs: tuple[str, str], started: ExitStack) -> Path:
+    client_port, peer_port, port = (started.enter_context(held_port()) for _ in range(3))
     etcd, apiserver = programs
     store = f"http://127.0.0.1:{client_port}"
     peer = f"http://127.0.0.1:{peer_port}"
-    _run(
+    store_process = _run(
+        started,
         folder,
-        running,
         etcd,
         f"--data-dir={folder}/etcd",
         f"--listen-client-urls={store}",
@@ -76,9 +68,9 @@ def _start(folder: Path, programs: tuple[str, str], running: list[subprocess.Pop
     key = folder / "service-accounts.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
     (folder / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
-    _run(
+    server_process = _run(
+        started,
         folder,
-        running,
         apiserver,
         f"--etcd-servers={store}",
         f"--cert-dir={folder}/certificates",
@@ -93,13 +85,12 @@ def _start(folder: Path, programs: tuple[str, str], running: list[subprocess.Pop
         "--disable-admission-plugins=ServiceAccount",
     )
     kubeconfig = _kubeconfig(folder, port)
-    _wait(port, running, folder)
+    _wait(port, [store_process, server_process], folder)
     return kubeconfig
 
 
-def _run(folder: Path, running: list[subprocess.Popen[bytes]], program: str, *arguments: str) -> None:
-    with (folder / f"{Path(program).name}.log").open("wb") as log:
-        running.append(subprocess.Popen([program, *arguments], stdout=log, stderr=log, cwd=folder))
+def _run(started: ExitStack, folder: Path, program: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    return started.enter_context(running([program, *arguments], folder / f"{Path(program).name}.log", folder))
 
 
 def _kubeconfig(folder: Path, port: int) -> Path:
@@ -117,7 +108,7 @@ def _kubeconfig(folder: Path, port: int) -> Path:
     return path
 
 
-def _wait(port: int, running: list[subprocess.Popen[bytes]], folder: Path) -> None:
+def _wait(port: int, processes: "list[subprocess.Popen[bytes]]", folder: Path) -> None:
     until = time.monotonic() + START_SECONDS
     with httpx.Client(verify=False) as client:  # noqa: S501 - its certificate is made anew at each start
         while True:
@@ -127,14 +118,8 @@ def _wait(port: int, running: list[subprocess.Popen[bytes]], folder: Path) -> No
                     return
             except httpx.HTTPError:
                 pass
-            ended = next((process for process in running if process.poll() is not None), None)
+            ended = next((process for process in processes if process.poll() is not None), None)
             if ended is not None or time.monotonic() > until:
                 log = (folder / "kube-apiserver.log").read_text()[-2000:]
                 raise RuntimeError(f"the API server did not come up: {log}")
             time.sleep(0.1)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -62,12 +62,21 @@ class Lease:
     async def release(self) -> None:
         """Let another take over at once."""
         try:
-            found = await self._cluster.get("Lease", self._namespace, self._name)
-            if found is not None and found["spec"].get("holderIdentity") == self._identity:
-                found["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-                await self._cluster.replace(found, manager=self._identity)
+            while not await self._let_go():
+                log.debug("our own last renewal came in between")  # it was under way when it was cancelled
         except ClusterError as error:
             log.info("the lease runs out by itself: %s", error)
+
+    async def _let_go(self) -> bool:
+        found = await self._cluster.get("Lease", self._namespace, self._name)
+        if found is None or found["spec"].get("holderIdentity") != self._identity:
+            return True
+        found["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+        try:
+            await self._cluster.replace(found, manager=self._identity)
+        except Conflict:
+            return False
+        return True
 
     async def _acquire(self) -> None:
         while not await self._try():  # noqa: ASYNC110 - no event tells that a lease has run out

@@ -181,7 +181,8 @@ class Replica:
             self._doubted.clear()
             self._stale.clear()
             ready = await self._probe_variants()
-            self._set_ready(ready & frozenset(self.endpoint.variants))
+            if not self._doubted.is_set():  # a probe that was asked before the doubt says nothing against it
+                self._set_ready(ready & frozenset(self.endpoint.variants))
             doubted = await self._pause(PROBE_INTERVAL_SECONDS if ready else backoff_seconds)
             if doubted:  # one that fails while it says that it is ready is not asked again at once
                 await asyncio.sleep(backoff_seconds)

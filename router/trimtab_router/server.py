@@ -21,6 +21,8 @@ from trimtab_router.router import Limits, Router
 from trimtab_router.telemetry import configured_tracer
 
 DRAIN_SECONDS = 30.0
+FAREWELL_SECONDS = 1.0
+"""How long connections on which nothing is under way are kept, once nobody can connect any more."""
 BACKLOG = 4096
 
 
@@ -49,7 +51,8 @@ class FrontDoors:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._runner = web.ServerRunner(RestIngress(router).server())
+        self._rest = RestIngress(router).server()
+        self._runner = web.ServerRunner(self._rest)
         self._grpc = GrpcIngress(router)
         self.rest_port = 0
         self.grpc_port = 0
@@ -62,6 +65,10 @@ class FrontDoors:
         self.rest_port = int(self._runner.addresses[0][1])
         self.grpc_port = await self._grpc.open(host, grpc_port, BACKLOG)
 
+    @property
+    def _connected(self) -> bool:
+        return bool(self._rest.connections) or self._grpc.connected
+
     async def leave(self, linger_seconds: float) -> None:
         """Be not ready, and send callers on to other routers, for a time in which requests are still taken."""
         self._router.leaving = True
@@ -69,9 +76,18 @@ class FrontDoors:
         await asyncio.sleep(linger_seconds)
 
     async def close(self) -> None:
-        """Answer what was accepted, then stop listening."""
+        """Stop listening, answer what was accepted, close.
+
+        Who connected in the last moment is read too, and told to try another router.
+        """
+        for site in list(self._runner.sites):
+            await site.stop()
+        self._grpc.stop_listening()
         await self._router.drain(DRAIN_SECONDS)
-        await self._grpc.close(grace_seconds=1.0)
+        give_up = asyncio.get_running_loop().time() + FAREWELL_SECONDS
+        while self._connected and asyncio.get_running_loop().time() < give_up:  # noqa: ASYNC110 - no event covers all
+            await asyncio.sleep(0.01)
+        self._grpc.close()
         await self._runner.cleanup()
 
 

@@ -19,6 +19,8 @@ LEAST_WAIT_SECONDS = 0.001
 """Less than this is no other router's batch but the jitter of sending and being told."""
 OUTLIER = 4.0
 """An observation this many times the estimate counts only so much: one pause must not drop a whole queue."""
+ENOUGH = 3
+"""Observations before what was seen without a profile is held against rows that an idle replica could take."""
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class _Estimate:
     sizes: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     profiled: bool = False
+    observations: int = 0
     ratio: float = 1.0
     spread: float = 0.0
     known: dict[int, float] = field(default_factory=dict)
@@ -36,6 +39,11 @@ class _Estimate:
         if cached is None:
             cached = self.known[rows] = interpolate(self.sizes, self.seconds, rows)
         return cached
+
+    def forget(self) -> None:
+        """Know nothing again of how long it takes."""
+        self.sizes, self.seconds, self.known = [], [], {}
+        self.ratio, self.spread = 1.0, 0.0
 
 
 class ServiceTimes:
@@ -83,10 +91,13 @@ class ServiceTimes:
     def doubt(self, key: Key) -> None:
         """Believe a little less in the slowness that made us drop rows in front of an idle replica.
 
-        Without this a wrong estimate would drop everything for ever, since what is dropped is never observed.
+        Without this a wrong estimate would drop everything for ever, since what is dropped is never observed. One that
+        rests on a batch or two, which a pause may have held up, is not believed at all.
         """
         estimate = self._estimates.get(key)
-        if estimate is not None:
+        if estimate is not None and not estimate.profiled and estimate.observations < ENOUGH:
+            estimate.forget()
+        elif estimate is not None:
             estimate.ratio = max(estimate.ratio * DOUBT, RATIO_BOUNDS[0])
             estimate.spread *= DOUBT
         self._wait_seconds *= DOUBT
@@ -100,6 +111,7 @@ class ServiceTimes:
     def observe(self, key: Key, rows: int, seconds: float) -> None:
         """Learn from a batch that was served."""
         estimate = self._estimates.setdefault(key, _Estimate())
+        estimate.observations += 1
         if not estimate.profiled:
             _learn_size(estimate, rows, seconds)
         base = estimate.base(rows)
@@ -144,11 +156,11 @@ def interpolate(sizes: list[int], seconds: list[float], rows: int) -> float:
 
 
 def _learn_size(estimate: _Estimate, rows: int, seconds: float) -> None:
-    place = bisect_left(estimate.sizes, rows)
+    place, expected = bisect_left(estimate.sizes, rows), estimate.base(rows)
+    bounded = min(seconds, OUTLIER * expected) if expected > 0 else seconds
     if place < len(estimate.sizes) and estimate.sizes[place] == rows:
-        bounded = min(seconds, OUTLIER * estimate.seconds[place])
         estimate.seconds[place] += WEIGHT * (bounded - estimate.seconds[place])
     else:
         estimate.sizes.insert(place, rows)
-        estimate.seconds.insert(place, seconds)
+        estimate.seconds.insert(place, bounded)
     estimate.known = {}

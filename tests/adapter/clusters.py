@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
+from tests.ports import own_address
 from trimtab_adapter.__main__ import parse
 from trimtab_adapter.cluster import run
 from trimtab_adapter.cluster.lease import Leadership
@@ -19,15 +19,8 @@ from trimtab_pipelines.cluster import profile_name, router_name
 from trimtab_pipelines.spec import InferencePipeline
 
 INTERVAL = "500ms"
-SECONDS = 40.0
+SECONDS = 100.0
 Objects = dict[str, Any]
-
-
-def own_address() -> str:
-    """An address of this machine that an EndpointSlice may name: not loopback. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
-        return str(probe.getsockname()[0])
 
 
 def a_pipeline_of(namespace: str, name: str = "sample", **changes: Any) -> InferencePipeline:

@@ -3,12 +3,11 @@
 import asyncio
 import re
 from collections.abc import Callable
-from contextlib import asynccontextmanager
 
 import httpx
-import yaml
 
 from tests.adapter.clusters import (
+    SECONDS,
     Adapter,
     a_pipeline_of,
     an_adapter,
@@ -19,6 +18,8 @@ from tests.adapter.clusters import (
     seen,
 )
 from tests.adapter.scenes import FakeRouter
+from tests.relay import before_the_api_server
+from trimtab_kubernetes import follow
 from trimtab_pipelines.cluster import ADAPTER_MANAGER, ADVISORY_LABEL, advisory_name
 
 PLAN, PIPELINE = "PipelinePlan", "InferencePipeline"
@@ -42,9 +43,24 @@ def planned_for(rps: float):
     return lambda plan: plan["spec"]["forecast"]["peakRps"] == rps
 
 
+def owned_by(uid: str):
+    return lambda plan: uid in {owner["uid"] for owner in plan["metadata"]["ownerReferences"]}
+
+
 def is_told_by_the_adapter(event) -> bool:
     """An API server tells of its own, of a Service's address, say."""
-    return event.get("reportingComponent") == ADAPTER_MANAGER
+    return bool(event.get("reportingComponent") == ADAPTER_MANAGER)
+
+
+async def told_in_events(cluster, namespace: str, events: int) -> None:
+    """Wait until the adapter has told so often: after it wrote the status."""
+    names: set[str] = set()
+    async with asyncio.timeout(SECONDS):
+        async for change in follow(cluster, "Event", namespace):
+            if change.object is not None and is_told_by_the_adapter(change.object):
+                names.add(change.key[1])
+            if len(names) >= events:
+                return
 
 
 def variants(plan) -> list[str]:
@@ -66,6 +82,7 @@ async def test_a_pipeline_is_planned_followed_and_told_of(cluster, namespace, ku
         async with httpx.AsyncClient() as client:
             healthy = await client.get(adapter.health)
             metrics = (await client.get(adapter.metrics)).text
+        await told_in_events(cluster, namespace, 2)
         events = [event for event in (await cluster.list("Event", namespace)).items if is_told_by_the_adapter(event)]
 
     status = found["status"]
@@ -108,6 +125,13 @@ async def test_what_users_do_to_plans(cluster, namespace, kubeconfig):
         offer(router, 400.0)
         changed = await seen(cluster, PLAN, namespace, "sample", planned_for(400))
         assert changed["spec"]["generation"] >= 42
+
+        await cluster.delete(PIPELINE, namespace, "sample")
+        await put(cluster, a_pipeline_of(namespace))
+        anew = await cluster.get(PIPELINE, namespace, "sample")
+        assert anew is not None
+        await seen(cluster, PLAN, namespace, "sample", owned_by(anew["metadata"]["uid"]))
+        await seen(cluster, PIPELINE, namespace, "sample", lambda p: p.get("status", {}).get("forecastRps") == "400")
 
         await cluster.delete(PIPELINE, namespace, "sample")
         async with httpx.AsyncClient() as client, asyncio.timeout(20):
@@ -216,12 +240,15 @@ def held_by(name: str):
 
 async def test_without_the_api_server_it_goes_on_and_writes_when_it_is_back(cluster, namespace, kubeconfig, tmp_path):
     await put(cluster, a_pipeline_of(namespace))
-    way = Way(kubeconfig)
-    async with way.open(tmp_path) as through, a_router().serve(host="0.0.0.0") as router:
+    async with (
+        before_the_api_server(kubeconfig, tmp_path) as (relay, through),
+        a_router().serve(host="0.0.0.0") as router,
+    ):
+        await relay.open()
         await routed(cluster, namespace, "sample", router)
         async with an_adapter(through, namespace) as adapter, httpx.AsyncClient() as client:
             before = await seen(cluster, PLAN, namespace, "sample", planned_for(5))
-            await way.close()
+            await relay.close()
             offer(router, 400.0)
             async with asyncio.timeout(30):
                 while (
@@ -233,61 +260,10 @@ async def test_without_the_api_server_it_goes_on_and_writes_when_it_is_back(clus
             still = await cluster.get(PLAN, namespace, "sample")
             assert still is not None
             assert still["spec"]["generation"] == before["spec"]["generation"]
-            await way.reopen()
+            await relay.open()
             after = await seen(cluster, PLAN, namespace, "sample", planned_for(400))
             assert after["spec"]["generation"] == before["spec"]["generation"] + 1
             found = await seen(
                 cluster, PIPELINE, namespace, "sample", lambda p: p.get("status", {}).get("forecastRps") == "400"
             )
             assert found["status"]["history"][0]["generation"] == after["spec"]["generation"]
-
-
-class Way:
-    """A way to the API server that can be closed: what an adapter sees of a server that is down."""
-
-    def __init__(self, kubeconfig) -> None:
-        self.config = yaml.safe_load(kubeconfig.read_text())
-        self.host, _, port = self.config["clusters"][0]["cluster"]["server"].rpartition("/")[2].partition(":")
-        self.target, self.port = int(port), 0
-        self.open_writers: set[asyncio.StreamWriter] = set()
-
-    @asynccontextmanager
-    async def open(self, folder):
-        await self.reopen()
-        scheme = self.config["clusters"][0]["cluster"]["server"].partition(":")[0]
-        self.config["clusters"][0]["cluster"]["server"] = f"{scheme}://127.0.0.1:{self.port}"
-        path = folder / "kubeconfig"
-        path.write_text(yaml.safe_dump(self.config))
-        try:
-            yield path
-        finally:
-            await self.close()
-
-    async def reopen(self) -> None:
-        self.server = await asyncio.start_server(self._pass, "127.0.0.1", self.port)
-        self.port = self.server.sockets[0].getsockname()[1]
-
-    async def close(self) -> None:
-        self.server.close()
-        for writer in tuple(self.open_writers):
-            writer.transport.abort()
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(self.host, self.target)
-        pair = {writer, back}
-        self.open_writers |= pair
-        try:
-            await asyncio.gather(_copy(reader, back), _copy(there, writer))
-        finally:
-            self.open_writers -= pair
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while chunk := await reader.read(65536):
-            writer.write(chunk)
-            await writer.drain()
-    except OSError:
-        pass
-    finally:
-        writer.close()

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from tests.adapter.clusters import a_slice, own_address
+from tests.adapter.clusters import a_slice
 from tests.adapter.scenes import FakeRouter
+from tests.ports import own_address
 from trimtab_adapter.cluster.known import SLICE, Known
 from trimtab_adapter.cluster.routers import Address, RoutersSource, addresses, merge_loads
 from trimtab_adapter.observation import Load, ObservationError, Served, State, merge_states

@@ -1,15 +1,19 @@
 """What a tick means for a status: reasons, transitions, bounded history, and no write for noise."""
 
+import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.adapter.scenes import a_ladder, plan_for
 from trimtab_adapter.cluster.events import MOST_MESSAGE, event_of
+from trimtab_adapter.cluster.known import Known
+from trimtab_adapter.cluster.reporter import MOST_EVENTS_WAITING, Reporter
 from trimtab_adapter.cluster.status import MOST_HISTORY, rfc3339, status_of, visible
 from trimtab_adapter.observation import Load, Served
 from trimtab_adapter.tick import Tick
+from trimtab_kubernetes import Cluster
 from trimtab_pipelines.plan import ForecastRecord
 
 PIPELINE = a_ladder()
@@ -125,3 +129,46 @@ def test_one_event_for_each_change_and_none_else():
     least_bad = event_of(a_tick(decided="changed", plan=plan_for(PIPELINE, 1e5)), body)
     assert least_bad is not None
     assert least_bad["type"] == "Warning"
+
+
+class Slow:
+    """Takes down what is written, once `open` is set."""
+
+    def __init__(self) -> None:
+        self.open, self.asked = asyncio.Event(), asyncio.Event()
+        self.statuses: list[dict[str, Any]] = []
+        self.events: list[str] = []
+
+    async def apply(self, body: dict[str, Any], **_: Any) -> None:
+        self.asked.set()
+        await self.open.wait()
+        self.statuses.append(body["status"])
+
+    async def create(self, body: dict[str, Any], **_: Any) -> None:
+        self.asked.set()
+        await self.open.wait()
+        self.events.append(body["message"].partition(":")[0])
+
+
+async def test_what_is_told_while_a_report_is_written_does_not_wait_for_the_next_tick():
+    """A whole interval may pass until then, or, at the end, none may come."""
+    cluster, known = Slow(), Known()
+    key = ("here", "sample")
+    body = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline", "metadata": {"name": "sample"}}
+    known.put("InferencePipeline", key, body | {"metadata": {"name": "sample", "namespace": "here", "uid": "u1"}})
+    reporter = Reporter(cast("Cluster", cluster), known, key)
+
+    def report(generation: int) -> None:
+        plan = plan_for(PIPELINE, 20.0)
+        plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"generation": generation})})
+        reporter.report(a_tick(decided="changed", plan=plan))
+
+    report(1)
+    await cluster.asked.wait()
+    for generation in range(2, MOST_EVENTS_WAITING + 4):
+        report(generation)
+    cluster.open.set()
+    await reporter.close()
+
+    assert cluster.statuses[-1]["history"][0]["generation"] == MOST_EVENTS_WAITING + 3
+    assert cluster.events == [f"Plan {n}" for n in range(4, MOST_EVENTS_WAITING + 4)]

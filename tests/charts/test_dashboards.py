@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,13 @@ from benchmarks.dashboards import (
     without_threshold,
 )
 from tests.charts.helm import VALUES
-from tests.control_plane import _free_port, tool
+from tests.control_plane import tool
+from tests.ports import held_port
+from tests.processes import running
 from trimtab_router.metrics import Metrics
 
 METRIC = re.compile(r"\btrimtab_[a-z0-9_]+")
+SAMPLE = re.compile(r"^([^#\n].*)$", re.MULTILINE)
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 # What adapter and operator expose, in Prometheus' text format.
 CONTROL = """
@@ -86,10 +88,14 @@ def router_text() -> str:
 
 
 class Exporter(BaseHTTPRequestHandler):
-    """Serves one fixed page of metrics."""
+    """Serves one fixed page of metrics.
+
+    Its samples have times of their own, so that a scrape that comes late ends no series: expressions are tested.
+    """
 
     def do_GET(self) -> None:
-        page = (router_text() + CONTROL).encode()
+        now = int(time.time() * 1000)
+        page = SAMPLE.sub(rf"\g<1> {now}", router_text() + CONTROL).encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4")
         self.end_headers()
@@ -109,9 +115,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     scrape = {"job_name": "trimtab", "scrape_interval": "250ms", "honor_labels": True}
     config = {"scrape_configs": [scrape | {"static_configs": [{"targets": [target]}]}], "rule_files": [alerts_file()]}
     (folder / "prometheus.yml").write_text(json.dumps(config))
-    port = _free_port()
     try:
-        with running(folder, port) as process:
+        with held_port() as port, running(prometheus_command(folder, port), folder / "log") as process:
             address = f"http://127.0.0.1:{port}"
             wait_for_samples(address, process)
             yield address
@@ -120,23 +125,16 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         exporter.server_close()
 
 
+def prometheus_command(folder: Path, port: int) -> list[str]:
+    own = (f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data")
+    return [tool("prometheus"), *own, f"--web.listen-address=127.0.0.1:{port}"]
+
+
 def alerts_file() -> str:
     return str(CHART / "alerts.yaml")
 
 
-@contextmanager
-def running(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [tool("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
-def wait_for_samples(address: str, process: subprocess.Popen[bytes], seconds: float = 30) -> None:
+def wait_for_samples(address: str, process: subprocess.Popen[bytes], seconds: float = 100) -> None:
     """Wait until a rate has two points."""
     until = time.monotonic() + seconds
     query = {"query": "rate(trimtab_requests_received_total[5s])"}

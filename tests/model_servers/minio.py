@@ -15,6 +15,8 @@ from pathlib import Path
 from minio import Minio
 
 from tests.control_plane import tool
+from tests.ports import held_port
+from tests.processes import running
 
 ACCESS_KEY, SECRET_KEY = "reader", "a-secret-nobody-may-read"
 START_SECONDS = 30.0
@@ -45,22 +47,13 @@ class ObjectStore:
 @contextmanager
 def minio(folder: Path) -> Iterator[ObjectStore]:
     """Run MinIO over an empty folder."""
-    port, console = _free_port(), _free_port()
     environment = {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY, "MINIO_BROWSER": "off"}
-    addresses = ("--address", f"127.0.0.1:{port}", "--console-address", f"127.0.0.1:{console}")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [tool("minio"), "server", "--quiet", *addresses, folder / "data"],
-            env=os.environ | environment | {"HOME": str(folder)},
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        _wait(port, process, folder / "log")
-        yield ObjectStore(port)
-    finally:
-        process.terminate()
-        process.wait(10)
+    with held_port() as port, held_port() as console:
+        addresses = ("--address", f"127.0.0.1:{port}", "--console-address", f"127.0.0.1:{console}")
+        command = [tool("minio"), "server", "--quiet", *addresses, str(folder / "data")]
+        with running(command, folder / "log", environment=os.environ | environment | {"HOME": str(folder)}) as process:
+            _wait(port, process, folder / "log")
+            yield ObjectStore(port)
 
 
 def _wait(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -147,9 +140,3 @@ def _end(connection: socket.socket) -> None:
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

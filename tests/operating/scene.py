@@ -26,7 +26,11 @@ class Site:
     namespace: str
     document: dict[str, Any]
     ahead_seconds: float = 0.0
-    """How far the operator's clock is ahead of the cluster's."""
+    """How far the operator's clock, which stands still, is ahead of the cluster's at the start.
+
+    The cluster's goes on: what is to be later than it by some time is so by two minutes more.
+    """
+    started: float = field(default_factory=time.time)
     settings: Settings = SETTINGS
     controller: Controller = field(init=False)
     machinery: Machinery = field(init=False)
@@ -41,8 +45,7 @@ class Site:
         self.controller = Controller(self.cluster, self.settings, Metrics(), self._now)
 
     def _now(self) -> float:
-
-        return time.time() + self.ahead_seconds
+        return self.started + self.ahead_seconds
 
     @property
     def pipeline(self) -> InferencePipeline:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,21 +14,24 @@ import pytest
 
 from tests.builders import a_pipeline_document
 from tests.operating.scene import Site
+from tests.ports import held_port
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.follow import follow
 from trimtab_pipelines.cluster import replica_set_name
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @asynccontextmanager
 async def an_operator(kubeconfig: Path, namespace: str, name: str) -> AsyncIterator[tuple[Any, int]]:
     """Run an operator of one namespace; yield its process and the port it answers probes at."""
-    port = _free_port()
+    with held_port() as port, held_port() as metrics:
+        async with _running(kubeconfig, namespace, name, port, metrics) as process:
+            yield process, port
+
+
+@asynccontextmanager
+async def _running(
+    kubeconfig: Path, namespace: str, name: str, port: int, metrics: int
+) -> "AsyncIterator[asyncio.subprocess.Process]":
     environment = {
         **os.environ,
         "KUBECONFIG": str(kubeconfig),
@@ -37,11 +39,11 @@ async def an_operator(kubeconfig: Path, namespace: str, name: str) -> AsyncItera
         "POD_NAMESPACE": namespace,
         "TRIMTAB_NAMESPACES": namespace,
         "TRIMTAB_HEALTH_PORT": str(port),
-        "TRIMTAB_METRICS_PORT": str(_free_port()),
+        "TRIMTAB_METRICS_PORT": str(metrics),
     }
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "trimtab_operator", env=environment)
     try:
-        yield process, port
+        yield process
     finally:
         if process.returncode is None:
             process.terminate()

@@ -239,7 +239,7 @@ async def test_a_plan_that_never_gets_ready_is_given_up(serving) -> None:
     assert "no/such:image" in await serving.message("StagesReady")
     assert await serving.replicas() == {"small": 1, "large": 1}
 
-    serving.ahead_seconds = 301.0
+    serving.ahead_seconds = 301.0 + 120.0
     await serving.settle()
 
     assert await serving.replicas() == {"small": 1, "large": 0}
@@ -264,7 +264,7 @@ async def test_tells_what_found_room_where_nodes_are_too_small(serving) -> None:
     assert (await serving.status()).get("schedulable") is None
     assert (await serving.conditions())["StagesReady"] == ("False", "Unschedulable")
 
-    serving.ahead_seconds = 11.0
+    serving.ahead_seconds = 11.0 + 120.0
     await serving.settle()
 
     assert (await serving.status())["schedulable"]["cores"] == "2"
@@ -292,7 +292,7 @@ async def test_the_last_replica_of_a_stage_waits_for_the_room_of_one_that_leaves
     leaving = (await machinery.pods(deployment))[0]
     await machinery.end(leaving)
     await serving.settle()
-    serving.ahead_seconds = 60.0
+    serving.ahead_seconds = 60.0 + 120.0
     await serving.settle()
 
     assert await serving.replicas() == {"small": 1}

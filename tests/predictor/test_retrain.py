@@ -2,7 +2,6 @@
 
 import base64
 import shutil
-import socket
 import subprocess
 import time
 import warnings
@@ -15,6 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.ports import held_port
+from tests.processes import running
 from trimtab_kubernetes import Cluster
 from trimtab_predictor.lstm import LstmWeights
 from trimtab_predictor.recorded import RecordedLoad, RecordedLoadError, read_recorded
@@ -57,26 +58,17 @@ def prometheus_with(folder: Path, text: str) -> Iterator[str]:
         ["promtool", "tsdb", "create-blocks-from", "openmetrics", source, data], check=True, capture_output=True
     )
     (folder / "prometheus.yml").write_text("global: {}\n")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={folder}/prometheus.yml",
-                f"--storage.tsdb.path={data}",
-                f"--web.listen-address={address}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        _ready(f"http://{address}", process)
-        yield f"http://{address}"
-    finally:
-        process.terminate()
-        process.wait(10)
+    with held_port() as port:
+        address = f"127.0.0.1:{port}"
+        command = [
+            "prometheus",
+            f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={data}",
+            f"--web.listen-address={address}",
+        ]
+        with running(command, folder / "log") as process:
+            _ready(f"http://{address}", process)
+            yield f"http://{address}"
 
 
 def _ready(url: str, process: subprocess.Popen[bytes]) -> None:

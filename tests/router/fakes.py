@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import numpy as np
 from aiohttp import web
 from opentelemetry.trace import Tracer
 
+from tests import builders
 from tests.builders import a_plan
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import InferencePipeline
@@ -42,8 +44,8 @@ class Seen:
 class FakeReplica:
     """A model server of one stage.
 
-    `gate` holds batches back while it is not set. Each of `faults` is answered once, as an HTTP status with a message;
-    `refuse` may answer so by what is in the batch.
+    `gate` holds batches back while it is not set, `health` answers to probes. Each of `faults` is answered once, as an
+    HTTP status with a message; `refuse` may answer so by what is in the batch.
     """
 
     model: Model = plus_one
@@ -62,6 +64,9 @@ class FakeReplica:
         self.gate = asyncio.Event()
         self.gate.set()
         self.arrived = asyncio.Event()
+        self.health = asyncio.Event()
+        self.health.set()
+        self.probes = 0
         self.unready: set[str] = set()
         self._runner: web.ServerRunner | None = None
 
@@ -97,6 +102,8 @@ class FakeReplica:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         *_, variant, action = request.path.split("/")
         if action == "ready":
+            self.probes += 1
+            await self.health.wait()
             known = variant in self.variants and variant not in self.unready
             return web.json_response({"ready": known}, status=200 if known else 404)
         asked = rest.decode_request(variant, await request.read(), request.headers.get(rest.HEADER_LENGTH))
@@ -123,6 +130,13 @@ class FakeReplica:
         return web.Response(body=b"".join(buffers), headers={rest.HEADER_LENGTH: str(length)})
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until something observable holds."""
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.005)
+
+
 class Rig:
     """A router with its front doors open, and clients of both."""
 
@@ -135,12 +149,15 @@ class Rig:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something observable holds."""
-        async with asyncio.timeout(20):
-            while not holds():  # noqa: ASYNC110 - what is waited for has no event
-                await asyncio.sleep(0.005)
+        await until(holds)
 
     async def until_ready(self) -> None:
         await self.until(lambda: self.router.ready)
+
+    def is_ready(self, stage: str, fakes: Sequence[FakeReplica]) -> bool:
+        """Whether all replicas of a stage are ready that will be."""
+        willing = sum(bool(set(fake.variants) - fake.unready) for fake in fakes)
+        return bool(self.router.state()["stages"][stage]["ready_replicas"] == willing)
 
     async def rest(self, request: InferRequest, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
         """Send a request over REST with binary tensors: status, answer or error text, headers."""
@@ -169,6 +186,10 @@ class Rig:
 
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of all series of a metric that carry these labels."""
+        return self.value(name, **labels)
+
+    def value(self, name: str, **labels: str) -> float:
+        """The same, for `until`."""
         total = 0.0
         for family in self.router.metrics.registry.collect():
             for sample in family.samples:
@@ -209,6 +230,7 @@ async def a_rig(
         try:
             if ready:
                 await rig.until_ready()
+                await rig.until(lambda: all(rig.is_ready(stage, there) for stage, there in replicas.items()))
             yield rig
         finally:
             for fake in fakes:
@@ -220,6 +242,11 @@ async def a_rig(
                 await fake.stop()
 
 
+def a_pipeline(stages: Sequence[dict[str, Any]] | int = 1, **changes: Any) -> InferencePipeline:
+    """A pipeline whose callers have time: how long a test was held up must not decide what is answered."""
+    return builders.a_pipeline(stages, **{"slo": {"latency": "60s"}} | changes)
+
+
 def endpoints_of(replicas: Mapping[str, Sequence[FakeReplica]]) -> Endpoints:
     return Endpoints(stages={stage: tuple(fake.endpoint() for fake in fakes) for stage, fakes in replicas.items()})
 
@@ -228,3 +255,10 @@ def a_request(rows: int = 1, value: float = 0.0, **changes: Any) -> InferRequest
     """A request for the sample pipeline."""
     x = np.full((rows, 4), value, np.float32)
     return InferRequest(**{"model_name": "sample", "inputs": (Tensor.of("x", x),)} | changes)
+
+
+def seconds_in(begins: str, message: object) -> float:
+    """Read the seconds that stand at the # of a message that begins so."""
+    found = re.match(begins.replace("#", r"(-?\d+\.\d{3}) s\b"), str(message))
+    assert found is not None, message
+    return float(found[1])

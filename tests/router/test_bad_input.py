@@ -7,8 +7,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.builders import a_pipeline
-from tests.router.fakes import FakeReplica, a_request, a_rig
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages
 from trimtab_router.router import MEBIBYTE, Limits
 

@@ -1,12 +1,12 @@
 """Plans and endpoints change while requests are under way: nothing is lost, and what changes does so when it can."""
 
 import asyncio
-import time
+from functools import partial
 
 import pytest
 
-from tests.builders import a_pipeline, a_plan, a_variant
-from tests.router.fakes import FakeReplica, a_request, a_rig, endpoints_of
+from tests.builders import a_plan, a_variant
+from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig, endpoints_of, until
 from trimtab_pipelines.documents import write_json
 from trimtab_router.plans import FileWatcher
 from trimtab_router.router import Router
@@ -27,13 +27,19 @@ def two_variants():
     return a_pipeline([stage])
 
 
+def rows_seen(rig: Rig, replica: FakeReplica) -> int:
+    """Rows that wait or have left for the replica."""
+    waiting: int = rig.router.state()["stages"]["stage-0"]["queue_rows"]
+    return waiting + sum(batch.rows for batch in replica.seen)
+
+
 async def test_batch_size_and_operating_point_apply_to_the_next_batch():
     replica = FakeReplica(variants=("small", "large"))
     pipeline = two_variants()
     async with a_rig(pipeline, {"stage-0": [replica]}, variant="large", batchSize=4) as rig:
         replica.gate.clear()
         calls = [asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT))) for _ in range(13)]
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] >= 9)
+        await rig.until(lambda: rows_seen(rig, replica) == 13)
         rig.router.apply_plan(a_plan(pipeline, 2, variant="large", batchSize=2, operatingPoint="half"))
         replica.gate.set()
         answers = await asyncio.gather(*calls)
@@ -119,11 +125,13 @@ async def watched(tmp_path):
     await router.drain(1.0)
 
 
-async def until(holds):
-    begun = time.monotonic()
-    while not holds():
-        assert time.monotonic() - begun < 20
-        await asyncio.sleep(0.01)
+def _broken_plans(router: Router) -> float | None:
+    labels = {"namespace": "default", "pipeline": "sample", "file": "plan.json"}
+    return router.metrics.registry.get_sample_value("trimtab_broken_files_total", labels)
+
+
+def _is_another_broken(router: Router, before: float | None) -> bool:
+    return _broken_plans(router) != before
 
 
 async def test_files_are_followed_and_broken_ones_change_nothing(watched):
@@ -136,18 +144,9 @@ async def test_files_are_followed_and_broken_ones_change_nothing(watched):
         '{"kind": "PipelinePlan", "spec"',
         a_plan(pipeline, 4, variant="huge").model_dump_json(by_alias=True),
     ):
-        before = router.metrics.registry.get_sample_value(
-            "trimtab_broken_files_total", {"namespace": "default", "pipeline": "sample", "file": "plan.json"}
-        )
+        before = _broken_plans(router)
         (folder / "plan.json").write_text(broken)
-        await until(
-            lambda before=before: (
-                router.metrics.registry.get_sample_value(
-                    "trimtab_broken_files_total", {"namespace": "default", "pipeline": "sample", "file": "plan.json"}
-                )
-                != before
-            )
-        )
+        await until(partial(_is_another_broken, router, before))
         state = router.state()
         assert (state["plan_generation"], state["stages"]["stage-0"]["batch_size"]) == (3, 5)
 

@@ -2,28 +2,27 @@
 
 import asyncio
 import contextlib
-import re
-import socket
 import statistics
 import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.builders import a_pipeline, a_plan
-from tests.router.fakes import FakeReplica, a_request, a_rig
-from tests.router.test_changes import two_variants, until
+from tests.builders import a_plan
+from tests.ports import own_address
+from tests.relay import before_the_api_server
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
+from tests.router.test_changes import two_variants
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.client import Object
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.cluster import ClusterWatcher
 from trimtab_router.router import Router
-
-SERVER = re.compile(r"https://127\.0\.0\.1:([0-9]+)")
 
 
 def as_object(plan: PipelinePlan, namespace: str, **metadata: Any) -> Object:
@@ -95,19 +94,25 @@ async def test_plans_are_followed_and_broken_ones_change_nothing(followed, clust
     assert router.state()["stages"]["stage-0"]["batch_size"] == 7
 
 
+def _is_in_force(router: Router, generation: int) -> bool:
+    return router.plan_generation == generation
+
+
 async def test_a_plan_is_in_force_soon_after_it_is_written(followed, cluster: Cluster, namespace: str):
     router, pipeline = followed
-    delays = []
+    delays, writing = [], []
     for generation in range(1, 101):
         begun = time.time()
         plan = a_plan(pipeline, generation, batchSize=generation)
         await cluster.apply(as_object(plan, namespace), manager="adapter")
-        await until(lambda generation=generation: router.plan_generation == generation)
+        writing.append(time.time() - begun)
+        await until(partial(_is_in_force, router, generation))
         delays.append(router.state()["plan_applied_at"] - begun)
 
     p50, p99 = statistics.median(delays[1:]), statistics.quantiles(delays[1:], n=100)[-1]
     sys.stdout.write(f"from before the write until in force: p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms\n")
-    assert p50 <= 0.1  # how long the slowest take on a quiet machine is measured end to end, not beside other tests
+    # A write takes as long as the machine is slow. How long the slowest take is measured end to end on a quiet one.
+    assert p50 <= 0.05 + 2 * statistics.median(writing)
 
 
 async def test_replicas_come_drain_and_go(followed, cluster: Cluster, namespace: str):
@@ -127,80 +132,21 @@ async def test_replicas_come_drain_and_go(followed, cluster: Cluster, namespace:
     await until(lambda: replicas() == {"two"})
 
 
-class Relay:
-    """A TCP relay in front of the API server that can be taken away."""
-
-    def __init__(self, port: int) -> None:
-        self._to = port
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.port = 0
-
-    async def open(self) -> None:
-        self._server = await asyncio.start_server(self._relay, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def close(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        there, back = await asyncio.open_connection("127.0.0.1", self._to)
-        try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(_copy(reader, back))
-                both.create_task(_copy(there, writer))
-        finally:
-            back.transport.abort()
-            writer.transport.abort()
-            self._tasks.discard(task)
-
-
-async def _copy(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await source.read(65536):
-            to.write(data)
-            await to.drain()
-
-
-def own_address() -> str:
-    """An address of this machine that the API takes: none of loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("10.255.255.255", 1))
-        return str(probe.getsockname()[0])
-
-
-def through(relay_port: int, kubeconfig: Path, folder: Path) -> str:
-    """A kubeconfig that goes through the relay."""
-    (folder / "kubeconfig").write_text(SERVER.sub(f"https://127.0.0.1:{relay_port}", kubeconfig.read_text()))
-    return str(folder / "kubeconfig")
-
-
 async def test_an_api_server_that_goes_away_disturbs_nobody(
     cluster: Cluster, namespace: str, kubeconfig: Path, tmp_path: Path
 ):
     """It is away at first, comes, goes, and comes back with another plan and other replicas."""
-    server = SERVER.search(await asyncio.to_thread(kubeconfig.read_text))
-    if server is None:
-        pytest.skip("the API server is not on loopback, so that no relay can stand before it")
-    relay = Relay(int(server[1]))
-    await relay.open()
-    await relay.close()
-    pipeline, replica = a_pipeline(1), FakeReplica(host=own_address(), name="one")
+    host, pipeline = own_address(), a_pipeline(1)
+    replica = FakeReplica(host=host, name="one")
     async with (
+        before_the_api_server(kubeconfig, tmp_path) as (relay, through),
         a_rig(pipeline, {"stage-0": [replica]}) as rig,
-        await Cluster.connect(through(relay.port, kubeconfig, tmp_path)) as api,
+        await Cluster.connect(str(through)) as api,
         following(rig.router, api, namespace),
     ):
         assert (await rig.rest(a_request()))[0] == 200
 
-        pod = a_pod("one", own_address())
+        pod = a_pod("one", host)
         await cluster.apply(a_slice(namespace, pod, port=replica.port), manager="cluster")
         await cluster.apply(as_object(a_plan(pipeline, 5), namespace), manager="adapter")
         await relay.open()
@@ -216,5 +162,4 @@ async def test_an_api_server_that_goes_away_disturbs_nobody(
         await rig.until(lambda: "other" in rig.router.state()["stages"]["stage-0"]["endpoints"])
         await rig.until(lambda: rig.router.plan_generation == 6)
         assert (await rig.rest(a_request()))[0] == 200
-        await relay.close()
     assert await rig.outcomes() == {"ok": 4}

@@ -1,14 +1,12 @@
 """Deadlines, drop policies, full queues, callers who leave, and no replica at all."""
 
 import asyncio
-import re
 import time
 
 import grpc
 import pytest
 
-from tests.builders import a_pipeline
-from tests.router.fakes import FakeReplica, a_request, a_rig
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, seconds_in
 from trimtab_router.router import Limits
 
 SECOND = 1_000_000
@@ -26,26 +24,36 @@ def queued(rig, rows, stage="stage-0"):
     return lambda: rig.router.state()["stages"][stage]["queue_rows"] == rows
 
 
-def seconds_in(begins: str, message: object) -> float:
-    """Read the seconds that stand at the # of a message that begins so."""
-    found = re.match(begins.replace("#", r"(-?\d+\.\d{3}) s\b"), str(message))
-    assert found is not None, message
-    return float(found[1])
+async def rows_after(rig, seconds):
+    """Return the rows of the queue so long from now.
+
+    Router and test share one loop, which calls what is overdue in the order in which it was due. What the router was to
+    do before, and the few turns that it takes, are done by then, however late both are.
+    """
+    await asyncio.sleep(seconds)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    return rig.router.state()["stages"]["stage-0"]["queue_rows"]
 
 
 async def test_predicted_drops_alone_while_the_replica_is_still_busy():
     replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, serviceSeconds={1: 0.1, 8: 0.1}) as rig:
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, serviceSeconds={1: 10.0, 8: 10.0}) as rig:
         first = await blocked(rig, replica)
-        patient = asyncio.ensure_future(rig.rest(a_request(value=1.0, parameters={"timeout": 30 * SECOND})))
+        patient = asyncio.ensure_future(rig.rest(a_request(value=1.0, parameters={"timeout": 60 * SECOND})))
+        await rig.until(queued(rig, 1))
         begun = time.monotonic()
-        status, message, headers = await rig.rest(a_request(parameters={"timeout": 400_000}))
+        hopeless = asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 10_400_000})))
+        await rig.until(queued(rig, 2))
+        left = asyncio.ensure_future(rows_after(rig, 0.43))
+        status, message, headers = await hopeless
 
         assert status == 504
         assert message.startswith("dropped at stage stage-0: ")
-        assert "0.100 s in this stage" in message
+        assert "10.000 s in this stage" in message
         assert (headers["x-trimtab-reason"], headers["x-trimtab-stage"]) == ("Predicted", "stage-0")
-        assert 0.25 < time.monotonic() - begun < 0.45
+        assert time.monotonic() - begun > 0.25
+        assert await left == 1
         replica.gate.set()
         assert [(await call)[0] for call in (first, patient)] == [200, 200]
         assert await rig.outcomes() == {"ok": 2, "dropped": 1}
@@ -58,15 +66,22 @@ async def test_past_drops_once_the_deadline_is_past():
     async with a_rig(pipeline, {"stage-0": [replica]}, serviceSeconds={1: 0.1}) as rig:
         first = await blocked(rig, replica)
         begun = time.monotonic()
+        call = asyncio.ensure_future(rig.grpc(a_request(parameters={"timeout": 300_000})))
+        await rig.until(queued(rig, 1))
+        read_within = time.monotonic() - begun
+        left = asyncio.ensure_future(rows_after(rig, 0.33))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await rig.grpc(a_request(parameters={"timeout": 300_000}))
+            await call
 
+        elapsed = time.monotonic() - begun
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert time.monotonic() - begun >= 0.3
         queued_seconds = seconds_in(
-            r"dropped at stage stage-0: its deadline passed after # in the queue", caught.value.details()
+            "dropped at stage stage-0: its deadline passed after # in the queue", caught.value.details()
         )
-        assert 0.25 < queued_seconds < 0.4  # a little less than 0.3: reading the request counts for its deadline
+        assert 0.3 - read_within <= queued_seconds + 0.001  # reading the request counts for its deadline
+        assert elapsed >= 0.3
+        assert queued_seconds <= elapsed
+        assert await left == 0
         replica.gate.set()
         assert (await first)[0] == 200
 
@@ -86,12 +101,14 @@ async def test_never_serves_late_and_says_so():
 async def test_the_later_stages_time_counts_at_the_first():
     pipeline = a_pipeline(2)
     stages = {"stage-0": [FakeReplica()], "stage-1": [FakeReplica()]}
-    async with a_rig(pipeline, stages, serviceSeconds={1: 0.15}) as rig:
-        status, message, _ = await rig.rest(a_request(parameters={"timeout": 250_000}))
+    async with a_rig(pipeline, stages, serviceSeconds={1: 15.0}) as rig:
+        begun = time.monotonic()
+        status, message, _ = await rig.rest(a_request(parameters={"timeout": 25 * SECOND}))
 
         assert status == 504
-        assert 0.2 <= seconds_in("dropped at stage stage-0: # are left to its deadline", message) <= 0.25
-        assert "0.150 s after it" in message
+        left_seconds = seconds_in("dropped at stage stage-0: # are left to its deadline", message)
+        assert 25 - (time.monotonic() - begun) <= left_seconds <= 25
+        assert "15.000 s after it" in message
         assert not stages["stage-0"][0].seen
 
 
@@ -203,8 +220,8 @@ async def test_without_a_replica_for_too_long_the_answer_is_unavailable():
         status, message, headers = await rig.rest(a_request(parameters={"timeout": 30 * SECOND}))
 
         assert (status, headers["Retry-After"], headers["x-trimtab-reason"]) == (503, "1", "NoReplica")
-        assert message.startswith("stage stage-0: no replica became ready while the request waited 0.2")
-        assert time.monotonic() - begun >= 0.2
+        waited_seconds = seconds_in("stage stage-0: no replica became ready while the request waited #", message)
+        assert 0.2 <= waited_seconds <= time.monotonic() - begun + 0.001
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await rig.grpc(a_request(parameters={"timeout": 100_000}))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -213,7 +230,7 @@ async def test_without_a_replica_for_too_long_the_answer_is_unavailable():
 
 async def test_a_wrong_profile_does_not_drop_for_ever():
     replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, serviceSeconds={1: 5.0}) as rig:
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, serviceSeconds={1: 600.0}) as rig:
         statuses = [(await rig.rest(a_request()))[0] for _ in range(100)]
 
         assert statuses[0] == 504

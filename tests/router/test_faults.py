@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.builders import a_pipeline
-from tests.router.fakes import FakeReplica, a_request, a_rig
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
+from trimtab_router.replicas import Replica
 from trimtab_router.router import Limits
 
 SECOND = 1_000_000
@@ -171,3 +171,21 @@ async def test_draining_answers_what_was_accepted_and_refuses_the_rest(over_grpc
         replica.gate.set()
         assert not isinstance(await accepted, str)
         await draining
+
+
+async def test_a_probe_asked_before_a_doubt_does_not_dispel_it():
+    fake = await FakeReplica().start()
+    changes: list[tuple[bool, int]] = []
+    replica = Replica(fake.endpoint(), lambda: changes.append((bool(replica.ready_variants), fake.probes)))
+    await until(lambda: bool(replica.ready_variants))
+    fake.health.clear()
+    await until(lambda: fake.probes > changes[-1][1])
+    asked = fake.probes
+    replica.doubt()
+    fake.health.set()
+    await until(lambda: bool(replica.ready_variants))
+
+    assert [ready for ready, _ in changes] == [True, False, True]
+    assert changes[-1][1] > asked
+    await replica.close()
+    await fake.stop()

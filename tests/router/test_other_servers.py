@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from tests.builders import a_pipeline
-from tests.router.fakes import a_request, a_rig
+from tests.ports import held_port
+from tests.router.fakes import a_pipeline, a_request, a_rig
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_protocol import InferResponse, Tensor, rest
 
@@ -24,9 +24,16 @@ PATIENT = {"timeout": 60_000_000}
 @asynccontextmanager
 async def plain_mlserver(folder: Path) -> AsyncIterator[int]:
     """Stock MLServer with a runtime as a user would write it; yields its REST port."""
+    with held_port() as http_port, held_port() as grpc_port:
+        async with _running(folder, http_port, grpc_port):
+            yield http_port
+
+
+@asynccontextmanager
+async def _running(folder: Path, http_port: int, grpc_port: int) -> AsyncIterator[None]:
     model = {"name": "their-name", "implementation": "benchmarks.router.mlserver_model.PlusOne"}
     (folder / "model-settings.json").write_text(json.dumps(model))
-    settings = {"host": "127.0.0.1", "http_port": 18643, "grpc_port": 18644, "parallel_workers": 0}
+    settings = {"host": "127.0.0.1", "http_port": http_port, "grpc_port": grpc_port, "parallel_workers": 0}
     (folder / "settings.json").write_text(json.dumps(settings | {"metrics_endpoint": None}))
     process = await asyncio.create_subprocess_exec(
         *(str(Path(sys.executable).parent / "mlserver"), "start", str(folder)),
@@ -35,7 +42,7 @@ async def plain_mlserver(folder: Path) -> AsyncIterator[int]:
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        yield 18643
+        yield
     finally:
         process.terminate()
         await process.wait()

@@ -103,6 +103,30 @@ def test_without_a_profile_it_learns_from_what_it_sees():
     assert times.predict(KEY, 8) == pytest.approx(0.080)
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+def test_without_a_profile_one_pause_costs_no_more_than_one_refusal(rows):
+    """Neither of the size that met it nor of one that was never seen."""
+    times = ServiceTimes()
+    times.observe(KEY, 1, 10.0)
+    times.doubt(KEY)
+
+    assert times.predict(KEY, rows) == 0.0
+    for _ in range(20):
+        times.observe(KEY, 1, 0.010)
+    times.observe(KEY, 8, 10.0)
+    assert times.predict(KEY, 8) < 1.0
+
+
+def test_without_a_profile_what_is_slow_every_time_is_believed():
+    times = ServiceTimes()
+    for _ in range(3):
+        times.doubt(KEY)
+        times.observe(KEY, 1, 1.0)
+    times.doubt(KEY)
+
+    assert times.predict(KEY, 1) > 0.9
+
+
 def test_a_wrong_estimate_in_front_of_an_idle_replica_fades():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.500})

@@ -6,8 +6,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.builders import a_pipeline
-from tests.router.fakes import FakeReplica, a_request, a_rig
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 
 
 async def test_both_front_doors_serve_two_stages():

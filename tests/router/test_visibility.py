@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.builders import a_pipeline, a_plan
-from tests.router.fakes import FakeReplica, a_request, a_rig, endpoints_of
+from tests.builders import a_plan
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoints_of
 from tests.router.test_graph import PAGE, digits, locate, read
 from trimtab_pipelines.documents import dump_yaml, write_json
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages
@@ -229,7 +229,8 @@ for module, port in ((over_http, sys.argv[1]), (over_grpc, sys.argv[2])):
 given = over_http.InferInput("x", x.shape, "FP32")
 given.set_data_from_numpy(x, binary_data=False)
 client = over_http.InferenceServerClient(f"127.0.0.1:{sys.argv[1]}")
-answer = client.infer("sample", [given], outputs=[over_http.InferRequestedOutput("y", binary_data=False)])
+wanted = [over_http.InferRequestedOutput("y", binary_data=False)]
+answer = client.infer("sample", [given], outputs=wanted, timeout=9000000)
 assert np.array_equal(answer.as_numpy("y"), x + 2)
 client.close()
 print("served")

@@ -68,7 +68,8 @@ class Fleet:
         self._known = Known()
         self._members: dict[Key, _Member] = {}
         self._synced = asyncio.Event()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[Key, asyncio.Task[None]] = {}
+        self._closing = False
         self._pools = None if surroundings.pools is None else SharedPools(surroundings.pools)
         self._solving = ThreadPoolExecutor(SOLVERS, thread_name_prefix="solve")
 
@@ -83,10 +84,11 @@ class Fleet:
             if following.done():
                 following.result()
         finally:
+            self._closing = True
             for task in (following, starting, stopping):
                 task.cancel()
             await asyncio.gather(following, starting, stopping, return_exceptions=True)
-            await asyncio.gather(*(self._stop(key) for key in list(self._members)))
+            await asyncio.gather(*(self._stop(key) for key in list(self._members)), *self._ending.values())
             self._solving.shutdown(wait=False, cancel_futures=True)
 
     def late(self) -> list[str]:
@@ -118,24 +120,27 @@ class Fleet:
 
     def _pipeline_changed(self, key: Key, found: Object, *, deleted: bool) -> None:
         member = self._members.get(key)
-        if deleted or found["metadata"].get("deletionTimestamp"):
-            if member is not None:
-                ending = asyncio.create_task(self._stop(key))
-                self._ending.add(ending)
-                ending.add_done_callback(self._ending.discard)
-            return
-        if member is not None and member.uid == found["metadata"]["uid"]:
+        is_there = not (deleted or found["metadata"].get("deletionTimestamp"))
+        if member is None:
+            self._start(key)
+        elif is_there and member.uid == found["metadata"]["uid"]:
             self._wake(key)
-            return
+        elif key not in self._ending:
+            self._ending[key] = asyncio.create_task(self._end(key))
+
+    async def _end(self, key: Key) -> None:
+        """End a loop; one for a new pipeline of that name starts once nothing of the old one writes any more."""
+        try:
+            await self._stop(key)
+        finally:
+            del self._ending[key]
         self._start(key)
 
     def _start(self, key: Key) -> None:
+        """Start a loop where there is to be one; not before the one before it has ended."""
         found, around = self._known.get(PIPELINE, key), self._around
-        if found is None or found["metadata"].get("deletionTimestamp"):
+        if self._closing or key in self._ending or found is None or found["metadata"].get("deletionTimestamp"):
             return
-        former = self._members.pop(key, None)
-        if former is not None:
-            former.stop.set()
         try:
             documents = ClusterDocuments(self._known, key)
         except DocumentError as error:
@@ -171,10 +176,9 @@ class Fleet:
         member.stop.set()
         await asyncio.gather(member.task, return_exceptions=True)
         await member.reporter.close()
-        if key not in self._members:
-            self._around.metrics.forget(key)
-            if self._pools is not None:
-                self._pools.forget("/".join(key))
+        self._around.metrics.forget(key)
+        if self._pools is not None:
+            self._pools.forget("/".join(key))
 
     def _routers_changed(self, namespace: str, service: str) -> None:
         for key in list(self._members):

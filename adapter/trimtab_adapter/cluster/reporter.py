@@ -15,6 +15,7 @@ from trimtab_kubernetes import Cluster, ClusterError, Conflict, Rejected
 from trimtab_kubernetes.client import Object
 from trimtab_kubernetes.follow import Key
 from trimtab_pipelines.cluster import ADAPTER_MANAGER
+from trimtab_pipelines.resource import API_VERSION
 
 log = logging.getLogger(__name__)
 
@@ -42,19 +43,21 @@ class Reporter:
         if event is not None:
             self._events = [*self._events, event][-MOST_EVENTS_WAITING:]
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write(pipeline))
+            self._writing = asyncio.create_task(self._write())
 
     async def close(self) -> None:
-        """Finish what is being written."""
+        """Finish what is to be written."""
         if self._writing is not None:
             await self._writing
 
-    async def _write(self, pipeline: Object) -> None:
+    async def _write(self) -> None:
+        """Write until nothing is new: what is told meanwhile does not wait for the next tick."""
         try:
-            await self._write_status(pipeline)
-            while self._events:
-                await self._create(self._events[0])
-                self._events.pop(0)
+            while self._events or self._is_new:
+                await self._write_status()
+                for event in tuple(self._events):
+                    await self._create(event)
+                    self._events = [other for other in self._events if other is not event]
         except ClusterError as error:
             log.warning("%s/%s: report not written: %s; again with the next tick", *self._key, error)
         except Exception:
@@ -68,11 +71,15 @@ class Reporter:
         except Rejected as error:
             log.warning("%s/%s: event not written: %s", *self._key, error)
 
-    async def _write_status(self, pipeline: Object) -> None:
+    @property
+    def _is_new(self) -> bool:
+        return self._status is not None and visible(self._status) != self._applied
+
+    async def _write_status(self) -> None:
         status = self._status
-        if status is None or visible(status) == self._applied:
+        if status is None or not self._is_new:
             return
         named = {"name": self._key[1], "namespace": self._key[0]}
-        body = {"apiVersion": pipeline["apiVersion"], "kind": pipeline["kind"], "metadata": named, "status": status}
+        body = {"apiVersion": API_VERSION, "kind": PIPELINE, "metadata": named, "status": status}
         await self._cluster.apply(body, manager=ADAPTER_MANAGER, subresource="status")
         self._applied = visible(status)

@@ -69,14 +69,19 @@ class GrpcIngress:
         for connection in list(self._connections):
             connection.drain()
 
-    async def close(self, grace_seconds: float) -> None:
-        """Take no more calls, answer those under way, close."""
+    @property
+    def connected(self) -> bool:
+        """Whether anybody is."""
+        return bool(self._connections)
+
+    def stop_listening(self) -> None:
+        """Take no more connections, and end those there are once their calls are answered."""
         if self._server is not None:
             self._server.close()
         self.leave()
-        give_up = asyncio.get_running_loop().time() + grace_seconds
-        while self._connections and asyncio.get_running_loop().time() < give_up:  # noqa: ASYNC110 - no event covers all
-            await asyncio.sleep(0.01)
+
+    def close(self) -> None:
+        """Cut the connections that are left."""
         for connection in list(self._connections):
             connection.close()
 

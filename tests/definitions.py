@@ -1,8 +1,11 @@
 """Puts CustomResourceDefinitions into a real API server and waits until it serves them."""
 
+import asyncio
 from typing import Any
 
 from trimtab_kubernetes import Cluster
+from trimtab_kubernetes.errors import NotFound, Unreachable
+from trimtab_kubernetes.kinds import Kind
 
 KIND = "CustomResourceDefinition"
 
@@ -13,6 +16,7 @@ async def define(cluster: Cluster, *definitions: dict[str, Any]) -> None:
         await cluster.apply(definition, manager="tests")
     for definition in definitions:
         await _established(cluster, definition["metadata"]["name"])
+        await _served(cluster, _kind_of(definition["spec"]))
 
 
 async def _established(cluster: Cluster, name: str) -> None:
@@ -25,3 +29,20 @@ async def _established(cluster: Cluster, name: str) -> None:
             return
         async for _ in cluster.watch(KIND, None, None, listing.resource_version):
             break
+
+
+async def _served(cluster: Cluster, kind: Kind) -> None:
+    """Wait until objects of the kind can be listed: a moment after the server says that it is established."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await cluster.list(kind)
+            except (NotFound, Unreachable):
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+def _kind_of(spec: dict[str, Any]) -> Kind:
+    names, version = spec["names"], spec["versions"][0]["name"]
+    return Kind(f"{spec['group']}/{version}", names["kind"], names["plural"], spec["scope"] == "Namespaced")

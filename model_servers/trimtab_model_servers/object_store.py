@@ -82,8 +82,12 @@ class _Source:
         self._limits = limits
         self._client = _client(limits)
         self._found: _Object | None = None
-        self._give_up_at = time.monotonic() + limits.total_seconds
+        self._start_clocks()
+
+    def _start_clocks(self) -> None:
+        """Count from now how long nothing came, and how long all of it takes."""
         self._heard_at = time.monotonic()
+        self._give_up_at = self._heard_at + self._limits.total_seconds
 
     def find(self) -> _Object:
         """Ask what the object is like; raises ModelError where it is none that may be fetched."""
@@ -93,6 +97,7 @@ class _Source:
                 with _errors(self._address, self._limits):
                     facts = self._client.stat_object(self._bucket, self._key)
                 self._found = _Object(int(facts.size or 0), str(facts.etag))
+                self._heard_at = time.monotonic()
             except _PassingError as error:
                 self._pause_or_give_up(error, next(pauses))
         if self._found.size > self._limits.max_bytes:
@@ -100,7 +105,11 @@ class _Source:
         return self._found
 
     def write(self, file: BinaryIO) -> None:
-        """Write the whole object, checked by its digest where one is asked for; raises ModelError."""
+        """Write the whole object, checked by its digest where one is asked for; raises ModelError.
+
+        Whoever fetches may have waited for another that did: that is not the store's silence.
+        """
+        self._start_clocks()
         found, sha = self.find(), hashlib.sha256()
         pauses = _pauses()
         while file.tell() < found.size:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 from tests import control_plane
 from tests.builders import a_pipeline_document
 from tests.charts.helm import CHART, KINDS_CHART, RELEASE_NAMESPACE, SETS, must, pod_specs, rendered
+from tests.definitions import define
 from trimtab_kubernetes import Cluster, kind_of
 
 MONITORING = {"PodMonitor": "podmonitors", "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
@@ -31,28 +33,32 @@ def stand_in(kind: str, plural: str) -> dict[str, Any]:
     }
 
 
-async def define_monitoring(server: Cluster, kubeconfig: Path) -> None:
-    for kind, plural in MONITORING.items():
-        await server.apply(stand_in(kind, plural), manager="tests")
-    names = [f"crd/{plural}.monitoring.coreos.com" for plural in MONITORING.values()]
-    kubectl(kubeconfig, "wait", "--for=condition=Established", *names)
-
-
 def kubectl(kubeconfig: Path, *arguments: str, given: str | None = None) -> str:
-    done = subprocess.run(
+    done = asked(kubeconfig, *arguments, given=given)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def asked(kubeconfig: Path, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [control_plane.tool("kubectl"), f"--kubeconfig={kubeconfig}", *arguments],
         input=given,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+
+
+def wait_for_our_kinds(kubeconfig: Path) -> None:
+    """Wait until kubectl knows them: installing does not, and a definition takes a moment to be served."""
+    until = time.monotonic() + 60
+    while (done := asked(kubeconfig, "get", "ipl,modelprofiles,pipelineplans")).returncode:
+        assert time.monotonic() < until, done.stderr
 
 
 @pytest.mark.parametrize("values", SETS)
-async def test_every_manifest_is_accepted(server: Cluster, installed: Path, values: str):
-    await define_monitoring(server, installed)
+async def test_every_manifest_is_accepted(server: Cluster, values: str):
+    await define(server, *(stand_in(kind, plural) for kind, plural in MONITORING.items()))
 
     for manifest in rendered(values):
         if kind_of(manifest).namespaced:
@@ -92,6 +98,7 @@ def test_install_upgrade_rollback_uninstall_and_install_again():
         notes = must("install", *release, "--create-namespace", kubeconfig=kubeconfig)
         assert "kubectl get ipl" in notes
         pipeline = a_pipeline_document()
+        wait_for_our_kinds(kubeconfig)
         kubectl(kubeconfig, "apply", "-f", "-", given=json.dumps(pipeline))
 
         must("upgrade", *release, "--set", "adapter.replicas=2", kubeconfig=kubeconfig)

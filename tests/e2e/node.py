@@ -33,7 +33,7 @@ def require_node() -> None:
 def script(name: str, *arguments: str) -> str:
     """Run one of hack/cluster's scripts and return what it printed."""
     command = [str(SCRIPTS / name), *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
     assert ended.returncode == 0, f"{name}: {ended.stderr[-3000:]}"
     return ended.stdout.strip()
 

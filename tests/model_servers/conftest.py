@@ -1,5 +1,6 @@
 """Real replicas, forked from a process that has imported torch and MLServer once, as the local runtime does it."""
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -43,13 +44,48 @@ def serve(folder: str, connection: Connection) -> None:
         connection.send(str(error))
 
 
-def write_echoes(folder: Path) -> Path:
+class Gate:
+    """Takes the place of `time` in the echo, which sleeps as long as it is shut; both sides tell by files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._begun, self._shut = folder / "begun", folder / "shut"
+
+    def sleep(self, _: float) -> None:
+        """Wait while it is shut."""
+        self._begun.touch()
+        while self._shut.exists():
+            time.sleep(0.005)
+
+    def shut(self) -> None:
+        """Let no batch be done that begins from now on."""
+        self._shut.touch()
+        self._begun.unlink(missing_ok=True)
+
+    async def begun(self) -> None:
+        """Wait until a batch is being computed."""
+        while not self._begun.exists():  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.005)
+
+    def open(self) -> None:
+        """Let that batch, and all after it, be done."""
+        self._shut.unlink()
+
+
+def serve_gated(folder: str, connection: Connection) -> None:
+    """Run a replica whose slow model computes until its gate is opened."""
+    from trimtab_model_servers.families import echo  # noqa: PLC0415  (imported in the forkserver)
+
+    vars(echo)["time"] = Gate(Path(folder))
+    serve(folder, connection)
+
+
+def write_echoes(folder: Path, slow_seconds: float = SLOW_SECONDS) -> Path:
     """Write a stage of three echoes: one quick, one slow, one with two operating points."""
     tensor = {"datatype": "FP32", "shape": [-1]}
     points = [{"name": "full", "accuracy": 0.9}, {"name": "less", "accuracy": 0.8}]
     variants = [
         a_variant("quick", maxBatchSize=8),
-        a_variant("slow", maxBatchSize=8, parameters={"delay_seconds": SLOW_SECONDS}),
+        a_variant("slow", maxBatchSize=8, parameters={"delay_seconds": slow_seconds}),
         a_variant("pointed", maxBatchSize=8, operatingPoints=points),
     ]
     stage = a_stage(outputs=[{"name": "y"} | tensor], variants=variants)
@@ -70,14 +106,14 @@ def context() -> ForkServerContext:
 
 
 @pytest.fixture(scope="session")
-def start(context: ForkServerContext) -> Iterator[Callable[[Path], Replica | str]]:
+def start(context: ForkServerContext) -> Iterator[Callable[..., Replica | str]]:
     """Start replicas; end those that still run with the tests."""
     started: list[ForkServerProcess] = []
 
-    def _start(folder: Path) -> Replica | str:
+    def _start(folder: Path, target: Callable[[str, Connection], None] = serve) -> Replica | str:
         ours, theirs = context.Pipe(duplex=False)
         began = time.monotonic()
-        process = context.Process(target=serve, args=(str(folder), theirs))
+        process = context.Process(target=target, args=(str(folder), theirs))
         process.start()
         started.append(process)
         theirs.close()

@@ -4,19 +4,23 @@ import hashlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from tests.model_servers.minio import ACCESS_KEY, SECRET_KEY, ObjectStore, Proxy, minio
+from trimtab_model_servers import cache
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.store import Limits, find_weights
+from trimtab_model_servers.store import SUFFIX, Limits, find_weights
 
-QUICK = Limits(connect_seconds=1.0, read_seconds=0.5, patience_seconds=1.0, total_seconds=10.0)
+IMPATIENT = Limits(connect_seconds=1.0, read_seconds=0.5, patience_seconds=1.0, total_seconds=60.0)
+"""For what is to be given up; whatever is to be fetched in the end is waited for as long as ever."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +68,7 @@ def kept(tmp_path: Path) -> list[Path]:
 
 
 def test_an_object_by_its_digest_and_without(address: str, weights: Path, digest: str):
-    for found in (find_weights(address, digest, QUICK), find_weights(address, None, QUICK)):
+    for found in (find_weights(address, digest), find_weights(address, None)):
         assert isinstance(found, Path)
         assert found.read_bytes() == weights.read_bytes()
 
@@ -78,7 +82,7 @@ def test_an_object_by_its_digest_and_without(address: str, weights: Path, digest
 )
 def test_what_is_not_there(address: str, tmp_path: Path, uri: str, message: str):
     with pytest.raises(ModelError, match=message):
-        find_weights(uri, None, QUICK)
+        find_weights(uri, None)
     assert kept(tmp_path) == []
 
 
@@ -89,7 +93,7 @@ def test_wrong_credentials_are_refused_at_once_and_not_told(
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv(variable, "wrong-and-secret")
     with pytest.raises(ModelError, match=r"check AWS_") as refused:
-        find_weights(address, None, QUICK)
+        find_weights(address, None)
 
     for told in (str(refused.value), caplog.text):
         assert SECRET_KEY not in told
@@ -98,13 +102,13 @@ def test_wrong_credentials_are_refused_at_once_and_not_told(
 
 def test_another_digest_is_refused(address: str, tmp_path: Path, digest: str):
     with pytest.raises(ModelError, match=f"have digest {digest}, but sha256:0+ is asked for"):
-        find_weights(address, f"sha256:{'0' * 64}", QUICK)
+        find_weights(address, f"sha256:{'0' * 64}")
     assert kept(tmp_path) == []
 
 
 def test_a_slow_store_is_waited_for(address: str, proxy: Proxy, weights: Path, digest: str):
     proxy.bytes_per_second = 2e6
-    found = find_weights(address, digest, QUICK)
+    found = find_weights(address, digest)
 
     assert isinstance(found, Path)
     assert found.read_bytes() == weights.read_bytes()
@@ -115,13 +119,13 @@ def test_a_store_that_only_trickles_is_given_up(address: str, proxy: Proxy, dige
     with pytest.raises(
         ModelError, match=r"only [0-9]+ of 2000[0-9]+ bytes came in 1 s; is the object store overloaded"
     ):
-        find_weights(address, digest, Limits(connect_seconds=1.0, read_seconds=0.5, total_seconds=1.0))
+        find_weights(address, digest, Limits(total_seconds=1.0))
     assert kept(tmp_path) == []
 
 
 def test_a_connection_that_breaks_is_taken_up_where_it_ended(address: str, proxy: Proxy, weights: Path, digest: str):
     proxy.cut_after_bytes = [1_000_000, 500_000, 0]
-    found = find_weights(address, digest, QUICK)
+    found = find_weights(address, digest)
 
     assert isinstance(found, Path)
     assert found.read_bytes() == weights.read_bytes()
@@ -133,7 +137,7 @@ def test_a_store_that_goes_away_half_way_is_given_up(address: str, proxy: Proxy,
     gone = threading.Timer(0.7, proxy.close)
     gone.start()
     with pytest.raises(ModelError, match=r"nothing came for [0-9]+ s; check AWS_ENDPOINT_URL"):
-        find_weights(address, digest, QUICK)
+        find_weights(address, digest, IMPATIENT)
     gone.join()
     assert kept(tmp_path) == []
 
@@ -141,11 +145,35 @@ def test_a_store_that_goes_away_half_way_is_given_up(address: str, proxy: Proxy,
 def test_pods_that_start_at_once_fetch_it_once(address: str, proxy: Proxy, digest: str, tmp_path: Path):
     proxy.bytes_per_second = 2e6
     with ThreadPoolExecutor(3) as pods:  # the lock is one of open files, so that threads exclude each other as well
-        found = set(pods.map(lambda _: find_weights(address, digest, QUICK), range(3)))
+        found = set(pods.map(lambda _: find_weights(address, digest), range(3)))
 
     assert len(found) == 1
     assert len(kept(tmp_path)) == 1
     assert proxy.connections == 1
+
+
+def test_the_time_another_pod_took_in_vain_is_not_the_stores_silence(address: str, proxy: Proxy, digest: str):
+    """A pod fetches and fails; the next one, which waited longer than its patience, meets a connection that breaks."""
+    patience_seconds, fetching = 2.0, threading.Event()
+
+    def fetch_in_vain(_: BinaryIO) -> None:
+        fetching.set()
+        time.sleep(patience_seconds + 0.5)
+        raise ModelError("in vain")
+
+    def other_pod() -> None:
+        with pytest.raises(ModelError, match="in vain"):
+            cache.kept(f"{digest.replace(':', '-')}{SUFFIX}", lambda _: True, fetch_in_vain, 60.0)
+
+    proxy.cut_after_bytes = [0]
+    with ThreadPoolExecutor(1) as pods:
+        other = pods.submit(other_pod)
+        fetching.wait()
+        found = find_weights(address, digest, Limits(patience_seconds=patience_seconds))
+        other.result()
+
+    assert isinstance(found, Path)
+    assert proxy.connections == 2
 
 
 def test_the_cache_is_bounded_but_spares_what_was_just_used(address: str, monkeypatch, tmp_path: Path, digest: str):
@@ -155,7 +183,7 @@ def test_the_cache_is_bounded_but_spares_what_was_just_used(address: str, monkey
         path.write_bytes(b"x" * 1000)
     os.utime(old, (1, 1))
     monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE_BYTES", "1500")
-    found = find_weights(address, digest, QUICK)
+    found = find_weights(address, digest)
 
     assert {path.name for path in kept(tmp_path)} == {"fresh.safetensors", Path(str(found)).name}
 
@@ -164,4 +192,4 @@ def test_a_cache_that_cannot_be_written_is_named(address: str, monkeypatch, tmp_
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"the weights cache .*file cannot be used: .*; set TRIMTAB_WEIGHTS_CACHE"):
-        find_weights(address, digest, QUICK)
+        find_weights(address, digest)

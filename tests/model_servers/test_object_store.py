@@ -9,7 +9,7 @@ from tests.fakes.object_store import ObjectStore, object_store
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.store import Limits, find_weights
 
-QUICK = Limits(connect_seconds=1.0, read_seconds=0.2, patience_seconds=0.5, total_seconds=2.0)
+IMPATIENT = Limits(connect_seconds=1.0, read_seconds=0.2, patience_seconds=0.5, total_seconds=60.0)
 CONTENT = save({"weight": torch.arange(1000, dtype=torch.float32)})
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
@@ -72,21 +72,21 @@ def test_wrong_credentials(store: ObjectStore, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stranger")
     address = store.put("models", "model.safetensors", CONTENT)
     with pytest.raises(ModelError, match=r"s3://models/model.safetensors .*AccessDenied.*check AWS_ACCESS_KEY_ID"):
-        find_weights(address, None, QUICK)
+        find_weights(address, None)
     assert cached(tmp_path) == []
 
 
 def test_a_missing_key(store: ObjectStore):
     store.put("models", "other.safetensors", CONTENT)
     with pytest.raises(ModelError, match=r"s3://models/absent.safetensors .*NoSuchKey.*correct the key"):
-        find_weights("s3://models/absent.safetensors", None, QUICK)
+        find_weights("s3://models/absent.safetensors", None)
 
 
 def test_another_digest_leaves_nothing_behind(store: ObjectStore, tmp_path):
     address = store.put("models", "model.safetensors", CONTENT)
     wrong = f"sha256:{'0' * 64}"
     with pytest.raises(ModelError, match=f"have digest {DIGEST}, but {wrong} is asked for"):
-        find_weights(address, wrong, QUICK)
+        find_weights(address, wrong)
     assert cached(tmp_path) == []
 
 
@@ -94,7 +94,7 @@ def test_a_store_that_stalls_is_given_up(store: ObjectStore, tmp_path):
     address = store.put("models", "model.safetensors", CONTENT)
     store.stall_after_bytes = 100
     with pytest.raises(ModelError, match=r"model.safetensors at http.*check AWS_ENDPOINT_URL"):
-        find_weights(address, None, QUICK)
+        find_weights(address, None, IMPATIENT)
     assert cached(tmp_path) == []
 
 
@@ -108,17 +108,17 @@ def test_weights_above_the_bound_are_not_fetched(store: ObjectStore):
 def test_no_object_store_at_that_address(store: ObjectStore, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(ModelError, match=r"127.0.0.1:9.*check AWS_ENDPOINT_URL"):
-        find_weights("s3://models/model.safetensors", None, QUICK)
+        find_weights("s3://models/model.safetensors", None, IMPATIENT)
 
 
 @pytest.mark.parametrize("endpoint", ["minio:9000", "ftp://minio"])
 def test_an_endpoint_that_is_none(store: ObjectStore, monkeypatch, endpoint):
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(ModelError, match=r"AWS_ENDPOINT_URL is .*write for instance http://minio:9000"):
-        find_weights("s3://models/model.safetensors", None, QUICK)
+        find_weights("s3://models/model.safetensors", None)
 
 
 def test_pickled_weights_are_not_fetched(store: ObjectStore):
     with pytest.raises(ModelError, match=r"write s3://BUCKET/KEY\.safetensors"):
-        find_weights("s3://models/model.pt", None, QUICK)
+        find_weights("s3://models/model.pt", None)
     assert store.requests == []

@@ -14,6 +14,7 @@ import tritonclient.grpc.aio
 import tritonclient.http.aio
 
 from tests.model_servers.clients import (
+    Answer,
     a_request,
     call,
     call_mlserver_grpc,
@@ -24,7 +25,7 @@ from tests.model_servers.clients import (
     requested,
     x,
 )
-from tests.model_servers.conftest import SLOW_SECONDS
+from tests.model_servers.conftest import SLOW_SECONDS, Gate, serve_gated, write_echoes
 from trimtab_protocol import Tensor
 from trimtab_protocol.rest import HEADER_LENGTH
 from trimtab_protocol.tensors import decode_raw
@@ -82,12 +83,13 @@ async def test_plain_clients_of_others(ports):
 
 async def test_the_answer_says_how_it_was_computed(ports, session):
     request = dataclasses.replace(a_request("pointed", x(ROWS), operating_point="less"), id="seven")
+    began = time.monotonic()
     answer = await call(session, ports, request)
     assert answer.response is not None
     assert answer.response.id == "seven"
     assert answer.response.model_name == "pointed"
     assert answer.response.parameters["operating_point"] == "less"
-    assert 0 < float(answer.response.parameters["compute_seconds"]) < 1
+    assert 0 < float(answer.response.parameters["compute_seconds"]) < time.monotonic() - began
     status, rest = await call_mlserver_rest(
         session, ports, "pointed", {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
     )
@@ -203,7 +205,7 @@ async def test_a_body_too_large(ports, session, declared):
 
     try:
         answer = await post(session, ports, "quick", io.BytesIO(bytes(size)) if declared else pieces(), {})
-    except aiohttp.ClientOSError:  # refused before all of it was sent
+    except aiohttp.ClientConnectionError:  # refused before all of it was sent
         return
     assert answer.status == 413
     assert "is too large; send at most 67108864 bytes" in answer.error
@@ -260,19 +262,33 @@ async def test_metadata_tells_what_a_model_is(ports, session):
         }
 
 
-async def test_health_answers_while_a_batch_computes(ports, session):
+async def test_health_answers_while_a_batch_computes(start, session, tmp_path):
+    """The batch computes until all answers are there."""
+    ports, gate = start(write_echoes(tmp_path), serve_gated).ports, Gate(tmp_path)
+    gate.shut()
     batch = asyncio.create_task(call(session, ports, a_request("slow", x(ROWS))))
-    await asyncio.sleep(0.05)  # the batch is under way
-    worst = 0.0
+    await gate.begun()
     for port in (ports.data_port, ports.http_port):
         for path in ("live", "ready"):
-            began = time.monotonic()
-            async with session.get(f"http://127.0.0.1:{port}/v2/health/{path}") as answer:
-                assert answer.status == 200
-            worst = max(worst, time.monotonic() - began)
+            assert await quickest_health(session, port, path) < 0.1
     assert not batch.done()
-    assert worst < 0.1
-    answer = await batch
+    gate.open()
+    assert np.array_equal((await batch).y, ROWS + 1)
+
+
+async def quickest_health(session, port: int, path: str) -> float:
+    """Return the seconds of the quickest of a few answers: any one may be held up by the machine."""
+    took = []
+    for _ in range(10):
+        began = time.monotonic()
+        async with session.get(f"http://127.0.0.1:{port}/v2/health/{path}") as answer:
+            assert answer.status == 200
+        took.append(time.monotonic() - began)
+    return min(took)
+
+
+async def test_the_answer_says_how_long_it_took(ports, session):
+    answer = await call(session, ports, a_request("slow", x(ROWS)))
     assert answer.response is not None
     assert float(answer.response.parameters["compute_seconds"]) >= SLOW_SECONDS
 
@@ -284,12 +300,16 @@ async def test_one_batch_computes_at_a_time(ports, session):
     assert all(np.array_equal(answer.y, ROWS + 1) for answer in answers)
 
 
-async def test_too_many_waiting_batches_are_refused_and_those_left_alone_are_not_computed(ports):
+async def test_too_many_waiting_batches_are_refused_and_those_left_alone_are_not_computed(start, tmp_path):
     """The queue of a replica is short: the router's is the one that waits. Callers that go away free their places."""
+    batch_seconds, queued = 5.0, 64
+    ports = start(write_echoes(tmp_path, batch_seconds)).ports
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as crowd:
-        calls = [asyncio.create_task(call(crowd, ports, a_request("slow", x(ROWS)))) for _ in range(70)]
-        done, waiting = await asyncio.wait(calls, timeout=SLOW_SECONDS / 2)
-        refused = [task.result() for task in done]
+        waiting = {asyncio.create_task(call(crowd, ports, a_request("slow", x(ROWS)))) for _ in range(queued + 6)}
+        refused: list[Answer] = []
+        while len(refused) < 5:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            refused += [task.result() for task in done]
         assert {answer.status for answer in refused} == {429}
         assert refused[0].error == "64 batches wait already; send fewer at once"
         for task in waiting:
@@ -298,6 +318,6 @@ async def test_too_many_waiting_batches_are_refused_and_those_left_alone_are_not
     async with aiohttp.ClientSession() as session:
         began = time.monotonic()
         while (answer := await call(session, ports, a_request("quick", x(ROWS)))).status == 429:
-            assert time.monotonic() - began < 5 * SLOW_SECONDS
+            assert time.monotonic() - began < 2 * batch_seconds
         assert answer.status == 200
-        assert time.monotonic() - began < 10 * SLOW_SECONDS
+        assert time.monotonic() - began < queued * batch_seconds / 10

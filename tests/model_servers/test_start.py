@@ -18,37 +18,48 @@ import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
 from tests.model_servers.clients import a_request, call, call_mlserver_grpc, x
-from tests.model_servers.conftest import Replica, write_echoes
+from tests.model_servers.conftest import Gate, Replica, serve_gated, write_echoes
 from trimtab_model_servers.ports import ReservedPort
 from trimtab_model_servers.settings import write_model_folder
 
 
 def test_a_fork_starts_quickly(start, tmp_path):
+    """It is ready long before a new process would have imported what a replica needs."""
     write_model_folder(a_pipeline(), tmp_path, "stage-0", ["small"], tmp_path, cores=1)
     replicas = [start(tmp_path) for _ in range(3)]
     assert all(isinstance(replica, Replica) for replica in replicas), replicas
-    assert min(replica.start_seconds for replica in replicas) < 1.5
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import trimtab_model_servers.server"], check=True)
+    assert min(replica.start_seconds for replica in replicas) < (time.monotonic() - began) / 2
     ports = [port for replica in replicas for port in replica.ports.as_dict().values()]
     assert len(set(ports)) == len(ports)
 
 
 async def test_a_replica_told_to_stop_finishes_the_batch_in_hand(start, tmp_path):
-    replica = start(write_echoes(tmp_path))
+    replica, gate = start(write_echoes(tmp_path), serve_gated), Gate(tmp_path)
+    ready = f"http://127.0.0.1:{replica.ports.data_port}/v2/health/ready"
+    gate.shut()
     async with aiohttp.ClientSession() as session:
         in_hand = asyncio.create_task(call(session, replica.ports, a_request("slow", x([[1.0]]))))
-        await asyncio.sleep(0.2)  # the batch is under way
+        await gate.begun()
         replica.terminate()
-        await asyncio.sleep(0.1)  # the signal has arrived
+        while await status_of(session, ready) == 200:  # noqa: ASYNC110 - no event tells that the signal has arrived
+            await asyncio.sleep(0.01)
         late = await call(session, replica.ports, a_request("quick", x([[1.0]])))
         assert (late.status, late.error) == (503, "this replica is shutting down; send the batch to another one")
-        async with session.get(f"http://127.0.0.1:{replica.ports.data_port}/v2/health/ready") as answer:
-            assert answer.status == 503
+        assert await status_of(session, ready) == 503
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call_mlserver_grpc(replica.ports, a_request("quick", x([[1.0]])))
         assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+        gate.open()
         assert (await in_hand).y.tolist() == [[2.0]]
-    replica.process.join(timeout=10)
+    replica.process.join(timeout=60)
     assert replica.process.exitcode == 0
+
+
+async def status_of(session: aiohttp.ClientSession, url: str) -> int:
+    async with session.get(url) as answer:
+        return answer.status
 
 
 @pytest.mark.parametrize(
@@ -106,17 +117,17 @@ def test_the_command_prints_its_ports(tmp_path):
         assert served.stdout is not None
         assert set(json.loads(served.stdout.readline())) == {"data_port", "http_port", "grpc_port"}
         served.send_signal(signal.SIGTERM)
-        out, error = served.communicate(timeout=20)
+        out, error = served.communicate(timeout=120)
         assert (served.returncode, out, error) == (0, "", "")
         assert eventually_ready(data_port.number)["parameters"]["family"] == "echo"
         plain.terminate()
-        plain.communicate(timeout=20)
+        plain.communicate(timeout=120)
 
 
 def test_the_command_says_in_one_line_why_it_cannot_serve(context, tmp_path):
     process = context.Process(target=command_line, args=(str(tmp_path), str(tmp_path / "stderr")))
     process.start()
-    process.join(timeout=30)
+    process.join(timeout=120)
     assert process.exitcode == 1
     reason = (tmp_path / "stderr").read_text()
     assert reason == f"trimtab_model_servers: {tmp_path} holds no model; expected NAME/model-settings.json\n"
@@ -144,7 +155,7 @@ def plain_mlserver(folder: Path, data_port: int) -> "subprocess.Popen[str]":
 
 def eventually_ready(data_port: int) -> Any:
     """The metadata of a model, once the data port answers."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while True:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{data_port}/v2/models/quick") as answer:

@@ -162,6 +162,7 @@ class Supervisor:
         log.info("stopping")
         if self.router is not None:
             await self.router.stop(STOP_SECONDS)
+        if self.rest_port:  # it came up once
             await self.client.close()
         stopping = [self.fleet.stop()]
         if self.adapter is not None:
@@ -212,7 +213,11 @@ class Supervisor:
         ports = ["--rest-port", str(rest_port), "--grpc-port", str(grpc_port)]
         logs = self.setup.folder / "logs" / "router.log"
         self.router = await Module.start("trimtab_router", [*files, *ports], logs, "the router")
-        announced = RouterPorts.parse(await self.router.announcement(START_SECONDS))
+        try:
+            announced = RouterPorts.parse(await self.router.announcement(START_SECONDS))
+        except StartError:
+            await self.router.stop(STOP_SECONDS)  # one that hangs would never be replaced
+            raise
         if announced.rest_port != self.rest_port:
             self.rest_port, self.grpc_port = announced.rest_port, announced.grpc_port
             self.client = RouterClient(self.rest_port)

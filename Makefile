@@ -4,6 +4,9 @@ DATA ?= ../shared/data
 OUT ?= out
 RECORDED_LOAD = $(DATA)/twitter_rps_train.csv.gz
 
+# What torch and TensorFlow import is compiled once, not by each of the many processes that tests and benchmarks start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help venv test check generate format lock models
 
 help: ## this list

@@ -162,10 +162,3 @@ def changes(seen: list[Seen], what: Callable[[Seen], Mapping[str, Any]]) -> int:
         for before, after in itertools.pairwise(seen)
         for stage, value in what(after).items()
     )
-
-
-async def events_of(cluster: Cluster, namespace: str) -> list[str]:
-    """Return the messages of a namespace's events."""
-    return [
-        str(event.get("message") or event.get("note", "")) for event in (await cluster.list("Event", namespace)).items
-    ]

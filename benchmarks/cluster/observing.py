@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from benchmarks.cluster.setting import POLL_SECONDS, Setting
-from trimtab_kubernetes import Cluster, ClusterError
+from trimtab_kubernetes import ClusterError
 from trimtab_kubernetes.client import Object
 from trimtab_pipelines.cluster import PIPELINE_LABEL, ROUTER_REST_PORT, STAGE_LABEL, router_name
 from trimtab_pipelines.profile import ModelProfile

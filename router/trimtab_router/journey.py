@@ -19,7 +19,6 @@ class Journey:
         walk: where it stands in the DAG.
         deadline: absolute, monotonic seconds.
         arrived_at: monotonic seconds.
-        arrived_unix_nanoseconds: the same moment by the wall clock, for its span.
         request_id: passed on as `x-request-id`.
         trace_parent: passed on as `traceparent`.
         advance: called when it can go on.
@@ -28,7 +27,6 @@ class Journey:
     __slots__ = (
         "_advance",
         "arrived_at",
-        "arrived_unix_nanoseconds",
         "deadline",
         "done",
         "request_id",
@@ -45,7 +43,6 @@ class Journey:
         *,
         deadline: float,
         arrived_at: float,
-        arrived_unix_nanoseconds: int,
         request_id: str,
         trace_parent: str,
         advance: "Callable[[Journey], None]",
@@ -53,7 +50,6 @@ class Journey:
         self.walk = walk
         self.deadline = deadline
         self.arrived_at = arrived_at
-        self.arrived_unix_nanoseconds = arrived_unix_nanoseconds
         self.request_id = request_id
         self.trace_parent = trace_parent
         self.done: asyncio.Future[dict[str, Array]] = asyncio.get_running_loop().create_future()

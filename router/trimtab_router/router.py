@@ -270,14 +270,11 @@ class Router:
             raise Refusal(
                 Code.UNAVAILABLE, "Draining", "this router is shutting down; try another", retry_after_seconds=1.0
             )
-        elapsed_seconds = time.monotonic() - call.arrived_at
-        now_unix_seconds = time.time()  # after the other clock, so that no pause can put the start past a stage's
-        self.arrivals.record(now_unix_seconds)
+        self.arrivals.record(time.time())
         journey = Journey(
             Walk(self._graph, admitted.inputs, admitted.wanted),
             deadline=call.arrived_at + (self.pipeline.spec.slo.latency_seconds if timeout is None else timeout),
             arrived_at=call.arrived_at,
-            arrived_unix_nanoseconds=int((now_unix_seconds - elapsed_seconds) * 1e9),
             request_id=call.request_id,
             trace_parent=call.trace_parent,
             advance=self._advance,
@@ -331,9 +328,7 @@ class Router:
         if journey.done.done() and not journey.done.cancelled():
             journey.done.exception()  # seen, also where the caller left at the same moment
         if self._tracer is not None:
-            record_request(
-                self._tracer, journey.trace_parent, journey.arrived_unix_nanoseconds, outcome, journey.served
-            )
+            record_request(self._tracer, journey.trace_parent, journey.arrived_at, outcome, journey.served)
 
     def _answer(self, request: InferRequest, journey: Journey, outputs: Mapping[str, Array]) -> InferResponse:
         parameters = journey.parameters()

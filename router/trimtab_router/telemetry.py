@@ -37,15 +37,16 @@ def configured_tracer(pipeline: str) -> Tracer | None:
 
 
 def record_request(
-    tracer: Tracer,
-    trace_parent: str,
-    arrived_unix_nanoseconds: int,
-    outcome: str,
-    stages: Mapping[str, Sequence[Served]],
+    tracer: Tracer, trace_parent: str, arrived_at: float, outcome: str, stages: Mapping[str, Sequence[Served]]
 ) -> None:
-    """Write the span of a request that just ended, with a child for each stage that served it."""
+    """Write the span of a request that just ended, with a child for each stage that served it.
+
+    `arrived_at` is in monotonic seconds, read after the wall clock: a pause in between puts no start past a stage's.
+    """
+    end = time.time_ns()
+    seconds = time.monotonic() - arrived_at
     context = extract({"traceparent": trace_parent}) if trace_parent else None
-    span = tracer.start_span("infer", context, kind=SpanKind.SERVER, start_time=arrived_unix_nanoseconds)
+    span = tracer.start_span("infer", context, kind=SpanKind.SERVER, start_time=end - int(seconds * 1e9))
     span.set_attribute("trimtab.outcome", outcome)
     if outcome == "failed":
         span.set_status(StatusCode.ERROR)
@@ -64,4 +65,4 @@ def record_request(
                 },
             )
             child.end(piece.departed_unix_nanoseconds + int(piece.service_seconds * 1e9))
-    span.end(time.time_ns())
+    span.end(end)

@@ -15,8 +15,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from tests.ports import held_port
-from tests.processes import running
+from tests.prometheus import prometheus
 from trimtab_adapter.observation import Load, ObservationError
 from trimtab_adapter.prometheus import PrometheusSource, Server, trust
 from trimtab_pipelines.documents import DocumentError
@@ -270,8 +269,5 @@ async def a_prometheus(folder: Path, target: str) -> AsyncIterator[str]:
         "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
         f"scrape_configs: [{{job_name: router, static_configs: [{{targets: ['{address}']}}]}}]\n"
     )
-    own = (f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}")
-    with held_port() as port:
-        listen = f"--web.listen-address=127.0.0.1:{port}"
-        with running(["prometheus", *own, listen], folder / "log"):
-            yield f"http://127.0.0.1:{port}"
+    with prometheus(folder) as (url, _):
+        yield url

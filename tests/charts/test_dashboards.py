@@ -25,8 +25,7 @@ from benchmarks.dashboards import (
 )
 from tests.charts.helm import VALUES
 from tests.control_plane import tool
-from tests.ports import held_port
-from tests.processes import running
+from tests.prometheus import prometheus as a_prometheus
 from trimtab_router.metrics import Metrics
 
 METRIC = re.compile(r"\btrimtab_[a-z0-9_]+")
@@ -116,18 +115,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     config = {"scrape_configs": [scrape | {"static_configs": [{"targets": [target]}]}], "rule_files": [alerts_file()]}
     (folder / "prometheus.yml").write_text(json.dumps(config))
     try:
-        with held_port() as port, running(prometheus_command(folder, port), folder / "log") as process:
-            address = f"http://127.0.0.1:{port}"
+        with a_prometheus(folder) as (address, process):
             wait_for_samples(address, process)
             yield address
     finally:
         exporter.shutdown()
         exporter.server_close()
-
-
-def prometheus_command(folder: Path, port: int) -> list[str]:
-    own = (f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data")
-    return [tool("prometheus"), *own, f"--web.listen-address=127.0.0.1:{port}"]
 
 
 def alerts_file() -> str:

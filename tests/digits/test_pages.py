@@ -65,14 +65,11 @@ def test_all_digits_are_drawn(source):
 
 
 def test_a_page_takes_about_a_millisecond(source):
-    """The load tester draws pages while it sends them. The least counts: a machine can only hold up, not help."""
-    seconds = []
-    for first in range(1000, 1200, 20):
-        started = time.thread_time()
-        source.pages(first, 20)
-        seconds.append((time.thread_time() - started) / 20)
+    """The load tester draws pages while it sends them; the bound leaves room for a busy machine."""
+    started = time.thread_time()
+    source.pages(1000, 200)
 
-    assert min(seconds) < 0.004
+    assert (time.thread_time() - started) / 200 < 0.004
 
 
 def test_no_source_digit_is_in_both_splits():

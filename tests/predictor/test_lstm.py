@@ -148,7 +148,7 @@ def test_a_forecast_takes_at_most_five_milliseconds() -> None:
         forecaster.forecast(history, 0.0)
         took.append(time.thread_time() - started)
 
-    assert min(took) <= 0.005  # the median and the slowest are measured on a quiet machine, by a benchmark
+    assert float(np.median(took)) <= 0.005
 
 
 @pytest.mark.parametrize(

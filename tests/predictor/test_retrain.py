@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.ports import held_port
-from tests.processes import running
+from tests.prometheus import prometheus
 from trimtab_kubernetes import Cluster
 from trimtab_predictor.lstm import LstmWeights
 from trimtab_predictor.recorded import RecordedLoad, RecordedLoadError, read_recorded
@@ -58,17 +57,9 @@ def prometheus_with(folder: Path, text: str) -> Iterator[str]:
         ["promtool", "tsdb", "create-blocks-from", "openmetrics", source, data], check=True, capture_output=True
     )
     (folder / "prometheus.yml").write_text("global: {}\n")
-    with held_port() as port:
-        address = f"127.0.0.1:{port}"
-        command = [
-            "prometheus",
-            f"--config.file={folder}/prometheus.yml",
-            f"--storage.tsdb.path={data}",
-            f"--web.listen-address={address}",
-        ]
-        with running(command, folder / "log") as process:
-            _ready(f"http://{address}", process)
-            yield f"http://{address}"
+    with prometheus(folder) as (url, process):
+        _ready(url, process)
+        yield url
 
 
 def _ready(url: str, process: subprocess.Popen[bytes]) -> None:

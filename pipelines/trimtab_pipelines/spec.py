@@ -173,6 +173,11 @@ class Stage(Model):
         description="Shared: a replica loads all variants that ask for the same resources, so that a change between "
         "them starts nothing. Separate: one variant a replica",
     )
+    repeatable: bool = Field(
+        default=True,
+        description="A batch whose replica was lost may run again elsewhere. False, for models with effects of "
+        "their own: what may have run is not sent again but failed",
+    )
     pin: Pin = Pin()
 
     def variant(self, name: str) -> Variant:

@@ -256,7 +256,7 @@ def _pending(message: Any, raw: Sequence[Buffer], typed_bytes: int) -> PendingRe
     decoders = _decoders("inputs", message.inputs, raw)
     inputs = tuple(_header(tensor) for tensor in message.inputs)
     slow = is_slow(inputs, whole_bytes=sum(map(len, raw)), values_bytes=typed_bytes)
-    return PendingRequest(request, inputs, slow, decoders)
+    return PendingRequest(request, inputs, slow, typed_bytes, decoders)
 
 
 def response_from_message(message: Any) -> InferResponse:

@@ -47,19 +47,21 @@ class PendingRequest:
         request: all but the tensors.
         inputs: the tensors as described.
         slow: whether to decode it may take long enough to be felt by others.
+        written_bytes: how much of it is written as JSON or typed contents, which costs many times its size.
         decoders: one for each tensor.
     """
 
     request: InferRequest
     inputs: tuple[TensorHeader, ...]
     slow: bool
+    written_bytes: int
     decoders: tuple[Callable[[], Tensor], ...]
 
     @classmethod
     def of(cls, request: InferRequest) -> "PendingRequest":
         """One whose tensors are there already."""
         inputs = tuple(TensorHeader(tensor.name, tensor.datatype, tensor.shape) for tensor in request.inputs)
-        return cls(request, inputs, False, tuple(partial(_same, tensor) for tensor in request.inputs))
+        return cls(request, inputs, False, 0, tuple(partial(_same, tensor) for tensor in request.inputs))
 
     def decode(self) -> InferRequest:
         """Decode the tensors; raises ProtocolError where values do not fit their description."""

@@ -77,8 +77,9 @@ def read_request(
         requested_outputs=tuple(_requested_outputs(header)),
     )
     inputs = tuple(tensor for tensor, *_ in described)
-    slow = is_slow(inputs, whole_bytes=binary.nbytes, values_bytes=memoryview(body).nbytes - binary.nbytes)
-    return PendingRequest(request, inputs, slow, tuple(decoder for _, decoder, _ in described))
+    written_bytes = memoryview(body).nbytes - binary.nbytes
+    slow = is_slow(inputs, whole_bytes=binary.nbytes, values_bytes=written_bytes)
+    return PendingRequest(request, inputs, slow, written_bytes, tuple(decoder for _, decoder, _ in described))
 
 
 def decode_response(body: Buffer, header_length: str | int | None) -> InferResponse:

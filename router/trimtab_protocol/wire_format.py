@@ -64,7 +64,7 @@ def _skip(view: memoryview, position: int, kind: int) -> tuple[memoryview, int]:
         case _:
             raise ProtocolError(f"the message is no protobuf: wire type {kind}")
     if end > view.nbytes:
-        raise ProtocolError("the message is cut off")
+        raise ProtocolError("the message is no ModelInferRequest of Open Inference Protocol V2: it is cut off")
     return view[position:end], end
 
 
@@ -74,4 +74,4 @@ def _varint(view: memoryview, position: int) -> tuple[int, int]:
         value |= (byte & 127) << 7 * index
         if byte <= 127:
             return value, position + index + 1
-    raise ProtocolError("the message is cut off, or no protobuf")
+    raise ProtocolError("the message is no ModelInferRequest of Open Inference Protocol V2: cut off, or no protobuf")

@@ -4,53 +4,67 @@ Names, datatypes, shapes and numbers are checked against the pipeline here, so t
 batch. Pure: the same request always gets the same verdict.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.tensors import RequestInput
-from trimtab_protocol import InferRequest, Parameters, Tensor
-from trimtab_protocol.tensors import Array
+from trimtab_protocol import InferRequest, Parameters, PendingRequest
+from trimtab_protocol.tensors import Array, Described
 from trimtab_router.refusal import Code, Refusal, invalid
 
 VERSION = "1"
+_LONGEST_MICROSECONDS = 10**15
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """A request the pipeline can serve."""
 
-    rows: int
+    request: InferRequest
     inputs: Mapping[str, Array]
     wanted: tuple[str, ...]
-    payload_bytes: int
 
 
-def admit(pipeline: str, spec: InferencePipelineSpec, request: InferRequest) -> Admitted:
-    """Check a request against the pipeline.
+def check(
+    pipeline: str, spec: InferencePipelineSpec, request: InferRequest, inputs: Sequence[Described]
+) -> tuple[str, ...]:
+    """Check what a request says of itself against the pipeline, not its values; returns the outputs wanted.
 
     Raises:
         Refusal: NOT_FOUND for another model or version, INVALID_ARGUMENT naming the tensor for anything else.
     """
     check_model(pipeline, request.model_name, request.model_version)
     known = {declared.name: declared for declared in spec.inputs}
-    for tensor in request.inputs:
+    for tensor in inputs:
         if tensor.name not in known:
             raise invalid(f"unknown input {tensor.name!r}; {pipeline} takes: {', '.join(known)}")
-    inputs = {tensor.name: tensor for tensor in request.inputs}
+    given = {tensor.name: tensor for tensor in inputs}
     for declared in spec.inputs:
-        if declared.name in inputs:
-            _check_tensor(declared, inputs[declared.name])
+        if declared.name in given:
+            _check_tensor(declared, given[declared.name])
         elif not declared.optional:
             raise invalid(f"input {declared.name!r} is missing; {pipeline} needs it")
-    return Admitted(
-        rows=_common_rows(pipeline, request.inputs),
-        inputs={name: tensor.array for name, tensor in inputs.items()},
-        wanted=_wanted(pipeline, spec, request),
-        payload_bytes=sum(tensor.array.nbytes for tensor in request.inputs),
-    )
+    _check_rows(pipeline, spec, inputs)
+    timeout_seconds(request.parameters)
+    return _wanted(pipeline, spec, request)
+
+
+def admit(pipeline: str, spec: InferencePipelineSpec, pending: PendingRequest) -> Admitted:
+    """Decode a request that was checked, and check its values.
+
+    Raises:
+        Refusal: INVALID_ARGUMENT for numbers that are not finite.
+        ProtocolError: values that do not fit their description.
+    """
+    wanted = check(pipeline, spec, pending.request, pending.inputs)
+    request = pending.decode()
+    for tensor in request.inputs:
+        if tensor.datatype.startswith("FP") and not _all_finite(tensor.array):
+            raise invalid(f"input {tensor.name!r} holds NaN or an infinity; every number must be finite")
+    return Admitted(request, {tensor.name: tensor.array for tensor in request.inputs}, wanted)
 
 
 def check_model(pipeline: str, name: str, version: str) -> None:
@@ -74,10 +88,10 @@ def timeout_seconds(parameters: Parameters) -> float | None:
         raise invalid(f"parameter 'timeout' is {timeout!r}; it must be an integer number of microseconds")
     if timeout < 0:
         raise invalid(f"parameter 'timeout' is {timeout}; it must be at least 0 microseconds (0 means the SLO)")
-    return timeout / 1e6 if timeout else None
+    return min(timeout, _LONGEST_MICROSECONDS) / 1e6 if timeout else None
 
 
-def _check_tensor(declared: RequestInput, tensor: Tensor) -> None:
+def _check_tensor(declared: RequestInput, tensor: Described) -> None:
     if tensor.datatype != declared.datatype:
         raise invalid(f"input {tensor.name!r} is {tensor.datatype}; it must be {declared.datatype}")
     shape = tensor.shape
@@ -88,8 +102,6 @@ def _check_tensor(declared: RequestInput, tensor: Tensor) -> None:
         raise invalid(f"input {tensor.name!r} has shape {list(shape)}; it must be [{right}]")
     if not shape[0]:
         raise invalid(f"input {tensor.name!r} has no rows; its first dimension must be at least 1")
-    if tensor.datatype.startswith("FP") and not _all_finite(tensor.array):
-        raise invalid(f"input {tensor.name!r} holds NaN or an infinity; every number must be finite")
 
 
 def _all_finite(array: Array) -> bool:
@@ -98,14 +110,16 @@ def _all_finite(array: Array) -> bool:
         return bool(np.isfinite(np.add.reduce(array, axis=None))) or bool(np.isfinite(array).all())
 
 
-def _common_rows(pipeline: str, tensors: tuple[Tensor, ...]) -> int:
+def _check_rows(pipeline: str, spec: InferencePipelineSpec, tensors: Sequence[Described]) -> None:
     if not tensors:
         raise invalid(f"the request has no inputs; {pipeline} needs at least one tensor")
     rows = {tensor.name: tensor.shape[0] for tensor in tensors}
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"{name} has {count}" for name, count in rows.items())
         raise invalid(f"the inputs must have the same number of rows, but {counts}")
-    return next(iter(rows.values()))
+    given = next(iter(rows.values()))
+    if given > spec.queue.max_rows:
+        raise invalid(f"{given} rows in one request; send at most {spec.queue.max_rows}")
 
 
 def _wanted(pipeline: str, spec: InferencePipelineSpec, request: InferRequest) -> tuple[str, ...]:

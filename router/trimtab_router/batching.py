@@ -13,6 +13,8 @@ from typing import Literal
 from trimtab_router.queue import DeadlineQueue
 from trimtab_router.work import Slice
 
+_LOOKED_AT = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
+
 DropPolicy = Literal["Predicted", "Past", "Never"]
 
 
@@ -84,7 +86,14 @@ def _fitting_rows(head: Slice, full: int, now: float, terms: Terms) -> int:
 
 
 def _overloaded(queue: DeadlineQueue, head: Slice, now: float, terms: Terms) -> bool:
-    """Whether full batches by all replicas would still be at it when the last deadline has passed."""
-    batches = queue.rows_beside(head) / terms.max_rows
-    backlog_seconds = batches * terms.service_seconds(terms.max_rows) / max(terms.replicas, 1)
-    return now + backlog_seconds + terms.later_seconds > queue.latest_deadline(head)
+    """Whether full batches by all replicas would not get to everybody's rows in time.
+
+    Looked at in a few places along the queue: the most patient cannot hide what those before them suffer. The very
+    first are left out, since whoever is hopeless there is dropped anyway.
+    """
+    row_seconds = terms.service_seconds(terms.max_rows) / terms.max_rows / max(terms.replicas, 1)
+    for share in _LOOKED_AT:
+        deadline, rows = queue.deadline_at(head, share)
+        if now + rows * row_seconds + terms.later_seconds > deadline:
+            return True
+    return False

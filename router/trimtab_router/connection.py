@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+
 from trimtab_protocol import Buffer
+from trimtab_protocol.text import fits_header
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 2**31
+"""Where whoever asks knows no better."""
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -41,6 +45,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._headers: dict[str, str] = {}
         self._body: memoryview | None = None
         self._body_filled = 0
+        self._most_body_bytes = 0
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -57,12 +62,19 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Whether another exchange may begin."""
         return self._transport is not None and self._waiter is None and not self._transport.is_closing()
 
-    async def exchange(self, head: bytes, body: Sequence[Buffer] = ()) -> Reply:
-        """Send a request and wait for its answer; raises ConnectionBroken. A cancelled wait closes the connection."""
+    async def exchange(
+        self, head: bytes, body: Sequence[Buffer] = (), *, most_body_bytes: int = MAX_BODY_BYTES
+    ) -> Reply:
+        """Send a request and wait for its answer, of so many bytes at most; a cancelled wait closes the connection.
+
+        Raises:
+            ConnectionBroken: it was lost, or what came is no such answer.
+        """
         transport = self._transport
         if transport is None or not self.usable:
             raise ConnectionBroken("the connection is closed")
         self._waiter = asyncio.get_running_loop().create_future()
+        self._most_body_bytes = most_body_bytes
         try:
             transport.writelines([head, *body])
             return await self._waiter
@@ -94,7 +106,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._body[self._body_filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take note of received bytes."""
+        """Take note of received bytes; who sends what nobody asked for could answer the next request with it."""
+        if self._waiter is None:
+            self._give_up("it sent what was not asked for")
+            return
         if self._body is None:
             self._head_filled += nbytes
             self._try_head()
@@ -111,15 +126,15 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         try:
             self._status, self._headers = _parse_head(bytes(self._head[:end]))
-            length = int(self._headers["content-length"])
+            length = _content_length(self._headers)
         except (ValueError, KeyError, IndexError):
             self._give_up("its answer is not HTTP/1.1 with a Content-Length")
             return
         begun = self._head_filled - end - len(_END_OF_HEAD)
-        if not begun <= length <= MAX_BODY_BYTES or self._waiter is None:
-            self._give_up("it sent more than was asked for")
+        if not begun <= length <= self._most_body_bytes:
+            self._give_up(f"it sent {max(begun, length)} bytes, of at most {min(length, self._most_body_bytes)} wanted")
             return
-        self._body = memoryview(bytearray(length))
+        self._body = np.empty(length, np.uint8).data  # memory is spent as bytes arrive, whatever was announced
         self._body[:begun] = self._head[self._head_filled - begun : self._head_filled]
         self._body_filled = begun
 
@@ -171,16 +186,33 @@ class ConnectionPool:
 
 
 def request_head(method: str, path: str, host: str, headers: dict[str, str], content_length: int) -> bytes:
-    """The head of a request."""
+    """The head of a request.
+
+    Raises:
+        ValueError: a line of it is not printable ASCII; it could become another header, or another request.
+    """
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {content_length}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+    for line in lines:
+        if not fits_header(line):
+            raise ValueError(f"{ascii(line)[:200]} cannot stand in the head of a request; send printable ASCII only")
+    return "\r\n".join([*lines, "", ""]).encode("ascii")
+
+
+def _content_length(headers: dict[str, str]) -> int:
+    written = headers["content-length"]
+    if "transfer-encoding" in headers or not (written.isascii() and written.isdigit() and len(written) <= 15):
+        raise ValueError(written)
+    return int(written)
 
 
 def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     status_line, *lines = head.decode("latin-1").split("\r\n")
-    headers = {}
+    headers: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")
-        headers[name.strip().lower()] = value.strip()
+        key, value = name.strip().lower(), value.strip()
+        if key == "content-length" and headers.get(key, value) != value:
+            raise ValueError(line)
+        headers[key] = value
     return int(status_line.split(" ", 2)[1]), headers

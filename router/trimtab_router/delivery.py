@@ -1,12 +1,14 @@
 """Takes batches to replicas and brings back to each member its own rows, or what went wrong.
 
 Whatever happens to a replica, no member is lost and none is answered twice: rows that were in its hands go back into
-the queue, and rows that break replicas or answers travel alone until it is known whose fault it is.
+the queue, and rows that break replicas or answers travel alone until it is known whose fault it is. So a batch may run
+more than once; a stage that says it is not repeatable gets none again that may have run.
 """
 
 import asyncio
 import itertools
 import logging
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,21 +17,22 @@ from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.spec import OperatingPoint, Stage
 from trimtab_protocol import InferResponse, ProtocolError, Tensor
 from trimtab_protocol.tensors import Array
+from trimtab_protocol.text import told
 from trimtab_router.binding import send_ahead_at
 from trimtab_router.metrics import StageMetrics
 from trimtab_router.policies import BatchView, Policy
 from trimtab_router.queue import DeadlineQueue
-from trimtab_router.refusal import Code, Refusal, invalid
+from trimtab_router.refusal import failure, invalid
 from trimtab_router.replicas import BatchRequest, Replica, ReplicaLost, ReplicaRefused
-from trimtab_router.scatter import BrokenAnswer, scatter
+from trimtab_router.scatter import BrokenAnswer, most_answer_bytes, scatter
 from trimtab_router.service_time import WEIGHT, Key, ServiceTimes, wait_for_others
+from trimtab_router.suspects import Suspects
 from trimtab_router.work import Served, Slice
 
 log = logging.getLogger(__name__)
 
-MAX_LOST_REPLICAS = 5
+MAX_LOST_REPLICAS = 2
 MAX_BROKEN_ANSWERS = 3
-ALONE_FROM_ATTEMPT = 2
 CALLERS_FAULT = frozenset({400, 413, 422})
 NOT_READY = frozenset({404, 429, 503})
 HANG_FACTOR = 20.0
@@ -65,8 +68,10 @@ class Delivery:
         policy: chooses the operating point of each batch.
         metrics: of this stage.
         wake: called when a replica can take another batch or rows came back.
+        suspects: remembers rows that cost replicas.
         hang_seconds: the least time after which a replica that does not answer counts as lost; the first batch, of
             which nothing is known yet, has ten times as long.
+        max_answer_bytes: of an answer whose size the stage leaves open.
     """
 
     def __init__(  # noqa: PLR0913 - wired together in one place
@@ -78,7 +83,9 @@ class Delivery:
         policy: Policy,
         metrics: StageMetrics,
         wake: Callable[[], None],
+        suspects: Suspects,
         hang_seconds: float,
+        max_answer_bytes: int,
     ) -> None:
         self.times = ServiceTimes()
         self._stage = stage
@@ -87,10 +94,14 @@ class Delivery:
         self._policy = policy
         self._metrics = metrics
         self._wake = wake
+        self._suspects = suspects
         self._hang_seconds = hang_seconds
+        self._max_answer_bytes = max_answer_bytes
         self._compute_times = ServiceTimes()
         self._uses = itertools.count(1)
         self._ahead: dict[Replica, Parcel] = {}
+        self._computing: dict[Replica, Parcel] = {}
+        """Which batch of a replica's it computes; one sent ahead only waits there."""
         self._under_way: set[asyncio.Task[None]] = set()
 
     def send(
@@ -110,6 +121,7 @@ class Delivery:
         )
         replica.take(next(self._uses))
         if parcel.found_idle:
+            self._computing[replica] = parcel
             self._plan_ahead(parcel)
         else:
             self._ahead[replica] = parcel
@@ -136,7 +148,15 @@ class Delivery:
         predicted = self.times.predict((variant, point), rows)
         least = self._hang_seconds if predicted else FIRST_BATCH_FACTOR * self._hang_seconds
         timeout_seconds = max(HANG_FACTOR * predicted, least)
-        return BatchRequest(variant, inputs, {"operating_point": point}, _pass_on(batch), timeout_seconds)
+        return BatchRequest(
+            id=secrets.token_hex(8),
+            variant=variant,
+            inputs=inputs,
+            parameters={"operating_point": point},
+            headers=_pass_on(batch),
+            timeout_seconds=timeout_seconds,
+            most_answer_bytes=most_answer_bytes(self._stage, rows, self._max_answer_bytes),
+        )
 
     async def _deliver(self, parcel: Parcel) -> None:
         replica, batch = parcel.replica, parcel.batch
@@ -147,7 +167,7 @@ class Delivery:
             self._hand_out(parcel, answer, outputs)
         except ReplicaLost as error:
             replica.doubt()
-            self._retry_lost(batch, str(error))
+            self._retry_lost(parcel, error)
         except ReplicaRefused as error:
             self._retry_refused(replica, batch, error)
         except (BrokenAnswer, ProtocolError) as error:
@@ -158,10 +178,18 @@ class Delivery:
                 self._fail(piece, f"{type(error).__name__}: {error}")
         finally:
             replica.release(time.monotonic())
-            follower = self._ahead.pop(replica, None)
-            if follower is not None and follower is not parcel:
-                self._plan_ahead(follower)
+            self._compute_next(parcel)
             self._wake()
+
+    def _compute_next(self, parcel: Parcel) -> None:
+        replica = parcel.replica
+        if self._computing.get(replica) is parcel:
+            del self._computing[replica]
+        follower = self._ahead.pop(replica, None)
+        if follower is not None and follower is not parcel:
+            if replica.ready_variants:  # else it is lost with the batch it waited for
+                self._computing[replica] = follower
+            self._plan_ahead(follower)
 
     def _learn(self, parcel: Parcel, answer: InferResponse) -> None:
         """How long it took, from when its replica had nothing else to do."""
@@ -185,8 +213,10 @@ class Delivery:
         return wait_for_others(waited, parcel.departed_at, replica.completed_at, replica.transfer_seconds)
 
     def _plan_ahead(self, parcel: Parcel) -> None:
-        """Open the replica for a full batch just before it is free."""
+        """Open the replica for a full batch just before it is free, unless it may not survive this one."""
         replica = parcel.replica
+        if any(piece.attempts for piece in parcel.batch):
+            return
         compute_seconds = self._compute_times.expect(parcel.key, parcel.rows)
         due = send_ahead_at(parcel.departed_at, replica.completed_at, compute_seconds, replica.transfer_seconds)
         if due < float("inf"):
@@ -215,13 +245,20 @@ class Delivery:
         points = {point.name: point for point in self._stage.variant(variant).points}
         return points.get(str(answer.parameters.get("operating_point", asked)), points[asked])
 
-    def _retry_lost(self, batch: Sequence[Slice], message: str) -> None:
-        log.warning("stage %s: %s; its batch is sent again", self._stage.name, message)
-        for piece in batch:
-            if piece.attempts + 1 >= MAX_LOST_REPLICAS:
-                self._fail(piece, f"{piece.attempts + 1} replicas were lost while they served it; the last: {message}")
+    def _retry_lost(self, parcel: Parcel, error: ReplicaLost) -> None:
+        """Only the batch that was computed is under suspicion: not one that waited behind it or never arrived."""
+        log.warning("stage %s: %s; it held a batch of %d slices", self._stage.name, told(str(error)), len(parcel.batch))
+        suspected = error.delivered and self._computing.get(parcel.replica) is parcel
+        for piece in parcel.batch:
+            if error.delivered and not self._stage.repeatable:
+                self._fail_unrepeated(piece, str(error))
+            elif suspected and piece.attempts + 1 >= MAX_LOST_REPLICAS:
+                self._suspects.add(piece.work, time.monotonic())
+                self._fail(piece, f"{piece.attempts + 1} replicas were lost while they served it; the last: {error}")
+            elif suspected:
+                self._return(piece, "ReplicaLost", alone=True)
             else:
-                self._return(piece, "ReplicaLost", alone=piece.attempts + 1 >= ALONE_FROM_ATTEMPT)
+                self._return(piece, "ReplicaLost", alone=piece.alone, attempts=0)
 
     def _retry_refused(self, replica: Replica, batch: Sequence[Slice], error: ReplicaRefused) -> None:
         if error.status in NOT_READY:
@@ -239,9 +276,11 @@ class Delivery:
                 self._return(piece, "CulpritSought", alone=True, attempts=0)
 
     def _retry_broken(self, batch: Sequence[Slice], message: str) -> None:
-        log.warning("stage %s: %s", self._stage.name, message)
+        log.warning("stage %s: %s", self._stage.name, told(message))
         for piece in batch:
-            if piece.attempts + 1 >= MAX_BROKEN_ANSWERS:
+            if not self._stage.repeatable:
+                self._fail_unrepeated(piece, message)
+            elif piece.attempts + 1 >= MAX_BROKEN_ANSWERS:
                 self._fail(piece, message)
             else:
                 self._return(piece, "ModelServerError", alone=True)
@@ -253,11 +292,17 @@ class Delivery:
             self._queue.push(Slice(piece.work, piece.start, piece.stop, piece.attempts + attempts, alone))
 
     def _fail(self, piece: Slice, message: str) -> None:
+        self._end(piece, "ModelServerError", "its model server failed", message)
+
+    def _fail_unrepeated(self, piece: Slice, message: str) -> None:
+        what = "its model server failed, maybe after it ran; the stage is not repeatable"
+        self._end(piece, "NotRepeatable", what, message)
+
+    def _end(self, piece: Slice, reason: str, what: str, message: str) -> None:
         if not piece.work.closed:
-            name = self._stage.name
-            piece.work.owner.work_refused(
-                Refusal(Code.INTERNAL, "ModelServerError", f"stage {name}: {message}", stage=name)
-            )
+            name, owner = self._stage.name, piece.work.owner
+            log.error("stage %s: request %r failed: %s", name, owner.request_id, told(message))
+            owner.work_refused(failure(reason, f"stage {name}: {what}", owner.request_id, stage=name))
 
 
 def _pass_on(batch: Sequence[Slice]) -> dict[str, str]:

@@ -8,6 +8,7 @@ in `delivery`.
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.spec import Stage
@@ -19,6 +20,7 @@ from trimtab_router.queue import DeadlineQueue
 from trimtab_router.refusal import Code, Refusal
 from trimtab_router.replicas import Replica
 from trimtab_router.service_time import Key
+from trimtab_router.suspects import Suspects
 from trimtab_router.work import Slice, Work
 
 TYPICAL_WEIGHT = 0.1
@@ -26,6 +28,14 @@ DOOR_SHARE = 0.8
 """Of the time to its deadline, what a request may be predicted to need when it joins a queue: in overload all who are
 let in wait as long as the prediction allows, and with nothing to spare each error of it would make one of them late."""
 QUIET_TURNS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Carries:
+    """Rows computed at a time, and the seconds of it."""
+
+    rows: int
+    seconds: float
 
 
 class Dispatcher:
@@ -39,8 +49,10 @@ class Dispatcher:
         policy: chooses the operating point of each batch.
         drop_policy: the pipeline's.
         metrics: of this stage.
+        suspects: remembers rows that cost replicas.
         grace_seconds: how long rows are held while no replica is ready.
         hang_seconds: the least time after which a replica that does not answer counts as lost.
+        max_answer_bytes: of an answer whose size the stage leaves open.
     """
 
     def __init__(  # noqa: PLR0913 - wired together in one place
@@ -53,8 +65,10 @@ class Dispatcher:
         policy: Policy,
         drop_policy: batching.DropPolicy,
         metrics: StageMetrics,
+        suspects: Suspects,
         grace_seconds: float,
         hang_seconds: float,
+        max_answer_bytes: int,
     ) -> None:
         self.stage = stage
         self.plan = plan
@@ -67,7 +81,9 @@ class Dispatcher:
             policy=policy,
             metrics=metrics,
             wake=self.wake,
+            suspects=suspects,
             hang_seconds=hang_seconds,
+            max_answer_bytes=max_answer_bytes,
         )
         self._times = self._delivery.times
         self.replicas: dict[str, Replica] = {}
@@ -143,21 +159,25 @@ class Dispatcher:
             quiet_turns = quiet_turns + 1 if arrivals == self._arrivals else 0
             self._loop.call_soon(self._pump_once_settled, self._arrivals, quiet_turns)
 
-    def expected_wait_seconds(self) -> float:
-        """How long rows that join the end of the queue now will wait for their departure."""
-        batches = self.queue.rows // max(self.plan.batch_size, 1)
+    def carries(self) -> "Carries":
+        """The rows that its ready replicas compute at a time, and how long that takes; 0 seconds where unknown."""
+        return Carries(self.ready_replicas * self.plan.batch_size, self.service_seconds(self.plan.batch_size))
+
+    def expected_wait_seconds(self, deadline: float = float("inf")) -> float:
+        """How long rows with such a deadline that join the queue now will wait for their departure."""
+        batches = self.queue.rows_before(deadline) // max(self.plan.batch_size, 1)
         return batches * self.service_seconds(self.plan.batch_size) / max(self.ready_replicas, 1)
 
     def hopeless_at_the_door(self, work: Work, now: float) -> Refusal | None:
         """Why this work would only be dropped later if it joined the end of the queue; None where it may make it.
 
-        Waiting in vain would cost the caller time and the queue its room. Rows more urgent than others overtake them,
-        so only those that would come last are judged.
+        Waiting in vain would cost the caller time and the queue its room. Only the rows ahead of it count, those more
+        urgent: how patient others are neither helps nor harms it.
         """
         judged = self._drop_policy == "Predicted" and self._unready_since is None
-        if not judged or not self.queue.rows or work.deadline < self.queue.latest_pushed:
+        if not judged or not self.queue.rows_before(work.deadline):
             return None
-        wait = self.expected_wait_seconds()
+        wait = self.expected_wait_seconds(work.deadline)
         service = self.service_seconds(min(work.rows, self.plan.batch_size))
         if wait + service + self.later_seconds() <= DOOR_SHARE * (work.deadline - now):
             return None
@@ -195,7 +215,7 @@ class Dispatcher:
         for replica in self.replicas.values():
             if replica.takes_ahead and (head := self.queue.head()) is not None:
                 rows = self.queue.rows_beside(head)
-                if rows >= self.plan.batch_size:
+                if rows >= self.plan.batch_size and not head.attempts:
                     self._send_next(replica, now)
         self._drop_late(now)
         self._arm_timer(now)

@@ -21,11 +21,13 @@ class Journey:
         arrived_at: monotonic seconds.
         request_id: passed on as `x-request-id`.
         trace_parent: passed on as `traceparent`.
+        hold: told of the bytes of each stage's outputs, which are kept until the journey ends.
         advance: called when it can go on.
     """
 
     __slots__ = (
         "_advance",
+        "_hold",
         "arrived_at",
         "deadline",
         "done",
@@ -45,6 +47,7 @@ class Journey:
         arrived_at: float,
         request_id: str,
         trace_parent: str,
+        hold: Callable[[int], None],
         advance: "Callable[[Journey], None]",
     ) -> None:
         self.walk = walk
@@ -56,6 +59,7 @@ class Journey:
         self.works: dict[str, Work] = {}
         self.served: dict[str, Sequence[Served]] = {}
         self.rows_by_stage: dict[str, int] = {}
+        self._hold = hold
         self._advance = advance
 
     @property
@@ -68,6 +72,7 @@ class Journey:
         del self.works[work.stage]
         self.served[work.stage] = served
         self.rows_by_stage[work.stage] = work.rows
+        self._hold(sum(array.nbytes for array in outputs.values()))
         self.walk.complete(work.stage, outputs)
         self._advance(self)
 

@@ -7,12 +7,15 @@ HISTORY_SECONDS = 600
 KEPT_SECONDS = 22_000  # a little over six hours, as far back as a forecast looks
 PEAK_SECONDS = 10
 RECENT_SECONDS = 60
+SLACK_SECONDS = 2
+"""A clock that is set back by less keeps counting in the newest second."""
 
 
 class ArrivalCounter:
     """Arrivals of each of the last 22,000 whole seconds, and of the one that runs.
 
-    Time is Unix time in seconds; a clock that is set back keeps counting in the newest second.
+    Time is Unix time in seconds. Where the clock is set back, what was counted since the time it shows is forgotten,
+    and it counts on from there: arrivals heaped up in one second would look like a peak, and be planned for.
     """
 
     def __init__(self, now: float) -> None:
@@ -36,6 +39,10 @@ class ArrivalCounter:
 
     def _move_to(self, now: float) -> None:
         second = int(now)
+        if second < self._second - SLACK_SECONDS:
+            self._second = second
+            self._first = min(self._first, second)
+            self._counts[second % len(self._counts)] = 0
         for passed in range(max(self._second + 1, second - KEPT_SECONDS), second + 1):
             self._counts[passed % len(self._counts)] = 0
         self._second = max(self._second, second)

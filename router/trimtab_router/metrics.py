@@ -33,6 +33,9 @@ class Metrics:
         self.received = counter("trimtab_requests_received", "Requests received, whatever became of them").labels(*base)
         requests = counter("trimtab_requests", "Requests by outcome; they add up to those received", (*BASE, "outcome"))
         self.outcomes = {outcome: requests.labels(*base, outcome) for outcome in OUTCOMES}
+        self.callers_faults = counter(
+            "trimtab_callers_faults", "Of all requests, those refused or dropped by the caller's own doing"
+        ).labels(*base)
         self.refusals = counter("trimtab_refusals", "Requests refused or failed, by reason", (*BASE, "code", "reason"))
         self.drops = counter("trimtab_drops", "Requests dropped, by stage and reason", (*STAGE, "reason"))
         self.retries = counter("trimtab_retries", "Slices of batches sent again, by reason", (*STAGE, "reason"))
@@ -48,6 +51,7 @@ class Metrics:
         ).labels(*base)
         self.plan_generation = self._gauge("trimtab_plan_generation", "Generation of the plan in force")
         self.bytes_in_flight = self._gauge("trimtab_bytes_in_flight", "Payload of the requests under way")
+        self.window_requests = self._gauge("trimtab_window_requests", "How many requests may be under way now")
         self.arrivals_peak = self._gauge(
             "trimtab_arrivals_peak_rps", "Most arrivals in one of the last ten whole seconds"
         )

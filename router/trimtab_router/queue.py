@@ -4,12 +4,14 @@ Slices whose rows have different shapes cannot share a batch, so each shape has 
 is most urgent goes first. Pure: no clock, no network.
 """
 
-import heapq
+from bisect import bisect, insort
 from itertools import count
+from math import inf
 
 from trimtab_router.work import Signature, Slice, Work
 
-_Entry = tuple[float, int, Slice]
+_Entry = tuple[float, float, Slice]
+"""A lane is a sorted list of these: moving pointers costs less than a heap's comparisons, and it knows who is ahead."""
 _STALE_BEFORE_SWEEP = 64
 
 
@@ -19,8 +21,6 @@ class DeadlineQueue:
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
         self.rows = 0
-        self.latest_pushed = float("-inf")
-        """The latest deadline pushed since the queue was last empty."""
         self._lanes: dict[Signature, list[_Entry]] = {}
         self._lane_rows: dict[Signature, int] = {}
         self._sequence = count()
@@ -34,8 +34,7 @@ class DeadlineQueue:
         """Add a slice. Callers ask `has_room` first, except for rows that come back from a lost replica."""
         work = piece.work
         lane = self._lanes.setdefault(work.signature, [])
-        heapq.heappush(lane, (work.deadline, next(self._sequence), piece))
-        self.latest_pushed = max(self.latest_pushed, work.deadline) if self.rows else work.deadline
+        insort(lane, (work.deadline, next(self._sequence), piece))
         self._account(work, piece.rows)
 
     def head(self) -> Slice | None:
@@ -47,14 +46,28 @@ class DeadlineQueue:
         """How many rows could share a batch with this slice, its own included."""
         return self._lane_rows[head.work.signature]
 
-    def latest_deadline(self, head: Slice) -> float:
-        """The latest deadline among the slices that could share a batch with this one."""
-        return max(entry[0] for entry in self._lanes[head.work.signature])
+    def rows_before(self, deadline: float) -> float:
+        """How many rows are due by this moment: exact if all or none are, else an estimate by slices."""
+        return sum(
+            self._lane_rows[signature] * (bisect(lane, (deadline, inf)) / len(lane))
+            for signature, lane in self._lanes.items()
+            if lane
+        )
+
+    def deadline_at(self, head: Slice, share: float) -> tuple[float, float]:
+        """Of the slices that could share a batch with this one, the deadline at a share of the way to the last one.
+
+        Returns:
+            The deadline, and how many rows are due up to it.
+        """
+        lane = self._lanes[head.work.signature]
+        place = min(int(share * len(lane)), len(lane) - 1)
+        return lane[place][0], self._lane_rows[head.work.signature] * (place + 1) / len(lane)
 
     def pop(self) -> Slice:
         """Remove the most urgent slice. Only when `head` is not None."""
         lane = self._urgent_lane()
-        piece = heapq.heappop(lane)[2]
+        piece = lane.pop(0)[2]
         self._account(piece.work, -piece.rows)
         return piece
 
@@ -69,10 +82,10 @@ class DeadlineQueue:
                 continue
             if piece.alone and taken:
                 break
-            deadline, sequence, _ = heapq.heappop(lane)
+            deadline, sequence, _ = lane.pop(0)
             if piece.rows > rows:
                 rest = Slice(piece.work, piece.start + rows, piece.stop, piece.attempts, piece.alone)
-                heapq.heappush(lane, (deadline, sequence, rest))
+                lane.insert(0, (deadline, sequence, rest))
                 piece = Slice(piece.work, piece.start, rest.start, piece.attempts, piece.alone)
             self._account(piece.work, -piece.rows)
             taken.append(piece)
@@ -107,12 +120,11 @@ class DeadlineQueue:
         return best
 
     def _drop_stale(self, lane: list[_Entry]) -> None:
-        heapq.heappop(lane)
+        del lane[0]
         self._stale = max(0, self._stale - 1)
 
     def _sweep(self) -> None:
         """Remove what was discarded, so that callers who leave do not make the queue grow."""
         for lane in self._lanes.values():
             lane[:] = [entry for entry in lane if not entry[2].work.closed]
-            heapq.heapify(lane)
         self._stale = 0

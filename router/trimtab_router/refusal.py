@@ -6,6 +6,7 @@ Ingress turns the code into a gRPC status or an HTTP status; nothing else in the
 from enum import Enum
 
 from trimtab_protocol import ProtocolError
+from trimtab_protocol.text import told
 
 
 class Code(Enum):
@@ -24,6 +25,8 @@ class Code(Enum):
     DEADLINE_EXCEEDED = 504
 
 
+CALLERS = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.REQUEST_TIMEOUT, Code.PAYLOAD_TOO_LARGE})
+CLIENT_BOUNDS = frozenset({"ClientConcurrency", "ClientBytes"})
 _OUTCOMES = {Code.INTERNAL: "failed", Code.DEADLINE_EXCEEDED: "dropped", Code.CANCELLED: "dropped"}
 
 
@@ -33,7 +36,7 @@ class Refusal(Exception):  # noqa: N818 - an answer to the caller, not an error 
     Args:
         code: whose fault it is and whether trying again helps.
         reason: CamelCase, stable, for metrics (`QueueFull`).
-        message: names the culprit and says what would be right.
+        message: names the culprit and says what would be right; kept bounded and free of control characters.
         stage: where it happened, empty before the first stage.
         retry_after_seconds: when trying again makes sense; None where it does not.
     """
@@ -41,10 +44,10 @@ class Refusal(Exception):  # noqa: N818 - an answer to the caller, not an error 
     def __init__(
         self, code: Code, reason: str, message: str, *, stage: str = "", retry_after_seconds: float | None = None
     ) -> None:
-        super().__init__(message)
+        self.message = told(message)
+        super().__init__(self.message)
         self.code = code
         self.reason = reason
-        self.message = message
         self.stage = stage
         self.retry_after_seconds = retry_after_seconds
 
@@ -53,10 +56,32 @@ class Refusal(Exception):  # noqa: N818 - an answer to the caller, not an error 
         """The outcome it counts as: dropped, refused or failed."""
         return _OUTCOMES.get(self.code, "refused")
 
+    @property
+    def callers_fault(self) -> bool:
+        """Whether the caller alone is the cause, so that it says nothing about how well the pipeline serves."""
+        return self.code in CALLERS or self.reason in CLIENT_BOUNDS
+
 
 def invalid(message: str) -> Refusal:
     """The caller's fault."""
     return Refusal(Code.INVALID_ARGUMENT, "InvalidArgument", message)
+
+
+def invalid_for(reason: str, message: str, *, stage: str = "") -> Refusal:
+    """The caller's fault, by a name of its own."""
+    return Refusal(Code.INVALID_ARGUMENT, reason, message, stage=stage)
+
+
+def failure(reason: str, what: str, request_id: str, *, stage: str = "") -> Refusal:
+    """Our fault: the caller learns what failed and where to look; texts and names of the inside stay in the log."""
+    where = f" under request id {request_id!r}" if request_id else ""
+    return Refusal(Code.INTERNAL, reason, f"{what}; the router's log says more{where}", stage=stage)
+
+
+def overload(what: str) -> Refusal:
+    """More is asked of this router than it can serve in time."""
+    message = f"the router is overloaded: {what}; try again later"
+    return Refusal(Code.RESOURCE_EXHAUSTED, "Overload", message, retry_after_seconds=1.0)
 
 
 def malformed(error: ProtocolError) -> Refusal:

@@ -17,7 +17,8 @@ from urllib.parse import quote
 import numpy as np
 
 from trimtab_pipelines.routing import Endpoint
-from trimtab_protocol import Buffer, InferResponse, Parameters, Tensor, rest
+from trimtab_protocol import Buffer, InferResponse, Parameters, ProtocolError, Tensor, rest
+from trimtab_protocol.text import told
 from trimtab_router.connection import ConnectionBroken, ConnectionPool, HttpConnection, Reply, request_head
 
 log = logging.getLogger(__name__)
@@ -25,11 +26,19 @@ log = logging.getLogger(__name__)
 PROBE_INTERVAL_SECONDS = 1.0
 PROBE_TIMEOUT_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 0.05
+MAX_PROBE_BYTES = 2**20
 BINARY_EXTENSION = "binary_tensor_data"
 
 
 class ReplicaLost(Exception):  # noqa: N818 - reads as what happened
-    """The replica went away, or did not answer in time, while it held a batch."""
+    """The replica went away, did not answer in time, or answered another batch than it was given.
+
+    `delivered` says whether the batch may have reached it.
+    """
+
+    def __init__(self, message: str, *, delivered: bool = True) -> None:
+        super().__init__(message)
+        self.delivered = delivered
 
 
 class ReplicaRefused(Exception):  # noqa: N818 - reads as what happened
@@ -43,13 +52,18 @@ class ReplicaRefused(Exception):  # noqa: N818 - reads as what happened
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A batch for a replica: for each input its pieces, one after the other."""
+    """A batch for a replica: for each input its pieces, one after the other.
 
+    `id` is what its answer must bear; `most_answer_bytes` is all that can honestly be answered to it.
+    """
+
+    id: str
     variant: str
     inputs: Sequence[Sequence[Tensor]]
     parameters: Parameters
     headers: Mapping[str, str]
     timeout_seconds: float
+    most_answer_bytes: int
 
 
 class Replica:
@@ -147,25 +161,48 @@ class Replica:
         """Serve a batch.
 
         Raises:
-            ReplicaLost: it went away or took too long.
+            ReplicaLost: it went away, took too long or answered another batch.
             ReplicaRefused: it answered with an error.
-            trimtab_protocol.ProtocolError: its answer cannot be read.
+            ProtocolError: its answer cannot be read.
         """
         body, headers = _encoded(batch) if self._reads_binary else _encoded_as_json(batch)
         path = self._path(batch.variant, "infer")
         head = request_head("POST", path, self.endpoint.address, headers, sum(map(len, body)))
+        delivered = False
         try:
             async with asyncio.timeout(batch.timeout_seconds):
                 connection = await self._connections.take()
-                reply = await connection.exchange(head, body)
+                delivered = True
+                reply = await connection.exchange(head, body, most_body_bytes=batch.most_answer_bytes)
         except TimeoutError as error:
-            raise ReplicaLost(f"{self.name} gave no answer within {batch.timeout_seconds:.1f} s") from error
+            message = f"{self.name} gave no answer within {batch.timeout_seconds:.1f} s"
+            raise ReplicaLost(message, delivered=delivered) from error
         except ConnectionBroken as error:
-            raise ReplicaLost(f"{self.name}: {error}") from error
+            raise ReplicaLost(f"{self.name}: {error}", delivered=delivered) from error
+        try:
+            answer = self._read(batch, reply)
+        except ReplicaRefused:
+            self._connections.give_back(connection)
+            raise
+        except (ReplicaLost, ProtocolError):
+            connection.close()  # whatever comes on it next may be another's
+            raise
         self._connections.give_back(connection)
+        return answer
+
+    def _read(self, batch: BatchRequest, reply: Reply) -> InferResponse:
         if reply.status != 200:
-            raise ReplicaRefused(reply.status, _error_message(reply))
-        return rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
+            error = _error_of(reply)
+            self._check_id(batch, str(error.get("id", "")), needed=False)
+            raise ReplicaRefused(reply.status, told(str(error.get("error", f"HTTP status {reply.status}"))))
+        answer = rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
+        self._check_id(batch, answer.id, needed=not self.endpoint.model_names)
+        return answer
+
+    def _check_id(self, batch: BatchRequest, received: str, *, needed: bool) -> None:
+        """Raise ReplicaLost for the answer to another batch; servers not of ours may leave the id out."""
+        if received != batch.id and (received or needed):
+            raise ReplicaLost(f"{self.name} answered {told(received, 64)!r} to batch {batch.id!r}")
 
     async def close(self) -> None:
         """Stop watching and close all connections."""
@@ -236,14 +273,15 @@ class Replica:
             return False
 
     async def _get(self, connection: HttpConnection, path: str) -> Reply:
-        return await connection.exchange(request_head("GET", path, self.endpoint.address, {}, 0))
+        head = request_head("GET", path, self.endpoint.address, {}, 0)
+        return await connection.exchange(head, most_body_bytes=MAX_PROBE_BYTES)
 
     def _path(self, variant: str, action: str) -> str:
         return f"/v2/models/{quote(self.endpoint.model_names.get(variant, variant), safe='')}/{action}"
 
 
 def _encoded(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
-    body, header_length = rest.encode_batch(batch.inputs, batch.parameters)
+    body, header_length = rest.encode_batch(batch.inputs, batch.parameters, batch.id)
     headers = {
         "Content-Type": rest.BINARY_CONTENT_TYPE,
         rest.HEADER_LENGTH: str(header_length),
@@ -254,7 +292,8 @@ def _encoded(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
 
 def _encoded_as_json(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
     inputs = [_joined(pieces) for pieces in batch.inputs]
-    return [rest.encode_json(inputs, batch.parameters)], {"Content-Type": rest.JSON_CONTENT_TYPE, **batch.headers}
+    body = rest.encode_json(inputs, batch.parameters, batch.id)
+    return [body], {"Content-Type": rest.JSON_CONTENT_TYPE, **batch.headers}
 
 
 def _joined(pieces: Sequence[Tensor]) -> Tensor:
@@ -262,9 +301,9 @@ def _joined(pieces: Sequence[Tensor]) -> Tensor:
     return Tensor(first.name, first.datatype, np.concatenate([piece.array for piece in pieces]))
 
 
-def _error_message(reply: Reply) -> str:
+def _error_of(reply: Reply) -> dict[str, Any]:
     try:
-        message = json.loads(bytes(reply.body))["error"]
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP status {reply.status}"
-    return str(message)
+        error = json.loads(bytes(reply.body))
+    except (ValueError, RecursionError):
+        return {}
+    return error if isinstance(error, dict) else {}

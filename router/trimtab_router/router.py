@@ -5,10 +5,13 @@ up: received = ok + late + dropped + refused + failed.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from opentelemetry.trace import Tracer
@@ -17,26 +20,38 @@ from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import InferencePipeline, Stage
-from trimtab_protocol import InferRequest, InferResponse, Tensor
-from trimtab_protocol.tensors import Array
-from trimtab_router.admission import VERSION, admit, timeout_seconds
+from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
+from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES, Array
+from trimtab_protocol.text import header_value
+from trimtab_router.admission import VERSION, Admitted, admit, check, timeout_seconds
+from trimtab_router.budget import Budget, Reservation
 from trimtab_router.dispatch import Dispatcher
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.journey import Journey
 from trimtab_router.load import ArrivalCounter, RowCounter
 from trimtab_router.metrics import Metrics
+from trimtab_router.pacing import Pacer
 from trimtab_router.policies import Policy, fixed
 from trimtab_router.queue import DeadlineQueue
 from trimtab_router.recent import RECEIVED, RecentOutcomes
-from trimtab_router.refusal import Code, Refusal, invalid
+from trimtab_router.refusal import Code, Refusal, invalid, malformed
 from trimtab_router.replicas import Replica
+from trimtab_router.suspects import Suspects
 from trimtab_router.telemetry import record_request
 from trimtab_router.turnstile import Turnstile
+from trimtab_router.window import MOST_REQUESTS, Bounds, Window
 from trimtab_router.work import Work
 
 MEBIBYTE = 2**20
-LONGEST_SLOS = 10
-"""No request may take longer than so many times the SLO, whatever its caller asks for."""
+JSON_MULTIPLE = 16
+"""Of its size, what JSON of numbers costs while it is read: a number of two bytes is an object of 28 and a pointer."""
+BYTES_ELEMENT_BYTES = 64
+LONGEST_TIMEOUT_SLOS = 10.0
+"""Of the SLO, how long a caller's own deadline may be: one who waits much longer than all others is served last as long
+as there are others, and costs memory all that while."""
+BODY_SECONDS = 10.0
+CARRIED_SLACK = 2.0
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 PATIENCE_SHARE = 0.2
 """Of the SLO, how long a request may wait to be let in before it is refused: what is left must be worth serving."""
 
@@ -45,14 +60,33 @@ PATIENCE_SHARE = 0.2
 class Limits:
     """Bounds that keep the process small and its callers from waiting in vain, whatever is asked of it.
 
-    `grace_seconds` is how long rows are held while no replica of their stage is ready, `hang_seconds` the least time
-    after which a replica that does not answer counts as lost.
+    `max_json_bytes` is of JSON bodies and headers and of typed gRPC contents, which cost many times their size, and
+    `max_answer_bytes` of a model server's answer whose size the stage leaves open (0: twice the largest payload).
+    `body_seconds` is how long a body may take to arrive (0: by the SLO, and not less than 10 s). The bounds for each
+    client are 0 where there are none. `grace_seconds` is how long rows are held while no replica of their stage is
+    ready, `hang_seconds` the least time after which a replica that does not answer counts as lost.
     """
 
     max_bytes_in_flight: int = 256 * MEBIBYTE
     max_payload_bytes: int = 64 * MEBIBYTE
+    max_json_bytes: int = MEBIBYTE
+    max_answer_bytes: int = 0
+    max_client_requests: int = 0
+    max_client_bytes: int = 0
+    body_seconds: float = 0.0
     grace_seconds: float = 10.0
     hang_seconds: float = 5.0
+
+    @property
+    def answer_bytes(self) -> int:
+        """The most bytes of an answer whose size is open."""
+        return self.max_answer_bytes or 2 * self.max_payload_bytes
+
+    @property
+    def json_bytes(self) -> int:
+        """The most bytes of JSON that can be taken, all they cost considered; little costs nothing to speak of."""
+        affordable = max(self.max_bytes_in_flight // JSON_MULTIPLE, SLOW_VALUES_BYTES)
+        return min(self.max_json_bytes, self.max_payload_bytes, affordable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +94,8 @@ class Call:
     """A request as ingress hands it over.
 
     `arrived_at` is in monotonic seconds; `deadline_seconds` is what the transport said was left then, None if nothing.
+    `admitted` is what `Router.admit` made of the request, `reservation` what `Router.visit` gave it; without them it is
+    admitted when served, and holds nothing. Ids are kept bounded and fit for a header, whatever they were.
     """
 
     request: InferRequest
@@ -67,6 +103,14 @@ class Call:
     deadline_seconds: float | None = None
     request_id: str = ""
     trace_parent: str = ""
+    client: str = ""
+    admitted: Admitted | None = None
+    reservation: Reservation | None = None
+
+    def __post_init__(self) -> None:
+        """Clean what travels on in headers."""
+        object.__setattr__(self, "request_id", header_value(self.request_id))
+        object.__setattr__(self, "trace_parent", self.trace_parent if _TRACE_PARENT.match(self.trace_parent) else "")
 
 
 class Router:
@@ -101,17 +145,32 @@ class Router:
         """Whether requests are no longer taken."""
         self._tracer = tracer
         self._graph = Graph(pipeline.spec)
+        self._suspects = Suspects()
         self._dispatchers = self._build_dispatchers(policy)
         self._output_datatypes = _datatypes(pipeline)
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.latency_seconds)
-        self._bytes_in_flight = 0
+        limits = self.limits
+        self.budget = Budget(limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes)
+        self._pacer = Pacer(Window(pipeline.spec.slo.latency_seconds), self.budget, self._bounds)
+        self._decoding = ThreadPoolExecutor(1, "decode")  # one at a time: what decoding costs in passing is bounded too
         self._journeys: set[Journey] = set()
         self._rows = RowCounter()
         self._recent = RecentOutcomes()
         self._closing: set[asyncio.Task[None]] = set()
         self.metrics.plan_generation.set(self.plan_generation)
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
-        self.metrics.bytes_in_flight.set_function(lambda: self._bytes_in_flight)
+        self.metrics.bytes_in_flight.set_function(lambda: self.budget.bytes_in_flight)
+        self.metrics.window_requests.set_function(lambda: self.window.limit)
+
+    @property
+    def window(self) -> Window:
+        """How many requests may be under way; its `limit` moves with what is measured."""
+        return self._pacer.window
+
+    @property
+    def body_seconds(self) -> float:
+        """How long the body of a request may take to arrive."""
+        return self.limits.body_seconds or max(BODY_SECONDS, self.pipeline.spec.slo.latency_seconds)
 
     @property
     def plan_generation(self) -> int:
@@ -136,12 +195,7 @@ class Router:
     def longest_seconds(self) -> float:
         """After so long every request is answered or refused."""
         slo_seconds = self.pipeline.spec.slo.latency_seconds
-        return LONGEST_SLOS * slo_seconds + self.limits.grace_seconds + self.limits.hang_seconds
-
-    @property
-    def most_under_way(self) -> int:
-        """How many requests the door should let be under way."""
-        return 128
+        return LONGEST_TIMEOUT_SLOS * slo_seconds + self.limits.grace_seconds + self.limits.hang_seconds
 
     async def infer(self, call: Call) -> InferResponse:
         """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
@@ -155,7 +209,9 @@ class Router:
             outcome = self._count_answer(journey)
             return self._answer(call.request, journey, outputs)
         except Refusal as refusal:
-            outcome = self._count_refusal(refusal)
+            outcome = self._count_refusal(
+                refusal, by_own_deadline=journey is not None and self._asked_too_much(journey)
+            )
             raise
         except asyncio.CancelledError:
             stage = next(iter(journey.works), "") if journey else ""
@@ -167,12 +223,59 @@ class Router:
             if journey is not None:
                 self._end(journey, outcome)
 
+    async def visit(self, arrived_at: float, client: str = "") -> Reservation:
+        """Let a request in, once it is its turn of the event loop; it ends with the reservation's context.
+
+        Raises:
+            Refusal: already counted; in overload, or because its client has as much under way as it may.
+        """
+        reservation = None
+        try:
+            self._pacer.check()
+            reservation = self.budget.reservation(client)
+            await self._turnstile.enter(arrived_at)
+        except BaseException as error:
+            if reservation is not None:
+                reservation.end()
+            if isinstance(error, Refusal):
+                raise self.turn_away(error) from error
+            raise
+        return reservation
+
     async def enter(self, arrived_at: float) -> None:
         """Wait at the door for a turn of the event loop; raises Refusal, already counted, in overload."""
         try:
             await self._turnstile.enter(arrived_at)
         except Refusal as refusal:
             raise self.turn_away(refusal) from refusal
+
+    async def admit(self, pending: PendingRequest, reservation: Reservation) -> Admitted:
+        """Check a request and decode its tensors, in a thread where that takes long; the loop goes on meanwhile.
+
+        What it says of itself is checked before any value is decoded.
+
+        Args:
+            pending: the request.
+            reservation: grows by what decoding costs.
+
+        Raises:
+            Refusal: already counted.
+        """
+        name, spec = self.pipeline.name, self.pipeline.spec
+        try:
+            if not pending.slow:
+                return admit(name, spec, pending)
+            check(name, spec, pending.request, pending.inputs)
+            cost = _decoding_bytes(pending, reservation.size_bytes)
+            reservation.grow(cost)
+            loop = asyncio.get_running_loop()
+            admitted = await loop.run_in_executor(self._decoding, admit, name, spec, pending)
+            reservation.note(_kept_bytes(admitted) - cost)
+        except ProtocolError as error:
+            raise self.turn_away(malformed(error)) from error
+        except Refusal as refusal:
+            raise self.turn_away(refusal) from refusal
+        return admitted
 
     def turn_away(self, refusal: Refusal) -> Refusal:
         """Count a request that ingress refuses before it is one; returns the refusal, to be raised."""
@@ -196,18 +299,11 @@ class Router:
             self._recent.count(now, "refused", count)
             if reason == "Overload":  # what was turned away for want of room is load to plan for
                 self.arrivals.record(time.time(), count)
+                self._pacer.note_overload(count)
 
     def reserve(self, size_bytes: int) -> AbstractContextManager[None]:
         """A share of the bytes in flight, held until the returned context ends; raises Refusal without room."""
-        if self._bytes_in_flight + size_bytes > self.limits.max_bytes_in_flight:
-            raise Refusal(
-                Code.RESOURCE_EXHAUSTED,
-                "BytesInFlight",
-                f"{self._bytes_in_flight} bytes are in flight and {size_bytes} more do not fit below "
-                f"{self.limits.max_bytes_in_flight}; try again later",
-                retry_after_seconds=1.0,
-            )
-        self._bytes_in_flight += size_bytes
+        self.budget.take("", size_bytes)
         return self._reserved(size_bytes)
 
     @contextmanager
@@ -215,7 +311,7 @@ class Router:
         try:
             yield
         finally:
-            self._bytes_in_flight -= size_bytes
+            self.budget.note("", -size_bytes)
 
     def apply_plan(self, plan: PipelinePlan) -> None:
         """Follow a new plan from the next batch on."""
@@ -266,6 +362,8 @@ class Router:
             await asyncio.wait(waiting, timeout=timeout_seconds)
         replicas = [replica for stage in self._dispatchers.values() for replica in stage.replicas.values()]
         await asyncio.gather(*(replica.close() for replica in replicas), *self._closing)
+        self._pacer.close()
+        self._decoding.shutdown(wait=False, cancel_futures=True)
 
     def _build_dispatchers(self, policy: Policy) -> dict[str, Dispatcher]:
         spec = self.pipeline.spec
@@ -278,8 +376,10 @@ class Router:
                 policy=policy,
                 drop_policy=spec.drop_policy,
                 metrics=self.metrics.stage(stage.name),
+                suspects=self._suspects,
                 grace_seconds=self.limits.grace_seconds,
                 hang_seconds=self.limits.hang_seconds,
+                max_answer_bytes=self.limits.answer_bytes,
             )
             for stage in spec.order
         }
@@ -287,10 +387,31 @@ class Router:
             dispatcher.followers = tuple(dispatchers[follower] for follower in self._graph.following(name))
         return dispatchers
 
+    def _bounds(self) -> Bounds | None:
+        """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""
+        if self.pipeline.spec.drop_policy != "Predicted":
+            return Bounds(MOST_REQUESTS, MOST_REQUESTS)  # who may be answered late may wait
+        rows = self._rows.per_request(time.monotonic())
+        stages = [(stage.carries(), rows.get(name) or 1.0) for name, stage in self._dispatchers.items()]
+        if not all(carries.rows for carries, _ in stages):
+            return None
+        busy = 2.0 * sum(carries.rows / each for carries, each in stages)
+        known = all(carries.seconds for carries, _ in stages)
+        rates = [carries.rows / carries.seconds / each for carries, each in stages] if known else []
+        slo_seconds = self.pipeline.spec.slo.latency_seconds
+        return Bounds.of(busy, CARRIED_SLACK * slo_seconds * min(rates) if rates else None)
+
+    def _admitted(self, request: InferRequest) -> Admitted:
+        try:
+            return admit(self.pipeline.name, self.pipeline.spec, PendingRequest.of(request))
+        except ProtocolError as error:
+            raise malformed(error) from error
+
     def _begin(self, call: Call) -> Journey:
-        request = call.request
-        admitted = admit(self.pipeline.name, self.pipeline.spec, request)
-        timeout = _sooner(timeout_seconds(request.parameters), call.deadline_seconds)
+        admitted = call.admitted or self._admitted(call.request)
+        slo_seconds = self.pipeline.spec.slo.latency_seconds
+        asked = _sooner(timeout_seconds(call.request.parameters), call.deadline_seconds)
+        timeout = slo_seconds if asked is None else min(asked, LONGEST_TIMEOUT_SLOS * slo_seconds)
         if self.draining:
             raise Refusal(
                 Code.UNAVAILABLE, "Draining", "this router is shutting down; try another", retry_after_seconds=1.0
@@ -298,10 +419,11 @@ class Router:
         self.arrivals.record(time.time())
         journey = Journey(
             Walk(self._graph, admitted.inputs, admitted.wanted),
-            deadline=call.arrived_at + (self.pipeline.spec.slo.latency_seconds if timeout is None else timeout),
+            deadline=call.arrived_at + timeout,
             arrived_at=call.arrived_at,
             request_id=call.request_id,
             trace_parent=call.trace_parent,
+            hold=call.reservation.note if call.reservation else _nothing_held,
             advance=self._advance,
         )
         self._journeys.add(journey)
@@ -333,6 +455,9 @@ class Router:
     def _overflow(self, dispatcher: Dispatcher, work: Work, now: float) -> Refusal | None:
         """Why this work cannot join the queue; None where it can."""
         name, queue = dispatcher.stage.name, dispatcher.queue
+        suspected = self._suspects.refusal_of(work, now)
+        if suspected is not None:
+            return suspected
         if work.rows > queue.max_rows:
             return invalid(f"stage {name}: {work.rows} rows in one request; send at most {queue.max_rows}")
         if not queue.has_room(work.rows):
@@ -368,6 +493,7 @@ class Router:
 
     def _count_answer(self, journey: Journey) -> str:
         now = time.monotonic()
+        self._pacer.note_answer()
         latency_seconds, accuracy = now - journey.arrived_at, journey.accuracy
         self.metrics.latency.observe(latency_seconds)
         self.metrics.accuracy.observe(accuracy)
@@ -375,7 +501,15 @@ class Router:
         self._rows.record(now, journey.rows_by_stage)
         return "ok" if now <= journey.deadline else "late"
 
-    def _count_refusal(self, refusal: Refusal) -> str:
+    def _asked_too_much(self, journey: Journey) -> bool:
+        """Whether its own deadline left it less time than the promise."""
+        return journey.deadline - journey.arrived_at < self.pipeline.spec.slo.latency_seconds
+
+    def _count_refusal(self, refusal: Refusal, *, by_own_deadline: bool = False) -> str:
+        if refusal.callers_fault or (by_own_deadline and refusal.code is Code.DEADLINE_EXCEEDED):
+            self.metrics.callers_faults.inc()
+        if refusal.reason == "Overload":
+            self._pacer.note_overload()
         if refusal.outcome == "dropped":
             stage = self._dispatchers.get(refusal.stage)
             metrics = stage.metrics if stage else self.metrics.stage(refusal.stage)
@@ -414,6 +548,28 @@ def _first_plan(stage: Stage) -> StagePlan:
         operating_point=point.name,
         accuracy=point.accuracy,
     )
+
+
+def _nothing_held(_: int) -> None:
+    """For a request that holds no reservation."""
+
+
+def _decoding_bytes(pending: PendingRequest, received_bytes: int) -> int:
+    """What decoding costs beside the bytes received."""
+    strings = [prod(tensor.shape) for tensor in pending.inputs if tensor.datatype == BYTES]
+    of_strings = 2 * received_bytes + BYTES_ELEMENT_BYTES * sum(strings) if strings else 0
+    return (JSON_MULTIPLE - 1) * pending.written_bytes + of_strings
+
+
+def _kept_bytes(admitted: Admitted) -> int:
+    """What is kept beside the bytes received once a request is decoded: what shares no memory with them."""
+    total = 0
+    for array in admitted.inputs.values():
+        if array.dtype.hasobject:
+            total += BYTES_ELEMENT_BYTES * array.size + sum(map(len, array.reshape(-1)))
+        elif array.flags.writeable:  # what was decoded in place is not
+            total += array.nbytes
+    return total
 
 
 def _sooner(first: float | None, second: float | None) -> float | None:

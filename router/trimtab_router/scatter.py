@@ -1,13 +1,27 @@
 """Gives each member of a batch its own rows of the answer, and only those. Pure."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 
 from trimtab_pipelines.spec import Stage
 from trimtab_pipelines.tensors import StageOutput
-from trimtab_protocol import Tensor
+from trimtab_protocol import DTYPES, Tensor
 from trimtab_protocol.tensors import Array
+
+_HEADER_BYTES = 64 * 1024
+
+
+def most_answer_bytes(stage: Stage, rows: int, otherwise: int) -> int:
+    """The most bytes an honest answer to so many rows has; `otherwise` where the stage leaves the size of rows open."""
+    total = _HEADER_BYTES
+    for output in stage.outputs:
+        size = DTYPES[output.datatype].itemsize
+        if output.counted_by is not None or output.datatype == "BYTES" or any(dim < 0 for dim in output.shape):
+            return otherwise
+        total += rows * size * prod(output.shape)
+    return total
 
 
 class BrokenAnswer(Exception):  # noqa: N818 - reads as what happened

@@ -68,7 +68,7 @@ async def serve(options: Options) -> None:
         following = [files.watch() if cluster is None else _follow_cluster(router, cluster)]
         doors = FrontDoors(router)
         if options.sockets is not None:
-            control = await doors.open_behind_envoy(options.sockets, options.edge, lambda: router.most_under_way)
+            control = await doors.open_behind_envoy(options.sockets, options.edge, lambda: router.window.limit)
             if options.edge.keys_file:
                 following.append(follow_file(Path(options.edge.keys_file), control.use_keys))
             elif options.edge.keys_secret and cluster is not None:

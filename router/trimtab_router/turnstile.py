@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import deque
 
-from trimtab_router.refusal import Code, Refusal
+from trimtab_router.refusal import overload
 
 PER_TURN = 8
 MAX_WAITING = 4096
@@ -36,13 +36,13 @@ class Turnstile:
             self._left -= 1
             return
         if len(self._waiting) >= MAX_WAITING:
-            raise _overload(f"{MAX_WAITING} requests wait to be let in")
+            raise overload(f"{MAX_WAITING} requests wait to be let in")
         turn = self._loop.create_future()
         self._waiting.append(turn)
         await turn
         waited = time.monotonic() - arrived_at
         if waited > self._patience_seconds:
-            raise _overload(f"the request waited {waited:.3f} s to be let in")
+            raise overload(f"the request waited {waited:.3f} s to be let in")
 
     def _keep_turning(self) -> None:
         if not self._turning:
@@ -59,8 +59,3 @@ class Turnstile:
                 self._left -= 1
         if self._waiting:
             self._keep_turning()
-
-
-def _overload(what: str) -> Refusal:
-    message = f"the router is overloaded: {what}; try again later"
-    return Refusal(Code.RESOURCE_EXHAUSTED, "Overload", message, retry_after_seconds=1.0)

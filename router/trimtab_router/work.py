@@ -94,7 +94,7 @@ class Work:
 class Slice:
     """Rows `start` to `stop` (exclusive) of a work.
 
-    `attempts` counts the replicas that were lost or broke while holding it; from the second on it travels `alone`, so
+    `attempts` counts the replicas that were lost or broke while holding it; once one was lost it travels `alone`, so
     that rows which break a replica are found out without harm to others.
     """
 

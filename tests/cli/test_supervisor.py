@@ -57,7 +57,9 @@ async def local(tmp_path: Path) -> AsyncIterator[Supervisor]:
 
 @pytest.fixture
 async def client(local: Supervisor) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{local.rest_port}", timeout=90, trust_env=False) as running:
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{local.rest_port}", timeout=90, trust_env=False
+    ) as running:
         yield running
 
 

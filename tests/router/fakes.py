@@ -46,6 +46,7 @@ class Seen:
     rows: int
     parameters: dict[str, Any]
     headers: Mapping[str, str]
+    id: str
 
 
 @dataclass
@@ -117,7 +118,7 @@ class FakeReplica:
         asked = rest.decode_request(variant, await request.read(), request.headers.get(rest.HEADER_LENGTH))
         inputs = {tensor.name: tensor.array for tensor in asked.inputs}
         rows = len(next(iter(inputs.values())))
-        self.seen.append(Seen(variant, rows, dict(asked.parameters), request.headers))
+        self.seen.append(Seen(variant, rows, dict(asked.parameters), request.headers, asked.id))
         self.arrived.set()
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -129,10 +130,13 @@ class FakeReplica:
             self.running -= 1
         fault = self.faults.pop(0) if self.faults else self.refuse(inputs)
         if fault is not None:
-            return web.json_response({"error": fault[1]}, status=fault[0])
+            return web.json_response({"error": fault[1], "id": asked.id}, status=fault[0])
         outputs = tuple(Tensor.of(name, array) for name, array in self.model(inputs).items())
         response = InferResponse(
-            variant, outputs, parameters={"operating_point": "default", "compute_seconds": self.delay_seconds}
+            variant,
+            outputs,
+            id=asked.id,
+            parameters={"operating_point": "default", "compute_seconds": self.delay_seconds},
         )
         buffers, length = rest.encode_response(response, frozenset(tensor.name for tensor in outputs))
         return web.Response(body=b"".join(buffers), headers={rest.HEADER_LENGTH: str(length)})
@@ -172,7 +176,7 @@ class Rig:
             if self._door is None:
                 sockets = make_sockets()
                 self._stack.callback(shutil.rmtree, sockets.folder)
-                await self.doors.open_behind_envoy(sockets, EdgeSettings(), lambda: self.router.most_under_way)
+                await self.doors.open_behind_envoy(sockets, EdgeSettings(), lambda: self.router.window.limit)
                 self._door = await self._stack.enter_async_context(an_envoy(self.router.pipeline, sockets))
             return self._door
 

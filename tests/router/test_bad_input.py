@@ -34,7 +34,7 @@ BAD_REQUESTS = [
     (x(np.zeros((0, 4), np.float32)), "input 'x' has no rows; its first dimension must be at least 1"),
     (x(np.full((1, 4), np.nan, np.float32)), "input 'x' holds NaN or an infinity; every number must be finite"),
     (x(np.array([[0, 0, np.inf, 0]], np.float32)), "input 'x' holds NaN or an infinity"),
-    (x(np.zeros((2000, 4), np.float32)), "stage stage-0: 2000 rows in one request; send at most 1024"),
+    (x(np.zeros((2000, 4), np.float32)), "2000 rows in one request; send at most 1024"),
     (a_request(parameters={"timeout": -1}), "parameter 'timeout' is -1; it must be at least 0 microseconds"),
     (
         a_request(parameters={"timeout": "5"}),
@@ -141,7 +141,7 @@ async def test_grpc_messages_that_are_none(rig):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(bytes(2 * MEBIBYTE))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert caught.value.details() == "the message has 2097152 bytes; at most 1048576 bytes are taken"
+    assert caught.value.details() == "the body has 2097157 bytes; at most 1048581 bytes are taken"
 
 
 async def test_fields_outside_the_protocol_are_ignored(rig):

@@ -17,7 +17,7 @@ from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.spec import Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router import batching, binding
-from trimtab_router.delivery import ALONE_FROM_ATTEMPT, MAX_LOST_REPLICAS
+from trimtab_router.delivery import MAX_LOST_REPLICAS
 from trimtab_router.dispatch import DOOR_SHARE, TYPICAL_WEIGHT
 from trimtab_router.policies import BatchView, Policy
 from trimtab_router.queue import DeadlineQueue
@@ -140,10 +140,10 @@ class SimulatedStage:
         if not queue.has_room(work.rows):
             return Refusal(Code.RESOURCE_EXHAUSTED, "QueueFull", "", stage=name)
         judged = self._drop_policy == "Predicted" and self._unready_since is None
-        if not judged or not queue.rows or work.deadline < queue.latest_pushed:
+        if not judged or not (ahead := queue.rows_before(work.deadline)):
             return None
         size = self.plan.batch_size
-        wait = queue.rows // size * self.service_seconds(size) / max(self.ready_replicas, 1)
+        wait = ahead // size * self.service_seconds(size) / max(self.ready_replicas, 1)
         needed = wait + self.service_seconds(min(work.rows, size)) + self.later_seconds()
         if needed <= DOOR_SHARE * (work.deadline - now):
             return None
@@ -152,7 +152,7 @@ class SimulatedStage:
     def enqueue(self, work: Work) -> None:
         """Queue all rows of a work."""
         queue = self.queue
-        last = queue.rows and work.deadline >= queue.latest_pushed
+        last = queue.rows and queue.rows_before(work.deadline) >= queue.rows
         queue.push(Slice(work, 0, work.rows))
         # Behind others, with nobody to take it, it changes nothing unless it fills the batch that a replica waits for.
         if not last or any(replica.free or replica.takes_ahead for replica in self.replicas):
@@ -186,20 +186,20 @@ class SimulatedStage:
         replica.close("gone")
         self.replicas.remove(replica)
         self._machine.busy -= bool(replica.held)
-        for parcel in replica.held:
+        for number, parcel in enumerate(replica.held):  # the first was computed, the others only waited
             for piece in parcel.batch:
-                self._retry(piece)
+                self._retry(piece, suspected=number == 0)
         replica.held = []
         self.look_around()
 
-    def _retry(self, piece: Slice) -> None:
+    def _retry(self, piece: Slice, *, suspected: bool) -> None:
         if piece.work.closed:
             return
-        attempts = piece.attempts + 1
+        attempts = piece.attempts + suspected
         if attempts >= MAX_LOST_REPLICAS:
             piece.work.owner.work_refused(Refusal(Code.INTERNAL, "ModelServerError", "", stage=self.stage.name))
         else:
-            self.queue.push(Slice(piece.work, piece.start, piece.stop, attempts, attempts >= ALONE_FROM_ATTEMPT))
+            self.queue.push(Slice(piece.work, piece.start, piece.stop, attempts, piece.alone or suspected))
 
     def _key(self, variant: str) -> Key:
         if variant == self.plan.variant:

@@ -8,20 +8,24 @@ makes both into what gRPC expects. Messages are parsed here, so that a malformed
 import logging
 import re
 import time
-import zlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from google.protobuf.message import DecodeError
 
-from trimtab_protocol import Buffer, InferRequest, ProtocolError, grpc_messages
+from trimtab_protocol import Buffer, grpc_messages
+from trimtab_protocol.text import told
 from trimtab_router.admission import check_model
+from trimtab_router.budget import Reservation
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
-from trimtab_router.refusal import Code, Refusal, invalid, malformed
-from trimtab_router.router import Call, Router
+from trimtab_router.ingress.body import Unpacking, read_body
+from trimtab_router.ingress.receiving import Described, client, receive, request_id
+from trimtab_router.refusal import Code, Refusal, failure, invalid
+from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
 
@@ -31,16 +35,20 @@ _STATUS = {  # https://grpc.github.io/grpc/core/md_doc_statuscodes.html
     Code.CANCELLED: 1,
     Code.INVALID_ARGUMENT: 3,
     Code.DEADLINE_EXCEEDED: 4,
+    Code.REQUEST_TIMEOUT: 4,
     Code.NOT_FOUND: 5,
+    Code.PERMISSION_DENIED: 7,
     Code.RESOURCE_EXHAUSTED: 8,
     Code.PAYLOAD_TOO_LARGE: 8,
     Code.INTERNAL: 13,
     Code.UNAVAILABLE: 14,
+    Code.UNAUTHENTICATED: 16,
 }
 _UNIMPLEMENTED = 12
+_INFER = grpc_messages.method_path("ModelInfer")
+_MAX_QUESTION_BYTES = 2**16
 _TIMEOUT = re.compile(r"^([0-9]{1,8})([HMSmun])$")
 _TIMEOUT_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-_MAX_DETAILS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +61,7 @@ class Answer:
     message: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class UnaryCall:
-    """A call with the one message it carries."""
-
-    metadata: Mapping[str, str]
-    message: memoryview
-    compressed: bool = False
-
-
-_Method = Callable[[UnaryCall], Awaitable[Answer]]
+_Method = Callable[[bytes], Answer]
 
 
 class GrpcIngress:
@@ -76,80 +75,76 @@ class GrpcIngress:
             "ServerMetadata": self._server_metadata,
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
-            "ModelInfer": self._model_infer,
         }
         self._methods = {grpc_messages.method_path(name): method for name, method in methods.items()}
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Serve a call."""
-        return GrpcResponse(await self._outcome(request))
+        try:
+            if request.path == _INFER:
+                return await self._infer(request)
+            return GrpcResponse(await self._told(request))
+        except Refusal as refusal:
+            return GrpcResponse(_refused(refusal))
+        except Exception:
+            log.exception("a call of %s failed", told(request.path, 200))
+            return GrpcResponse(_refused(failure("InternalError", "the call failed", request_id(request))))
 
-    async def _outcome(self, request: web.BaseRequest) -> Answer:
+    async def _told(self, request: web.BaseRequest) -> Answer:
         method = self._methods.get(request.path)
         if method is None:
-            return Answer(_UNIMPLEMENTED, f"no method {request.path[:200]}; this is {grpc_messages.SERVICE}")
-        try:
-            return await method(_only_message(request.headers, await request.read()))
-        except Refusal as refusal:
-            return _refused(refusal)
-        except Exception:
-            log.exception("a request failed")
-            return Answer(_STATUS[Code.INTERNAL], "the router failed; its log says why")
+            return Answer(_UNIMPLEMENTED, f"no method {request.path}; this is {grpc_messages.SERVICE}")
+        with self._router.budget.reservation() as reservation:
+            return method(bytes(await self._message(request, reservation, _MAX_QUESTION_BYTES)))
 
-    async def _server_live(self, _: UnaryCall) -> Answer:
+    def _server_live(self, _: bytes) -> Answer:
         return _encoded("ServerLive", live=True)
 
-    async def _server_ready(self, _: UnaryCall) -> Answer:
+    def _server_ready(self, _: bytes) -> Answer:
         return _encoded("ServerReady", ready=self._router.ready)
 
-    async def _server_metadata(self, _: UnaryCall) -> Answer:
+    def _server_metadata(self, _: bytes) -> Answer:
         return _encoded("ServerMetadata", name=SERVER_NAME, version=SERVER_VERSION, extensions=EXTENSIONS)
 
-    async def _model_ready(self, call: UnaryCall) -> Answer:
-        request = self._parse("ModelReady", call)
-        check_model(self._router.pipeline.name, request.name, request.version)
+    def _model_ready(self, message: bytes) -> Answer:
+        asked = _parse("ModelReady", message)
+        check_model(self._router.pipeline.name, asked.name, asked.version)
         return _encoded("ModelReady", ready=self._router.ready)
 
-    async def _model_metadata(self, call: UnaryCall) -> Answer:
-        request = self._parse("ModelMetadata", call)
-        check_model(self._router.pipeline.name, request.name, request.version)
+    def _model_metadata(self, message: bytes) -> Answer:
+        asked = _parse("ModelMetadata", message)
+        check_model(self._router.pipeline.name, asked.name, asked.version)
         return _encoded("ModelMetadata", **model_metadata(self._router.pipeline))
 
-    async def _model_infer(self, call: UnaryCall) -> Answer:
-        metadata, arrived_at = call.metadata, time.monotonic()
-        await self._router.enter(arrived_at)
-        request, deadline_seconds = self._parse_infer(call)
-        request_id = metadata.get("x-request-id", "")
-        response = await self._router.infer(
-            Call(
-                request,
-                arrived_at,
-                deadline_seconds=deadline_seconds,
-                request_id=request_id,
-                trace_parent=metadata.get("traceparent", ""),
-            )
-        )
-        trailing = (("x-request-id", request_id),) if request_id else ()
-        return Answer(trailing=trailing, message=grpc_messages.response_to_message(response).SerializeToString())
+    async def _infer(self, request: web.BaseRequest) -> web.StreamResponse:
+        router, arrived_at = self._router, time.monotonic()
+        with await router.visit(arrived_at, client(request)) as reservation:
+            call = await receive(router, request, reservation, arrived_at, partial(self._describe, request))
+            response = await router.infer(call)
+            reservation.answered()
+            message = grpc_messages.response_to_message(response).SerializeToString()
+            reservation.note(len(message))
+            answer = GrpcResponse(Answer(trailing=_identity(call.request_id), message=message))
+            await answer.prepare(request)
+            return answer
 
-    def _parse_infer(self, call: UnaryCall) -> tuple[InferRequest, float | None]:
-        try:
-            message = self._parse("ModelInfer", call)
-            return grpc_messages.request_from_message(message), _deadline_seconds(call.metadata)
-        except ProtocolError as error:
-            raise self._router.turn_away(malformed(error)) from error
-        except Refusal as refusal:
-            raise self._router.turn_away(refusal) from refusal
+    async def _describe(self, request: web.BaseRequest, reservation: Reservation) -> Described:
+        limits, deadline_seconds = self._router.limits, _deadline_seconds(request.headers)
+        message = await self._message(request, reservation, limits.max_payload_bytes)
+        return Described(grpc_messages.read_request(message, limits.json_bytes), deadline_seconds)
 
-    def _parse(self, method: str, call: UnaryCall) -> Any:
-        message: Buffer = call.message
-        if call.compressed:
-            encoding = call.metadata.get("grpc-encoding", "")
-            message = _decompressed(message, encoding, self._router.limits.max_payload_bytes)
-        try:
-            return grpc_messages.request_class(method).FromString(bytes(message))
-        except DecodeError as error:
-            raise invalid(f"the message is no {method}Request of Open Inference Protocol V2: {error}") from error
+    async def _message(self, request: web.BaseRequest, reservation: Reservation, most_bytes: int) -> Buffer:
+        """The one message of a unary call, unpacked."""
+        body = await read_body(request, reservation, most_bytes + MESSAGE_PREFIX_BYTES, self._router.body_seconds)
+        message = body[MESSAGE_PREFIX_BYTES:]
+        if len(body) < MESSAGE_PREFIX_BYTES or len(message) != int.from_bytes(body[1:MESSAGE_PREFIX_BYTES], "big"):
+            raise invalid("a unary call carries exactly one message with its length before it")
+        if not body[0]:
+            return message
+        encoding = request.headers.get("grpc-encoding", "")
+        unpacking = Unpacking(told(encoding, 100), "the message", reservation, most_bytes)
+        await unpacking.feed(message)
+        return unpacking.finished()
 
 
 class GrpcResponse(web.StreamResponse):
@@ -157,7 +152,8 @@ class GrpcResponse(web.StreamResponse):
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
-        self._outcome = answer
+        self._answer = answer
+        self._written = False
 
     @property
     def keep_alive(self) -> bool | None:
@@ -165,11 +161,14 @@ class GrpcResponse(web.StreamResponse):
         return True
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Write the whole answer."""
+        """Write the whole answer, once."""
+        if self._written:
+            return request.writer
+        self._written = True
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the door closed the connection")
-        transport.writelines(written(self._outcome))
+        transport.writelines(written(self._answer))
         await request.writer.drain()
         return request.writer
 
@@ -181,19 +180,13 @@ def written(answer: Answer) -> list[bytes]:
     """The bytes of an answer in HTTP/1.1."""
     fields = [("grpc-status", str(answer.status)), *answer.trailing]
     if answer.details:
-        fields.insert(1, ("grpc-message", _percent_encoded(answer.details[:_MAX_DETAILS])))
-    lines = "".join(f"{name}: {value}\r\n" for name, value in fields).encode("latin-1")
+        fields.insert(1, ("grpc-message", _percent_encoded(told(answer.details))))
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields).encode("ascii")
     if answer.message is None:
         return [_HEAD + b"content-length: 0\r\n" + lines + b"\r\n"]
     prefix = b"\x00" + len(answer.message).to_bytes(4, "big")
     size = b"%x\r\n" % (len(prefix) + len(answer.message))
     return [_HEAD + b"transfer-encoding: chunked\r\n\r\n" + size + prefix, answer.message, _END + lines + b"\r\n"]
-
-
-def _only_message(metadata: Mapping[str, str], body: bytes) -> UnaryCall:
-    if len(body) < MESSAGE_PREFIX_BYTES or len(body) - MESSAGE_PREFIX_BYTES != int.from_bytes(body[1:5], "big"):
-        raise invalid("a unary call carries exactly one message with its length before it")
-    return UnaryCall(metadata, memoryview(body)[MESSAGE_PREFIX_BYTES:], compressed=bool(body[0]))
 
 
 def _deadline_seconds(metadata: Mapping[str, str]) -> float | None:
@@ -207,19 +200,15 @@ def _deadline_seconds(metadata: Mapping[str, str]) -> float | None:
     return int(match[1]) * _TIMEOUT_SECONDS[match[2]]
 
 
-def _decompressed(message: Buffer, encoding: str, most_bytes: int) -> bytes:
-    windows = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-    if encoding not in windows:
-        raise invalid(f"grpc-encoding is {encoding[:40]!r}; use identity, gzip or deflate")
-    decompressor = zlib.decompressobj(windows[encoding])
+def _parse(method: str, message: bytes) -> Any:
     try:
-        data = decompressor.decompress(message, most_bytes + 1)
-    except zlib.error as error:
-        raise invalid(f"the message is not {encoding}: {error}") from error
-    if len(data) > most_bytes:
-        what = f"the message unpacks to more than {most_bytes} bytes"
-        raise Refusal(Code.PAYLOAD_TOO_LARGE, "PayloadTooLarge", what)
-    return data
+        return grpc_messages.request_class(method).FromString(message)
+    except DecodeError as error:
+        raise invalid(f"the message is no {method}Request of Open Inference Protocol V2: {error}") from error
+
+
+def _identity(named: str) -> tuple[tuple[str, str], ...]:
+    return (("x-request-id", named),) if named else ()
 
 
 def _encoded(method: str, **fields: Any) -> Answer:

@@ -25,7 +25,13 @@ class RequestIngress:
 
     def server(self) -> web.Server:
         """A server that leaves a request as soon as its caller does."""
-        return web.Server(self._answer, request_factory=self._make_request, handler_cancellation=True, access_log=None)
+        return web.Server(
+            self._answer,
+            request_factory=self._make_request,
+            handler_cancellation=True,
+            access_log=None,
+            auto_decompress=False,
+        )
 
     def _make_request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         loop, limit = asyncio.get_running_loop(), self._router.limits.max_payload_bytes

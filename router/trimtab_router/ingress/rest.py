@@ -1,25 +1,37 @@
 """REST front door: `/v2/…` with JSON and binary tensors.
 
-A body that cannot be served is refused by its Content-Length, before it is read.
+A body that cannot be served is refused by its Content-Length, before it is read; one of JSON beyond a bound of its own,
+since numbers in JSON cost many times their size.
 """
 
 import json
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from aiohttp import web
 
-from trimtab_protocol import InferResponse, ProtocolError, rest
+from trimtab_protocol import Buffer, InferResponse, ProtocolError, rest
+from trimtab_protocol.text import told
 from trimtab_router.admission import check_model
+from trimtab_router.budget import Reservation
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
-from trimtab_router.refusal import Code, Refusal, invalid, malformed
+from trimtab_router.ingress.body import read_body, too_large
+from trimtab_router.ingress.receiving import Described, client, receive, request_id
+from trimtab_router.refusal import Refusal, failure, malformed
 from trimtab_router.router import Call, Router
 
 log = logging.getLogger(__name__)
 
 _MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?/?$")
+_JOIN_BELOW_BYTES = 64 * 2**10
+"""Answers up to this size go out as one buffer; copying them costs less than another write."""
+_WRITTEN_BYTES = 2**20
+JSON_BYTES_A_NUMBER = 8
+"""Of the bound on JSON, what a number of an answer counts: so many are written within some tens of milliseconds."""
+_USE_BINARY = "use binary tensors (extension binary_tensor_data)"
 
 
 class RestIngress:
@@ -47,9 +59,9 @@ class RestIngress:
             return _refused(request, refusal)
         except web.HTTPException as error:
             return _json({"error": error.text or error.reason}, error.status)
-        except Exception as error:
-            log.exception("%s %s failed", request.method, request.path)
-            return _json({"error": f"{type(error).__name__}: {error}"}, 500)
+        except Exception:
+            log.exception("%s %s failed", told(request.method, 100), told(request.path, 200))
+            return _refused(request, failure("InternalError", "the request failed", request_id(request)))
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         match = _MODEL_PATH.match(request.path)
@@ -84,64 +96,74 @@ class RestIngress:
         ready = self._router.ready
         return _json({"live": True, "ready": ready}, 200 if ready else 503)
 
-    async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.Response:
-        router, length, arrived_at = self._router, request.content_length or 0, time.monotonic()
-        await router.enter(arrived_at)
-        try:
-            self._check_length(length)
-            reservation = router.reserve(length)
-        except Refusal as refusal:
-            raise router.turn_away(refusal) from refusal
-        with reservation:
-            body = await self._read(request)
-            try:
-                unforeseen = router.reserve(max(len(body) - length, 0))  # sent in chunks, or compressed
-            except Refusal as refusal:
-                raise router.turn_away(refusal) from refusal
-            with unforeseen:
-                call = self._parse(request, arrived_at, body, name, version)
-                return _answered(call, await router.infer(call))
+    async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.StreamResponse:
+        router, arrived_at = self._router, time.monotonic()
+        describe = partial(self._describe, request, name, version)
+        with await router.visit(arrived_at, client(request)) as reservation:
+            call = await receive(router, request, reservation, arrived_at, describe)
+            response = await router.infer(call)
+            reservation.answered()
+            buffers, headers = self._encode(call, response)
+            reservation.note(sum(map(_size, buffers)))
+            return await _send(request, buffers, headers)
 
-    async def _read(self, request: web.BaseRequest) -> bytes:
-        if request.headers.get("Expect", "").lower() == "100-continue":
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        try:
-            return await request.read()
-        except web.RequestPayloadError as error:
-            raise self._router.turn_away(invalid(f"the body cannot be read: {error}")) from error
-        except web.HTTPRequestEntityTooLarge as error:
-            raise self._router.turn_away(self._too_large(error.text or "")) from error
+    async def _describe(self, request: web.BaseRequest, name: str, version: str, reservation: Reservation) -> Described:
+        check_model(self._router.pipeline.name, name, version)
+        written = request.headers.get(rest.HEADER_LENGTH)
+        body = await self._read_body(request, reservation, written)
+        return Described(rest.read_request(name, body, written, model_version=version))
 
-    def _parse(self, request: web.BaseRequest, arrived_at: float, body: bytes, name: str, version: str) -> Call:
-        headers = request.headers
+    async def _read_body(
+        self, request: web.BaseRequest, reservation: Reservation, header_length: str | None
+    ) -> memoryview:
+        """The body: all JSON, or as much of it as its header says."""
+        limits, seconds = self._router.limits, self._router.body_seconds
+        if header_length is None:
+            return await read_body(request, reservation, limits.json_bytes, seconds, _USE_BINARY)
+        written = rest.json_bytes(header_length, limits.max_payload_bytes)
+        if written > limits.json_bytes:
+            raise too_large(f"{written} bytes of the body are JSON", limits.json_bytes, _USE_BINARY)
+        return await read_body(request, reservation, limits.max_payload_bytes, seconds)
+
+    def _encode(self, call: Call, response: InferResponse) -> tuple[list[Buffer], dict[str, str]]:
         try:
-            parsed = rest.decode_request(name, body, headers.get(rest.HEADER_LENGTH), model_version=version)
+            return _encoded(call, response, self._router.limits.max_json_bytes // JSON_BYTES_A_NUMBER)
         except ProtocolError as error:
-            raise self._router.turn_away(malformed(error)) from error
-        return Call(
-            parsed, arrived_at, request_id=headers.get("x-request-id", ""), trace_parent=headers.get("traceparent", "")
-        )
-
-    def _check_length(self, length: int) -> None:
-        if length > self._router.limits.max_payload_bytes:
-            raise self._too_large(f"the body has {length} bytes")
-
-    def _too_large(self, what: str) -> Refusal:
-        message = f"{what}; at most {self._router.limits.max_payload_bytes} bytes are taken"
-        return Refusal(Code.PAYLOAD_TOO_LARGE, "PayloadTooLarge", message)
+            raise malformed(error) from error
 
 
-def _answered(call: Call, response: InferResponse) -> web.Response:
-    try:
-        buffers, header_length = rest.encode_response(response, rest.binary_outputs(call.request, response.outputs))
-    except ProtocolError as error:
-        raise malformed(error) from error
+def _encoded(call: Call, response: InferResponse, most_numbers: int) -> tuple[list[Buffer], dict[str, str]]:
+    binary = rest.binary_outputs(call.request, response.outputs)
+    numbers = sum(output.array.size for output in response.outputs if output.name not in binary)
+    if numbers > most_numbers:
+        message = f"the answer has {numbers} numbers, of which JSON takes at most {most_numbers}; ask for binary data"
+        raise ProtocolError(message)
+    buffers, header_length = rest.encode_response(response, binary)
     headers = {"Content-Type": rest.JSON_CONTENT_TYPE if header_length is None else rest.BINARY_CONTENT_TYPE}
     if header_length is not None:
         headers[rest.HEADER_LENGTH] = str(header_length)
     if call.request_id:
         headers["x-request-id"] = call.request_id
-    return web.Response(body=b"".join(buffers), headers=headers)
+    return buffers, headers
+
+
+async def _send(request: web.BaseRequest, buffers: Sequence[Buffer], headers: dict[str, str]) -> web.StreamResponse:
+    total = sum(map(_size, buffers))
+    if total <= _JOIN_BELOW_BYTES:
+        return web.Response(body=b"".join(buffers), headers=headers)
+    response = web.StreamResponse(headers=headers)
+    response.content_length = total
+    await response.prepare(request)
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        for begins in range(0, view.nbytes, _WRITTEN_BYTES):
+            await response.write(view[begins : begins + _WRITTEN_BYTES])
+    await response.write_eof()
+    return response
+
+
+def _size(buffer: Buffer) -> int:
+    return memoryview(buffer).nbytes
 
 
 def _json(content: object, status: int = 200) -> web.Response:

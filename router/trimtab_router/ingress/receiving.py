@@ -1,0 +1,65 @@
+"""From a body to a call: REST and gRPC read it in their own ways; what may go wrong, and how it counts, is the same."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from trimtab_protocol import PendingRequest, ProtocolError
+from trimtab_protocol.text import header_value
+from trimtab_router.budget import Reservation
+from trimtab_router.refusal import Refusal, failure, malformed
+from trimtab_router.router import Call, Router
+
+log = logging.getLogger(__name__)
+
+CLIENT_HEADER = "x-trimtab-client"
+"""Who calls, as the door in front found out; it lets no caller set it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A request read up to its tensors' descriptions; `deadline_seconds` is what the transport says is left."""
+
+    pending: PendingRequest
+    deadline_seconds: float | None = None
+
+
+Describe = Callable[[Reservation], Awaitable[Described]]
+
+
+async def receive(
+    router: Router, request: web.BaseRequest, reservation: Reservation, arrived_at: float, describe: Describe
+) -> Call:
+    """Return the call that a request is; raises Refusal, already counted."""
+    headers = request.headers
+    try:
+        described = await describe(reservation)
+    except ProtocolError as error:
+        raise router.turn_away(malformed(error)) from error
+    except Refusal as refusal:
+        raise router.turn_away(refusal) from refusal
+    except Exception as error:
+        log.exception("a request cannot be read")
+        raise router.turn_away(failure("InternalError", "the request cannot be read", request_id(request))) from error
+    admitted = await router.admit(described.pending, reservation)
+    return Call(
+        admitted.request,
+        arrived_at,
+        deadline_seconds=described.deadline_seconds,
+        request_id=headers.get("x-request-id", ""),
+        trace_parent=headers.get("traceparent", ""),
+        admitted=admitted,
+        reservation=reservation,
+    )
+
+
+def client(request: web.BaseRequest) -> str:
+    """Who calls, empty where nobody found out."""
+    return header_value(request.headers.get(CLIENT_HEADER, ""))
+
+
+def request_id(request: web.BaseRequest) -> str:
+    """The request's id, fit to travel."""
+    return header_value(request.headers.get("x-request-id", ""))

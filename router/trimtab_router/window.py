@@ -1,0 +1,108 @@
+"""How many requests may be under way in this router, so that those let in can be answered in time. Pure.
+
+Little's law: who joins n requests that are answered at a rate of r a second waits n / r. While more is offered than is
+let in, the measured rate is what the machine can do, whatever its speed; n follows it, as a share of the latency
+promise. It grows while nothing is turned away, and stays between what keeps every replica busy and what the plan's
+stages could ever carry. How late the event loop is counts as waiting too: requests wait in sockets, uncounted.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+SLO_SHARE = 0.6
+"""Of the promise, how long those let in may take on average; the rest is for what varies."""
+LEAST_SHARE = 0.1
+FLOOR_REQUESTS = 16
+MOST_REQUESTS = 4096
+MEASURED_SECONDS = 0.2
+"""The least time over which a rate is measured, and the longest for a slow one, in which so many answers are enough."""
+LONGEST_MEASURED_SECONDS = 1.0
+ENOUGH_ANSWERS = 50
+GROWTH = 1.25
+LATE_SHARE = 0.1
+"""Of the promise, how late the event loop must be, time after time, to be called overloaded."""
+LATE_TIMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the router saw by a moment; counts are since its start.
+
+    Args:
+        now: monotonic seconds.
+        answered: requests answered.
+        refused: requests turned away because the window was full.
+        under_way: requests let in and not ended.
+        late_seconds: how late the event loop is.
+    """
+
+    now: float
+    answered: int
+    refused: int
+    under_way: int
+    late_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Between how many requests the window stays: what keeps the replicas busy, and all that the plan could carry."""
+
+    least: int = FLOOR_REQUESTS
+    most: int = MOST_REQUESTS
+
+    @classmethod
+    def of(cls, busy_requests: float, carried_requests: float | None) -> "Bounds":
+        """From the requests that keep every replica busy, and those carried within one SLO (None where unknown)."""
+        least = min(max(FLOOR_REQUESTS, round(busy_requests)), MOST_REQUESTS)
+        most = MOST_REQUESTS if carried_requests is None else min(round(carried_requests), MOST_REQUESTS)
+        return cls(least, max(least, most))
+
+
+class Window:
+    """The limit, as it follows what was observed.
+
+    Args:
+        slo_seconds: the latency promise.
+    """
+
+    def __init__(self, slo_seconds: float) -> None:
+        self._slo_seconds = slo_seconds
+        self._bounds = Bounds()
+        self._limit = float(MOST_REQUESTS)
+        self._since: Observation | None = None
+        self._late: deque[float] = deque(maxlen=LATE_TIMES)
+        self._fullest = 0
+
+    @property
+    def limit(self) -> int:
+        """How many requests may be under way now."""
+        return int(min(max(self._limit, self._bounds.least), self._bounds.most))
+
+    def observe(self, seen: Observation, bounds: Bounds | None = None) -> None:
+        """Follow what was seen; call it several times a second while requests are under way."""
+        if bounds is not None:
+            self._bounds = bounds
+        self._late.append(seen.late_seconds)
+        self._fullest = max(self._fullest, seen.under_way)
+        since = self._since
+        if since is None:
+            self._since = seen
+            return
+        seconds = seen.now - since.now
+        answered = seen.answered - since.answered
+        if seconds < MEASURED_SECONDS or (answered < ENOUGH_ANSWERS and seconds < LONGEST_MEASURED_SECONDS):
+            return
+        late = min(self._late) if len(self._late) == LATE_TIMES else 0.0
+        if seen.refused > since.refused or (
+            late > LATE_SHARE * self._slo_seconds and self._fullest >= self._bounds.least
+        ):
+            target = answered / seconds * max(SLO_SHARE * self._slo_seconds - late, LEAST_SHARE * self._slo_seconds)
+            self._limit = min(max(target, self._bounds.least), self.limit * 2.0)
+        else:
+            self._limit = min(self.limit * GROWTH, self._bounds.most)
+        self._since, self._fullest = seen, 0
+
+    def forget(self) -> None:
+        """Nothing was under way: what was counted until now says nothing about the next crowd."""
+        self._since, self._fullest = None, 0
+        self._late.clear()

@@ -1,0 +1,132 @@
+"""No shift of answers on a connection, however it came about, hands a caller another's rows."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
+from trimtab_router.connection import ConnectionBroken, HttpConnection, request_head
+from trimtab_router.router import Call
+
+PATIENT = {"timeout": 60_000_000}
+NASTY = "a\r\nx-evil: 1"
+
+
+class OneOff(FakeReplica):
+    """Answers each batch with the answer to the one before it, while `behind` holds one."""
+
+    async def start(self) -> "OneOff":
+        self.behind: list[web.StreamResponse] = []
+        self.shifted = False
+        await super().start()
+        return self
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        answer = await super()._answer(request)
+        if not self.shifted or not request.path.endswith("/infer"):
+            return answer
+        self.behind.append(answer)
+        late = self.behind.pop(0) if len(self.behind) > 1 else answer
+        return web.Response(body=late.body, status=late.status, headers={**late.headers})  # type: ignore[attr-defined]
+
+
+async def test_an_answer_to_another_batch_reaches_nobody():
+    replica = OneOff()
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=1) as rig:
+        replica.shifted = True
+        for number in range(3):
+            status, answer, _ = await rig.rest(a_request(value=float(number), parameters=PATIENT))
+            if status == 200:
+                np.testing.assert_array_equal(answer.outputs[0].array, np.full((1, 4), number + 1))
+            else:
+                assert answer == "stage stage-0: its model server failed; the router's log says more"
+        replica.shifted = False
+        await rig.until_ready()
+        status, answer, _ = await rig.rest(a_request(value=7.0, parameters=PATIENT))
+
+        np.testing.assert_array_equal(answer.outputs[0].array, np.full((1, 4), 8))
+        assert len({batch.id for batch in replica.seen}) == len(replica.seen)
+
+
+async def test_a_connection_that_says_more_than_asked_is_closed():
+    async def talkative(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na")
+        await writer.drain()
+        await more.wait()
+        writer.write(b"H")  # as little as one byte would be taken for the beginning of the next answer
+        await writer.drain()
+
+    more = asyncio.Event()
+    server = await asyncio.start_server(talkative, "127.0.0.1", 0)
+    connection = await HttpConnection.open("127.0.0.1", server.sockets[0].getsockname()[1])
+    reply = await connection.exchange(request_head("GET", "/", "x", {}, 0))
+    assert (bytes(reply.body), connection.usable) == (b"a", True)
+
+    more.set()
+    await connection.closed
+    assert not connection.usable
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 2147483647",
+        b"Content-Length: 1\r\nContent-Length: 2",
+        b"Content-Length: 1\r\nTransfer-Encoding: chunked",
+        b"Content-Length: +1",
+        b"Content-Length: " + b"1" * 5000,
+    ],
+)
+async def test_answers_larger_than_wanted_or_of_two_lengths_break_the_connection(head):
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\na")
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    connection = await HttpConnection.open("127.0.0.1", server.sockets[0].getsockname()[1])
+    with pytest.raises(ConnectionBroken):
+        await connection.exchange(request_head("GET", "/", "x", {}, 0), most_body_bytes=1000)
+
+    assert not connection.usable
+    server.close()
+
+
+@pytest.mark.parametrize("value", [NASTY, "a\0", "a\n", "\r", "€", "\x7f", "\x80"])
+def test_heads_of_requests_hold_printable_ascii_only(value):
+    for headers, path in (({"x-request-id": value}, "/"), ({value: "a"}, "/"), ({}, value)):
+        with pytest.raises(ValueError, match="cannot stand in the head of a request"):
+            request_head("POST", path, "host", headers, 0)
+
+
+@pytest.mark.parametrize("name", ["x-request-id", "traceparent"])
+@pytest.mark.parametrize("value", ["€", "i" * 8000, "é", "a b"])
+async def test_odd_ids_cost_neither_their_sender_nor_its_batch_mates_anything(name, value):
+    replica = FakeReplica()
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
+        replica.gate.clear()
+        first = asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT)))
+        await replica.arrived.wait()
+        calls = [asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT), **{name: value})) for _ in range(7)]
+        calls.append(asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT), **{name: "plain"})))
+        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] == 8)
+        replica.gate.set()
+
+        assert [(await call)[0] for call in (first, *calls)] == [200] * 9
+        assert sum(batch.rows for batch in replica.seen) == 9  # each once: nobody was sent again
+        assert all(len(told) <= 8 * 129 for batch in replica.seen for told in batch.headers.values())
+
+
+async def test_ids_from_any_door_add_no_header_to_the_request_of_a_replica():
+    replica = FakeReplica()
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
+        call = Call(a_request(), time.monotonic(), request_id=NASTY, trace_parent=NASTY)
+        await rig.router.infer(call)
+
+        (batch,) = replica.seen
+        assert batch.headers["x-request-id"] == "a??x-evil: 1"
+        assert {"x-evil", "traceparent"}.isdisjoint(batch.headers)

@@ -2,7 +2,8 @@
 
 Little's law: who joins n requests that are answered at a rate of r a second waits n / r. While more is offered than is
 let in, the measured rate is what the machine can do, whatever its speed; n follows it, as a share of the latency
-promise. It grows while nothing is turned away, and stays between what keeps every replica busy and what the plan's
+promise. More are under way than are answered within the promise: that is too much too, before anybody is turned away.
+It grows while there is none of this, and stays between what keeps every replica busy and what the plan's
 stages could ever carry. How late the event loop is counts as waiting too: requests wait in sockets, uncounted.
 """
 
@@ -15,7 +16,8 @@ LEAST_SHARE = 0.1
 FLOOR_REQUESTS = 16
 MOST_REQUESTS = 4096
 MEASURED_SECONDS = 0.2
-"""The least time over which a rate is measured, and the longest for a slow one, in which so many answers are enough."""
+MEASURED_SHARE = 0.2
+"""Of the promise too: the least time over which a rate is measured, longer where so many answers have not come yet."""
 LONGEST_MEASURED_SECONDS = 1.0
 ENOUGH_ANSWERS = 50
 GROWTH = 1.25
@@ -90,17 +92,23 @@ class Window:
             return
         seconds = seen.now - since.now
         answered = seen.answered - since.answered
-        if seconds < MEASURED_SECONDS or (answered < ENOUGH_ANSWERS and seconds < LONGEST_MEASURED_SECONDS):
+        least_seconds = max(MEASURED_SECONDS, MEASURED_SHARE * self._slo_seconds)
+        longest_seconds = max(LONGEST_MEASURED_SECONDS, self._slo_seconds)
+        if seconds < least_seconds or (answered < ENOUGH_ANSWERS and seconds < longest_seconds):
             return
+        self._follow(since, seen, answered / seconds)
+        self._since, self._fullest = seen, 0
+
+    def _follow(self, since: Observation, seen: Observation, rate: float) -> None:
+        slo_seconds = self._slo_seconds
         late = min(self._late) if len(self._late) == LATE_TIMES else 0.0
-        if seen.refused > since.refused or (
-            late > LATE_SHARE * self._slo_seconds and self._fullest >= self._bounds.least
-        ):
-            target = answered / seconds * max(SLO_SHARE * self._slo_seconds - late, LEAST_SHARE * self._slo_seconds)
+        slow = late > LATE_SHARE * slo_seconds and self._fullest >= self._bounds.least
+        crowded = min(since.under_way, seen.under_way) > max(rate * slo_seconds, self._bounds.least)
+        if slow or crowded or seen.refused > since.refused:
+            target = rate * max(SLO_SHARE * slo_seconds - late, LEAST_SHARE * slo_seconds)
             self._limit = min(max(target, self._bounds.least), self.limit * 2.0)
         else:
             self._limit = min(self.limit * GROWTH, self._bounds.most)
-        self._since, self._fullest = seen, 0
 
     def forget(self) -> None:
         """Nothing was under way: what was counted until now says nothing about the next crowd."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -33,6 +35,29 @@ class OneOff(FakeReplica):
         return web.Response(body=late.body, status=late.status, headers={**late.headers})  # type: ignore[attr-defined]
 
 
+@asynccontextmanager
+async def a_server(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[HttpConnection]:
+    """A server that answers its one request as told, and a connection to it."""
+    over = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await answer(writer)
+        await writer.drain()
+        await over.wait()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        connection = await HttpConnection.open("127.0.0.1", server.sockets[0].getsockname()[1])
+        try:
+            yield connection
+        finally:
+            connection.close()
+            await connection.closed
+            over.set()
+            await asyncio.sleep(0)
+
+
 async def test_an_answer_to_another_batch_reaches_nobody():
     replica = OneOff()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=1) as rig:
@@ -52,24 +77,21 @@ async def test_an_answer_to_another_batch_reaches_nobody():
 
 
 async def test_a_connection_that_says_more_than_asked_is_closed():
-    async def talkative(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+    more = asyncio.Event()
+
+    async def talkative(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na")
         await writer.drain()
         await more.wait()
         writer.write(b"H")  # as little as one byte would be taken for the beginning of the next answer
-        await writer.drain()
 
-    more = asyncio.Event()
-    server = await asyncio.start_server(talkative, "127.0.0.1", 0)
-    connection = await HttpConnection.open("127.0.0.1", server.sockets[0].getsockname()[1])
-    reply = await connection.exchange(request_head("GET", "/", "x", {}, 0))
-    assert (bytes(reply.body), connection.usable) == (b"a", True)
+    async with a_server(talkative) as connection:
+        reply = await connection.exchange(request_head("GET", "/", "x", {}, 0))
+        assert (bytes(reply.body), connection.usable) == (b"a", True)
 
-    more.set()
-    await connection.closed
-    assert not connection.usable
-    server.close()
+        more.set()
+        await connection.closed
+        assert not connection.usable
 
 
 @pytest.mark.parametrize(
@@ -83,17 +105,14 @@ async def test_a_connection_that_says_more_than_asked_is_closed():
     ],
 )
 async def test_answers_larger_than_wanted_or_of_two_lengths_break_the_connection(head):
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+    async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\na")
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    connection = await HttpConnection.open("127.0.0.1", server.sockets[0].getsockname()[1])
-    with pytest.raises(ConnectionBroken):
-        await connection.exchange(request_head("GET", "/", "x", {}, 0), most_body_bytes=1000)
+    async with a_server(answer) as connection:
+        with pytest.raises(ConnectionBroken):
+            await connection.exchange(request_head("GET", "/", "x", {}, 0), most_body_bytes=1000)
 
-    assert not connection.usable
-    server.close()
+        assert not connection.usable
 
 
 @pytest.mark.parametrize("value", [NASTY, "a\0", "a\n", "\r", "€", "\x7f", "\x80"])

@@ -1,0 +1,126 @@
+"""The window, against a simulated server: full when there is too much, open when there is not, at any speed."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from trimtab_router.window import FLOOR_REQUESTS, MOST_REQUESTS, Bounds, Observation, Window
+
+SLO = 0.5
+STEP = 0.01
+LOOK = 10
+"""Steps between two looks of the window."""
+
+
+@dataclass
+class Server:
+    """First come, first served, so many requests a second; who waited longer than the SLO was served in vain."""
+
+    window: Window
+    rate: float
+    waiting: deque[float] = field(default_factory=deque)
+    now: float = 0.0
+    answered: int = 0
+    good: int = 0
+    refused: int = 0
+    _work: float = 0.0
+    _offered: float = 0.0
+    _steps: int = 0
+
+    def run(self, seconds: float, offered: float, *, late_seconds: float = 0.0, bounds: Bounds | None = None) -> float:
+        """Offer so many requests a second for a while; return the answers within the SLO a second."""
+        before = self.good
+        for _ in range(round(seconds / STEP)):
+            self.now += STEP
+            self._steps += 1
+            self._arrive(offered)
+            self._serve()
+            if self._steps % LOOK == 0:
+                seen = Observation(self.now, self.answered, self.refused, len(self.waiting), late_seconds)
+                self.window.observe(seen, bounds)
+        return (self.good - before) / seconds
+
+    def _arrive(self, offered: float) -> None:
+        self._offered += offered * STEP
+        while self._offered >= 1:
+            self._offered -= 1
+            if len(self.waiting) < self.window.limit:
+                self.waiting.append(self.now)
+            else:
+                self.refused += 1
+
+    def _serve(self) -> None:
+        self._work = self._work + self.rate * STEP if self.waiting else 0.0
+        while self.waiting and self._work >= 1:
+            self._work -= 1
+            self.answered += 1
+            self.good += self.now - self.waiting.popleft() <= SLO
+
+
+def settled(rate: float, offered: float) -> Server:
+    """A server that has known its load for a while; what it does before that is not measured."""
+    server = Server(Window(SLO), rate)
+    server.run(10.0, offered)
+    return server
+
+
+@pytest.mark.parametrize("rate", [50.0, 400.0, 2000.0])
+@pytest.mark.parametrize("times", [3.0, 10.0])
+def test_in_overload_nine_tenths_of_what_can_be_served_are_served_in_time(rate, times):
+    assert settled(rate, times * rate).run(20.0, times * rate) >= 0.9 * rate
+
+
+def test_when_the_machine_slows_to_a_third_the_window_follows():
+    server = settled(900.0, 2700.0)
+    server.rate = 300.0
+    server.run(4.0, 2700.0)  # those let in before the change are late, and learning takes a moment
+
+    assert server.run(20.0, 2700.0) >= 0.9 * 300.0
+
+
+def test_when_it_is_fast_again_the_window_opens():
+    server = settled(300.0, 2700.0)
+    server.rate = 900.0
+    server.run(4.0, 2700.0)
+
+    assert server.run(20.0, 2700.0) >= 0.9 * 900.0
+
+
+@pytest.mark.parametrize("share", [0.1, 0.8])
+def test_below_capacity_nobody_is_refused(share):
+    server = Server(Window(SLO), 400.0)
+
+    assert server.run(30.0, share * 400.0) >= 0.95 * share * 400.0
+    assert server.refused == 0
+
+
+def test_after_an_overload_it_opens_again():
+    server = settled(400.0, 4000.0)
+    server.run(10.0, 100.0)
+
+    assert server.window.limit == MOST_REQUESTS
+
+
+def test_a_late_loop_leaves_less_time_and_one_stall_does_not_count():
+    bounds = Bounds(FLOOR_REQUESTS, 200)
+    server = Server(Window(SLO), 400.0)
+    server.run(10.0, 1200.0, late_seconds=0.2, bounds=bounds)
+    late = server.window.limit
+    assert late <= 0.2 * 400.0
+
+    window = Window(SLO)
+    for number in range(40):
+        seen = Observation(number * 0.1, number * 20, 0, 50, 1.0 if number == 20 else 0.0)
+        window.observe(seen, bounds)
+    assert window.limit == 200
+
+
+def test_it_stays_between_what_keeps_replicas_busy_and_what_they_could_ever_carry():
+    server = Server(Window(SLO), 20.0)
+    server.run(10.0, 200.0, bounds=Bounds.of(80.0, 400.0))
+    assert server.window.limit == 80
+
+    assert Bounds.of(3.0, None) == Bounds(FLOOR_REQUESTS, MOST_REQUESTS)
+    assert Bounds.of(3.0, 5.0) == Bounds(FLOOR_REQUESTS, FLOOR_REQUESTS)
+    assert Bounds.of(1e9, 1e12) == Bounds(MOST_REQUESTS, MOST_REQUESTS)

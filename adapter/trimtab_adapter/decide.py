@@ -9,6 +9,7 @@ from trimtab_adapter.hysteresis import planning_load
 from trimtab_adapter.least_bad import Answer, answer
 from trimtab_adapter.options import PlanningError, Question, point_profile
 from trimtab_adapter.program import Option, Program
+from trimtab_adapter.solvers.limits import limited
 from trimtab_adapter.stretch import stretch
 from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan
 from trimtab_pipelines.profile import ModelProfile
@@ -36,7 +37,8 @@ def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], si
     Raises PlanningError where the profiles do not fit the pipeline or its budget cannot hold any plan.
     """
     question, forecast = question_of(pipeline, profiles, situation)
-    return plan_of(pipeline, question, answer(question), forecast, situation.now_seconds)
+    with limited():
+        return plan_of(pipeline, question, answer(question), forecast, situation.now_seconds)
 
 
 def question_of(

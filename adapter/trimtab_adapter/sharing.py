@@ -2,16 +2,19 @@
 
 What the others have in force stays theirs until they give it up: a pipeline that is due more waits for the pool to
 have it, those that hold it are woken, and so the pool is exceeded at no time. A pipeline that does not decide (Paused,
-or not yet since the adapter started) keeps what it holds. In memory only: plans in force tell who holds what.
+without profiles, or not yet since the adapter started) keeps what it holds and stands in nobody's way. In memory only:
+plans in force tell who holds what.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from trimtab_adapter.decide import PlanningError, Situation, decide
-from trimtab_adapter.pools import Member, plan_together
+from trimtab_adapter.decide import PlanningError, Situation, decide, plan_of, question_of
+from trimtab_adapter.least_bad import Answer
+from trimtab_adapter.pools import Asked, Member, divide
 from trimtab_adapter.program import TOLERANCE
+from trimtab_adapter.solvers.limits import limited
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.profile import ModelProfile
@@ -19,24 +22,65 @@ from trimtab_pipelines.spec import InferencePipeline
 
 Planner = Callable[[InferencePipeline, Mapping[str, ModelProfile], Situation], PipelinePlan]
 Room = tuple[float, int]  # cores and GPUs
+_NOTHING: Room = (0.0, 0)
 
 
 @dataclass(slots=True)
 class _Seat:
-    """What a pipeline holds of a pool, how to have it decide again, and its latest wish, None before the first."""
+    """What a pipeline holds of a pool, how to have it decide again, and its latest wish, None while it does not decide."""
 
     held: Room
     wake: Callable[[], None]
-    member: Member | None = None
+    asked: Asked | None = None
+
+
+@dataclass(slots=True)
+class _Table:
+    """A pool and who sits at it."""
+
+    pool: Pool
+    seats: dict[str, _Seat] = field(default_factory=dict)
+    deciding: threading.Lock = field(default_factory=threading.Lock)  # one decision of a pool at a time
+
+    def left(self) -> Pool:
+        """Return what those that do not decide leave of the pool."""
+        fixed = [seat.held for seat in self.seats.values() if seat.asked is None]
+        cores = max(self.pool.cores - sum(held[0] for held in fixed), TOLERANCE)
+        return self.pool.model_copy(
+            update={"cores": cores, "gpus": max(self.pool.gpus - sum(held[1] for held in fixed), 0)}
+        )
+
+    def room(self, key: str) -> Room:
+        """Return what a pipeline may take now: what the others do not hold, and at least what is its own."""
+        others = [seat.held for other, seat in self.seats.items() if other != key]
+        own_cores, own_gpus = self.seats[key].held if key in self.seats else _NOTHING
+        cores = max(self.pool.cores - sum(held[0] for held in others), own_cores)
+        return cores, max(self.pool.gpus - sum(held[1] for held in others), own_gpus)
+
+    def wishes(self) -> dict[str, Asked]:
+        """Return what those ask that decide."""
+        return {key: seat.asked for key, seat in self.seats.items() if seat.asked is not None}
+
+    def stop_deciding(self, key: str) -> None:
+        """Leave a pipeline what it holds until it asks anew."""
+        if key in self.seats:
+            self.seats[key].asked = None
+
+    def wake_those_due(self, key: str, joint: Mapping[str, Answer]) -> None:
+        """Have the others decide whose part of the joint plan is not what they hold."""
+        _wake(
+            self.seats[other]
+            for other, part in joint.items()
+            if other != key and other in self.seats and _needs(part) != self.seats[other].held
+        )
 
 
 class SharedPools:
     """All pools, and who holds what of them. Safe to use from several threads."""
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
-        self._pools = dict(pools)
-        self._seats: dict[str, dict[str, _Seat]] = {name: {} for name in pools}
-        self._lock = threading.Lock()
+        self._tables = {name: _Table(pool) for name, pool in pools.items()}
+        self._lock = threading.Lock()  # around what is noted at the tables; never held while anything is solved
 
     def planner(
         self, key: str, pipeline: InferencePipeline, current: PipelinePlan | None, wake: Callable[[], None]
@@ -47,13 +91,12 @@ class SharedPools:
         """
 
         def plan(asked: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation) -> PipelinePlan:
-            with self._lock:
-                return self._plan(key, Member(asked, profiles, situation), wake)
+            return self._plan(key, Member(asked, profiles, situation), wake)
 
         with self._lock:
-            seats = self._seats.get(pipeline.spec.budget.pool or "")
-            if seats is not None:
-                seats[key] = _Seat(_uses(current), wake)
+            table = self._tables.get(pipeline.spec.budget.pool or "")
+            if table is not None and _may_sit(table.pool, pipeline):
+                table.seats[key] = _Seat(_uses(current), wake)
         return plan
 
     def forget(self, key: str) -> None:
@@ -62,54 +105,98 @@ class SharedPools:
             self._leave(key, of_all_but=None)
 
     def _leave(self, key: str, of_all_but: str | None) -> None:
-        for name, seats in self._seats.items():
-            if name != of_all_but and seats.pop(key, None) is not None:
-                _wake(seats.values())
+        for name, table in self._tables.items():
+            if name != of_all_but and table.seats.pop(key, None) is not None:
+                _wake(table.seats.values())
 
     def _plan(self, key: str, member: Member, wake: Callable[[], None]) -> PipelinePlan:
         name = member.pipeline.spec.budget.pool
-        self._leave(key, of_all_but=name)
+        with self._lock:
+            self._leave(key, of_all_but=name)
         if name is None:
             return decide(member.pipeline, member.profiles, member.situation)
-        if name not in self._pools:
-            known = ", ".join(self._pools) or "none"
+        table = self._table(name, member.pipeline)
+        with table.deciding, limited():
+            return self._decide(name, table, key, member, wake)
+
+    def _table(self, name: str, pipeline: InferencePipeline) -> _Table:
+        if name not in self._tables:
+            known = ", ".join(self._tables) or "none"
             raise PlanningError(f"budget.pool {name!r} is not in the file of pools, which has: {known}")
-        seats = self._seats[name]
-        own = seats.setdefault(key, _Seat(_uses(member.situation.current), wake))
-        own.member = member
-        joint = plan_together(name, self._left(name), _deciding(seats))
-        room = self._room(key, name)
-        if _fits(_uses(joint[key]), room):
-            plan, waits = joint[key], False
+        table, namespace = self._tables[name], pipeline.metadata.namespace
+        if not _may_sit(table.pool, pipeline):
+            allowed = ", ".join(table.pool.namespaces)
+            raise PlanningError(f"budget.pool {name!r} is not for namespace {namespace}; it is for: {allowed}")
+        return table
+
+    def _decide(self, name: str, table: _Table, key: str, member: Member, wake: Callable[[], None]) -> PipelinePlan:
+        question, forecast = question_of(member.pipeline, member.profiles, member.situation)
+        with self._lock:
+            own = table.seats.setdefault(key, _Seat(_uses(member.situation.current), wake))
+            own.asked = Asked(question)
+        joint = self._joint(name, table, key)
+        with self._lock:
+            room = table.room(key)
+            waits = joint is None or not _fits(_needs(joint[key]), room)
+            if joint is not None and waits:
+                table.wake_those_due(key, joint)
+        if joint is None or waits:
+            plan = _within(member, room, name)
         else:
-            _wake(self._due(key, seats, joint))
-            plan, waits = _within(member, room, name), True
-        moved = _uses(plan) != own.held
-        if member.pipeline.spec.mode == "Auto":
-            own.held = _uses(plan)
-        if moved and not waits:
-            _wake(self._due(key, seats, joint))
+            plan = plan_of(member.pipeline, question, joint[key], forecast, member.situation.now_seconds)
+        with self._lock:
+            moved = _uses(plan) != own.held
+            self._take(name, table, key, plan, auto=member.pipeline.spec.mode == "Auto")
+            if joint is not None and moved and not waits:
+                table.wake_those_due(key, joint)
         return plan
 
-    @staticmethod
-    def _due(key: str, seats: Mapping[str, _Seat], joint: Mapping[str, PipelinePlan]) -> list[_Seat]:
-        """Return the others whose part of the joint plan is not what they hold."""
-        return [seats[other] for other, wish in joint.items() if other != key and _uses(wish) != seats[other].held]
+    def _joint(self, name: str, table: _Table, key: str) -> dict[str, Answer] | None:
+        """Plan for all that decide; None where not even the smallest plans find room together.
 
-    def _left(self, name: str) -> Pool:
-        """Return what those that do not decide leave of a pool."""
-        pool = self._pools[name]
-        fixed = [seat.held for seat in self._seats[name].values() if seat.member is None]
-        cores = max(pool.cores - sum(held[0] for held in fixed), TOLERANCE)
-        return Pool(cores=cores, gpus=max(pool.gpus - sum(held[1] for held in fixed), 0))
+        Who cannot be planned for sits out: the others share what it leaves. Newcomers wait where they are too many.
+        Raises PlanningError where that is this pipeline itself.
+        """
+        while True:
+            with self._lock:
+                left, wishes = table.left(), table.wishes()
+                settled = {other: wish for other, wish in wishes.items() if table.seats[other].held != _NOTHING}
+            broken = _unplannable(left, wishes)
+            if not broken:
+                break
+            with self._lock:
+                for other in broken:
+                    table.stop_deciding(other)
+            if key in broken:
+                raise broken[key]
+        joint = divide(name, left, wishes)
+        if joint is None and key in settled and len(settled) < len(wishes):
+            joint = divide(name, left, settled)
+        return joint
 
-    def _room(self, key: str, name: str) -> Room:
-        """Return what a pipeline may take now: what the others do not hold, and at least what is its own."""
-        seats, pool = self._seats[name], self._pools[name]
-        others = [seat.held for other, seat in seats.items() if other != key]
-        own_cores, own_gpus = seats[key].held
-        cores = max(pool.cores - sum(held[0] for held in others), own_cores)
-        return cores, max(pool.gpus - sum(held[1] for held in others), own_gpus)
+    def _take(self, name: str, table: _Table, key: str, plan: PipelinePlan, *, auto: bool) -> None:
+        """Note what a pipeline holds from now on; PlanningError where another took it while this plan was made."""
+        if not auto or key not in table.seats:
+            return
+        if not _fits(_uses(plan), table.room(key)):
+            table.seats[key].wake()
+            raise PlanningError(f"pool {name}: another pipeline came in between; it is decided anew at once")
+        table.seats[key].held = _uses(plan)
+
+
+def _unplannable(left: Pool, wishes: Mapping[str, Asked]) -> dict[str, PlanningError]:
+    """Return whose wishes nobody can plan for, and why."""
+    broken = {}
+    for key, wish in wishes.items():
+        try:
+            wish.answer(left)
+        except PlanningError as error:
+            broken[key] = error
+    return broken
+
+
+def _may_sit(pool: Pool, pipeline: InferencePipeline) -> bool:
+    return not pool.namespaces or pipeline.metadata.namespace in pool.namespaces
 
 
 def _fits(used: Room, room: Room) -> bool:
@@ -130,13 +217,14 @@ def _within(member: Member, room: Room, name: str) -> PipelinePlan:
         ) from error
 
 
-def _deciding(seats: Mapping[str, _Seat]) -> dict[str, Member]:
-    return {key: seat.member for key, seat in seats.items() if seat.member is not None}
+def _needs(part: Answer) -> Room:
+    choice = part.solution.choice
+    return sum(option.cores for option in choice), sum(option.gpus for option in choice)
 
 
 def _uses(plan: PipelinePlan | None) -> Room:
     if plan is None or plan.spec.expected is None:
-        return 0.0, 0
+        return _NOTHING
     return plan.spec.expected.cores, plan.spec.expected.gpus
 
 

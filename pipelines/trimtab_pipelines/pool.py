@@ -11,6 +11,13 @@ class Pool(Model):
 
     cores: Cores = Field(gt=0)
     gpus: int = Field(default=0, ge=0)
+    namespaces: tuple[Name, ...] = Field(default=(), description="Whose pipelines may name it; none listed means all")
+    max_gain: float = Field(
+        default=20.0,
+        gt=0,
+        description="The most that all of the pool may be worth to one pipeline, as its objective counts: one that "
+        "would gain more, by its weights or its price of a change, is scaled down to this",
+    )
 
 
 class Pools(Model):

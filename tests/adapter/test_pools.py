@@ -121,6 +121,19 @@ def test_gpus_of_a_pool_go_where_they_are_worth_most():
     assert expected(plans["heavy"]).accuracy > expected(plans["light"]).accuracy
 
 
+@pytest.mark.parametrize(
+    "greedy", [{"objective": {"accuracyWeight": 1e9}}, {"objective": {"accuracyWeight": 1e9, "costWeight": 1e7}}]
+)
+def test_no_weight_takes_the_whole_pool(greedy):
+    """Unbounded, the greedy one's last hundredth of accuracy would be worth more than all the other could gain."""
+    modest = a_member(60.0, objective={"accuracyWeight": 40})
+    members = {"greedy": a_member(60.0, **greedy), "modest": modest}
+    bounded = plan_together("shared", Pool(cores=7.0, max_gain=2.0), members)
+    unbounded = plan_together("shared", Pool(cores=7.0, max_gain=1e12), members)
+
+    assert expected(bounded["modest"]).cores > expected(unbounded["modest"]).cores
+
+
 def test_a_pool_too_small_for_the_smallest_plans_is_named():
     with pytest.raises(PlanningError, match="pool shared, 3 cores and 0 GPUs, cannot hold the smallest plans of a, b"):
         plan_together("shared", Pool(cores=3.0), {"a": a_member(1.0), "b": a_member(1.0)})
@@ -130,6 +143,8 @@ def test_pools_are_read_from_a_file(tmp_path):
     file = tmp_path / "pools.yaml"
     file.write_text("pools:\n  shared: {cores: 1500m, gpus: 2}\n")
     assert load_pools(file).pools == {"shared": Pool(cores=1.5, gpus=2)}
+    file.write_text("pools:\n  shared: {cores: 2, namespaces: [team-a], maxGain: 5}\n")
+    assert load_pools(file).pools == {"shared": Pool(cores=2, namespaces=("team-a",), max_gain=5.0)}
 
     file.write_text("pools:\n  shared: {cores: 0}\n")
     with pytest.raises(DocumentError, match=r"pools\.shared\.cores"):

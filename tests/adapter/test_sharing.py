@@ -1,5 +1,7 @@
 """Pipelines of one pool that decide one after the other: never above the pool, in the end as if planned together."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
 
@@ -19,8 +21,8 @@ POOL = Pool(cores=8.0)
 class Table:
     """Pipelines at one pool; `tick` is what a loop does, woken ones tick in turn."""
 
-    def __init__(self, *names, budget="16", pool="shared", cores=POOL.cores):
-        self.pool = Pool(cores=cores)
+    def __init__(self, *names, budget="16", pool="shared", cores=POOL.cores, namespaces=()):
+        self.pool = Pool(cores=cores, namespaces=namespaces)
         self.pools = SharedPools({"shared": self.pool})
         self.pipeline = a_ladder(budget={"cores": budget, "pool": pool}, objective={"accuracyWeight": 40})
         self.profiles = profiles_of(self.pipeline)
@@ -130,3 +132,103 @@ def test_a_pipeline_without_a_pool_plans_alone():
     table.tick("one", 60.0)
 
     assert expected(table.plans["one"]).cores <= 4
+
+
+def test_a_member_without_a_profile_holds_nobodys_planning():
+    table = Table("good", "bad")
+    table.tick("good", 20.0)
+    table.loads["bad"] = 20.0
+    for _ in range(2):
+        with pytest.raises(PlanningError, match="has no profile"):
+            table.planners["bad"](table.pipeline, {}, table.situation("bad"))
+        table.tick("good", 300.0)
+
+    assert expected(table.plans["good"]).cores > 2
+    table.tick("bad", 20.0, wait=True)
+    table.settle()
+    assert expected(table.plans["bad"]).cores >= 2
+
+
+def test_a_member_that_lost_its_profiles_keeps_what_it_holds():
+    table = Table("one", "other")
+    table.tick("one", 300.0)
+    held = expected(table.plans["one"]).cores
+    with pytest.raises(PlanningError, match="has no profile"):
+        table.planners["one"](table.pipeline, {}, table.situation("one"))
+    with suppress(PlanningError):
+        table.tick("other", 300.0)
+
+    assert table.cores() <= POOL.cores
+    assert expected(table.plans["other"]).cores <= POOL.cores - held
+
+
+def test_a_newcomer_too_large_for_the_pool_stops_nobody():
+    table = Table("one", "other", "large")
+    table.tick("one", 20.0)
+    table.tick("other", 20.0)
+    table.settle()
+    stages = tuple(stage.model_copy(update={"min_replicas": 3}) for stage in table.pipeline.spec.stages)
+    large = table.pipeline.model_copy(update={"spec": table.pipeline.spec.model_copy(update={"stages": stages})})
+    table.loads["large"] = 20.0
+    with pytest.raises(PlanningError, match="until other pipelines have given up theirs"):
+        table.planners["large"](large, table.profiles, table.situation("large"))
+    table.tick("one", 300.0, wait=True)
+    table.settle()
+
+    assert expected(table.plans["one"]).cores > expected(table.plans["other"]).cores
+
+
+class Profiles(dict):
+    """Profiles that count how often they are read, and are read only when the gate is open."""
+
+    def __init__(self, content):
+        super().__init__(content)
+        self.gate, self.reading, self.reads = threading.Event(), threading.Event(), 0
+        self.gate.set()
+
+    def __getitem__(self, stage):
+        self.reads += 1
+        self.reading.set()
+        assert self.gate.wait(60)
+        return super().__getitem__(stage)
+
+
+def test_nobody_waits_for_the_decision_of_a_pipeline_to_come_or_to_go():
+    table = Table("one", "other")
+    slow = Profiles(table.profiles)
+    slow.gate.clear()
+    table.loads["one"] = 60.0
+    with ThreadPoolExecutor(1) as solving:
+        deciding = solving.submit(table.planners["one"], table.pipeline, slow, table.situation("one"))
+        assert slow.reading.wait(60)
+        alone = a_ladder(budget={"cores": "4"})
+        planner = table.pools.planner("alone", alone, None, lambda: None)
+        plan = planner(alone, table.profiles, Situation(ForecastRecord(peak_rps=20.0, source="given"), 0.0))
+        table.pools.forget("other")
+        assert not deciding.done()
+        slow.gate.set()
+        assert expected(deciding.result(60)).cores <= POOL.cores
+    assert expected(plan).cores <= 4
+
+
+def test_a_tick_solves_only_for_the_pipeline_that_ticks():
+    table, counted = Table("one", "other"), {}
+    for name in ("one", "other"):
+        table.loads[name] = 400.0  # more than the pool carries: parts of the load are tried as well
+        counted[name] = table.profiles = Profiles(table.profiles)
+        table.tick(name, 400.0, wait=True)
+    before = counted["other"].reads
+    table.profiles = counted["one"]
+    table.tick("one", 400.0, wait=True)
+    table.tick("one", 400.0, wait=True)
+
+    assert counted["other"].reads == before
+
+
+def test_a_pool_is_for_the_namespaces_it_names():
+    table = Table("one", namespaces=("team-a", "team-b"))
+    with pytest.raises(
+        PlanningError, match=r"budget\.pool 'shared' is not for namespace default; it is for: team-a, team-b"
+    ):
+        table.tick("one", 5.0)
+    assert Table("one", namespaces=("default",)).tick("one", 5.0) is None

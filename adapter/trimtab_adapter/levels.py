@@ -2,6 +2,7 @@
 
 The best objective is a staircase over the budget. Its steps are found from the top: solve, then allow a little less
 than that choice uses, and so on until nothing fits. Each step is an optimum, so what is picked from the steps is exact.
+Where the time is up steps become coarse: each leaves a tenth of the cores, and the cheapest choice of all ends them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,10 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trimtab_adapter.program import TOLERANCE, Program, Solution
+from trimtab_adapter.program import TIE_BREAK, TOLERANCE, Program, Solution, Weights
 from trimtab_adapter.solvers.exact import solve
 from trimtab_adapter.solvers.frontier import undominated
+from trimtab_adapter.solvers.limits import out_of_time
 
+COARSE = 0.9  # of the cores of the step before, where the time is up
 STEP_CORES = 1e-6  # below any difference of two choices, above the rounding that constraints allow
 
 
@@ -47,10 +50,23 @@ def best_within(found: Sequence[Level], cores: float, gpus: int) -> Level | None
 
 def staircase(program: Program) -> Iterator[Level]:
     """Yield the best choice of every amount of cores, from the whole budget down; GPUs as the program allows."""
+    cores = program.cores
     while (solution := solve(program)) is not None:
         cores = sum(option.cores for option in solution.choice)
         yield Level(cores, sum(option.gpus for option in solution.choice), solution)
-        program = replace(program, cores=cores - STEP_CORES)
+        program = replace(program, cores=COARSE * cores if out_of_time() else cores - STEP_CORES)
+    if out_of_time():
+        yield from _cheapest(program, cores)
+
+
+def _cheapest(program: Program, above: float) -> Iterator[Level]:
+    """Yield the choice of the fewest cores, where coarse steps went past it."""
+    thrifty = replace(program, cores=above - STEP_CORES, weights=Weights(TIE_BREAK, 1.0, 0.0))
+    solution = solve(thrifty)
+    if solution is not None:
+        worth = replace(solution, objective=program.objective(solution.choice))
+        choice = worth.choice
+        yield Level(sum(option.cores for option in choice), sum(option.gpus for option in choice), worth)
 
 
 def _steps(program: Program) -> Iterator[Level]:

@@ -1,5 +1,7 @@
 """The slow loop: each interval observe, forecast, decide, publish. Shell around `decide`.
 
+A decision that took long is followed by a rest in proportion, so that no pipeline takes the solvers from the others.
+
 One fault in one tick costs that tick only: it is logged once, the plan in force stays, and what is told says that it
 was held and why. A load that outgrows the plan between two ticks is not waited out: it brings the next tick forward.
 """
@@ -8,8 +10,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from trimtab_adapter.decide import PlanningError, Situation, decide, first_situation
@@ -31,11 +34,14 @@ from trimtab_adapter.sharing import Planner
 from trimtab_adapter.sources import LoadSource, StateSource
 from trimtab_adapter.tick import Tick
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_predictor.forecaster import Forecaster
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5  # how often to look whether the load has outgrown the plan
+RESTS = 4.0  # times as long as a decision computed, until the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ class Loop:
         self.current: PipelinePlan | None = None
         self.planner: Planner = decide  # or one that minds other pipelines too
         self.ticked_at = time.monotonic()
+        self._computed_seconds = 0.0  # by the last decision
         self._woken = asyncio.Event()
         self._take_up()
 
@@ -91,11 +98,18 @@ class Loop:
         loop = asyncio.get_running_loop()
         due = loop.time() + (first - 1.0) * self.interval_seconds
         while not stop.is_set():
+            await self._rest(stop)
             due = max(due + self.interval_seconds, loop.time())
             if await self._wait(stop, due):
                 due = loop.time()
             if not stop.is_set():
                 await self.tick(clock())
+
+    async def _rest(self, stop: asyncio.Event) -> None:
+        """Leave the solvers to others for a while, whatever may have changed."""
+        seconds, self._computed_seconds = RESTS * self._computed_seconds, 0.0
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), seconds)
 
     async def _wait(self, stop: asyncio.Event, due: float) -> bool:
         """Wait until the next tick is due, or the end; True where it was brought forward."""
@@ -248,9 +262,18 @@ class Loop:
     async def _solve(self, situation: Situation) -> PipelinePlan:
         pipeline, profiles = self._documents.pipeline, self._documents.profiles
         if self._solving is None:
-            return self.planner(pipeline, profiles, situation)
+            return self._compute(pipeline, profiles, situation)
         solving = asyncio.get_running_loop().run_in_executor
-        return await solving(self._solving, self.planner, pipeline, profiles, situation)
+        return await solving(self._solving, self._compute, pipeline, profiles, situation)
+
+    def _compute(
+        self, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation
+    ) -> PipelinePlan:
+        began = time.thread_time()
+        try:
+            return self.planner(pipeline, profiles, situation)
+        finally:
+            self._computed_seconds = time.thread_time() - began
 
     async def _publish(self, plan: PipelinePlan) -> None:
         """Put the decision into force in Auto mode, propose it in Advisory mode."""

@@ -104,7 +104,7 @@ class Solution:
     objective: float
     gap: float = 0.0  # proven: no choice is better by more than this
     solver: str = "Exact"
-    note: str = ""  # why another solver than the one asked for answered
+    note: str = ""  # why another solver than the one asked for answered, or why there is a gap
 
 
 def models(choice: Iterable[Option]) -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from trimtab_pipelines.resource import API_VERSION
+from trimtab_pipelines.resource import ADVISORY_SUFFIX, API_VERSION
 
 GROUP, VERSION = API_VERSION.split("/")
 
@@ -59,13 +59,13 @@ def profile_job_name(pipeline: str, task: str, fingerprint: str) -> str:
 
 
 def advisory_name(pipeline: str) -> str:
-    """Name of the PipelinePlan the adapter writes in Advisory mode."""
-    return _fitting(f"{pipeline}-advisory", f"{pipeline}-advisory")
+    """Name of the PipelinePlan the adapter writes in Advisory mode; no pipeline, and so no other plan, may have it."""
+    return _fitting(pipeline, pipeline, longest=_LONGEST_NAME - len(ADVISORY_SUFFIX)) + ADVISORY_SUFFIX
 
 
-def _fitting(written: str, identity: str, *, always: bool = False) -> str:
+def _fitting(written: str, identity: str, *, always: bool = False, longest: int = _LONGEST_NAME) -> str:
     """Shorten what is too long; a few digits of a hash keep apart what would else read the same."""
-    if len(written) <= _LONGEST_NAME and not always:
+    if len(written) <= longest and not always:
         return written
     digits = hashlib.sha256(identity.encode()).hexdigest()[:5]
-    return f"{written[: _LONGEST_NAME - 6].rstrip('-')}-{digits}"
+    return f"{written[: longest - 6].rstrip('-')}-{digits}"

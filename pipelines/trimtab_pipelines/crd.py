@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel
 
 from trimtab_pipelines.cluster import GROUP, VERSION
-from trimtab_pipelines.crd_schema import structural
+from trimtab_pipelines.crd_schema import structural, validations
 from trimtab_pipelines.generated import write_or_check
 from trimtab_pipelines.plan import PipelinePlan, PipelinePlanSpec
 from trimtab_pipelines.profile import ModelProfile, ModelProfileSpec
@@ -121,6 +121,7 @@ def custom_resource_definition(definition: Definition) -> dict[str, Any]:
         "description": definition.resource.__doc__,
         "required": ["spec"],
         "properties": properties,
+        **validations(definition.resource),
     }
     version = {
         "name": VERSION,

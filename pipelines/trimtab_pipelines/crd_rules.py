@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from trimtab_pipelines.resource import ADVISORY_SUFFIX
 from trimtab_pipelines.spec import (
     Adaptation,
     Budget,
+    InferencePipeline,
     InferencePipelineSpec,
     Objective,
     Rollout,
@@ -39,6 +41,12 @@ def _positive(field: str, example: str) -> Rule:
 
 
 RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
+    InferencePipeline: (
+        Rule(
+            f"!self.metadata.name.endsWith('{ADVISORY_SUFFIX}')",
+            f"metadata.name must not end in {ADVISORY_SUFFIX}: so end the PipelinePlans that advise only",
+        ),
+    ),
     Variant: (
         Rule(
             "has(self.container) || (has(self.family) && self.family != '' && has(self.storageUri) && "
@@ -83,7 +91,13 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
     ),
     Budget: (_positive("cores", "2 or 500m"),),
     ServiceLevel: (_positive("latency", "250ms"),),
-    Adaptation: (_positive("interval", "10s"), _positive("horizon", "20s")),
+    Adaptation: (
+        Rule(
+            "type(self.interval) == int ? int(self.interval) >= 1 : duration(string(self.interval)) >= duration('1s')",
+            "interval must be 1s or more, for instance 10s",
+        ),
+        _positive("horizon", "20s"),
+    ),
     Rollout: (_positive("readyTimeout", "5m"),),
     InferencePipelineSpec: (
         Rule(

@@ -29,6 +29,12 @@ def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
     return _Renderer(model.model_json_schema(by_alias=True), models, defaults=defaults).render(model)
 
 
+def validations(model: type[BaseModel]) -> Schema:
+    """Return what a model's fields ask of each other, as the API server checks it."""
+    rules = RULES.get(model, ())
+    return {"x-kubernetes-validations": [asdict(rule) for rule in rules]} if rules else {}
+
+
 class _Renderer:
     """Walks the JSON schema that pydantic writes, with the models beside it for what that schema does not say."""
 
@@ -45,8 +51,7 @@ class _Renderer:
         result |= {"type": "object", **({"required": node["required"]} if "required" in node else {})}
         fields = {field.alias or name: field for name, field in model.model_fields.items()}
         result["properties"] = {name: self._field(part, fields[name]) for name, part in node["properties"].items()}
-        rules = RULES.get(model, ())
-        return result | ({"x-kubernetes-validations": [asdict(rule) for rule in rules]} if rules else {})
+        return result | validations(model)
 
     def _field(self, node: Schema, field: FieldInfo) -> Schema:
         result = self._node(node)

@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 API_VERSION = "trimtab.dev/v1alpha1"
+ADVISORY_SUFFIX = "-advisory"
+"""How the name of a PipelinePlan ends that nothing acts on; no pipeline's own may."""
 
 Name = Annotated[
     str,

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from trimtab_pipelines import graph
 from trimtab_pipelines.quantity import Bytes, Cores, Fraction, Seconds
-from trimtab_pipelines.resource import Model, Name, Resource
+from trimtab_pipelines.resource import ADVISORY_SUFFIX, Model, Name, Resource
 from trimtab_pipelines.tensors import RequestInput, StageOutput, TensorName
 
 Reference = Annotated[
@@ -19,6 +19,8 @@ Reference = Annotated[
     ),
 ]
 ParameterValue = bool | int | float | str
+MOST_OPTIONS = 8192
+"""Ways to run its stages that a pipeline may have: what one decision can compare in its time."""
 
 
 class StageInput(Model):
@@ -180,6 +182,11 @@ class Stage(Model):
     )
     pin: Pin = Pin()
 
+    @property
+    def ways(self) -> int:
+        """How many ways there are to run it: variants × operating points × batch sizes."""
+        return len(self.batch_sizes) * sum(len(variant.points) for variant in self.variants)
+
     def variant(self, name: str) -> Variant:
         """Return the variant of that name; KeyError names the ones there are."""
         for variant in self.variants:
@@ -244,7 +251,9 @@ class ServiceLevel(Model):
 class Adaptation(Model):
     """How the slow loop behaves."""
 
-    interval_seconds: Seconds = Field(default=10.0, alias="interval", gt=0)
+    interval_seconds: Seconds = Field(
+        default=10.0, alias="interval", ge=1, description="How often a plan is decided, 1s at the least"
+    )
     horizon_seconds: Seconds = Field(default=20.0, alias="horizon", gt=0)
     forecaster: Literal["LSTM", "Reactive", "Oracle"] = "LSTM"
     headroom: float = Field(default=0.1, ge=0, le=10, description="Capacity planned above the forecast, as a fraction")
@@ -342,7 +351,17 @@ class InferencePipelineSpec(Model):
         graph.check_references(self.inputs, self.outputs, self.stages)
         graph.row_domains(self.inputs, graph.topological_order(self.stages))
         self._require_affordable()
+        self._require_plannable()
         return self
+
+    def _require_plannable(self) -> None:
+        ways = {stage.name: stage.ways for stage in self.stages}
+        total, largest = sum(ways.values()), max(ways, key=lambda name: ways[name])
+        if total > MOST_OPTIONS:
+            raise ValueError(
+                f"stages: {total} ways to run them (variants × operatingPoints × batchSizes), of which {largest} has "
+                f"{ways[largest]}; {MOST_OPTIONS} can be planned with: list fewer batchSizes or operatingPoints"
+            )
 
     def _require_affordable(self) -> None:
         least = sum(s.min_replicas * min(v.resources.cpu for v in s.variants) for s in self.stages)
@@ -358,6 +377,15 @@ class InferencePipeline(Resource):
 
     kind: Literal["InferencePipeline"] = "InferencePipeline"
     spec: InferencePipelineSpec
+
+    @model_validator(mode="after")
+    def _named_unlike_advice(self) -> Self:
+        if self.metadata.name.endswith(ADVISORY_SUFFIX):
+            raise ValueError(
+                f"metadata.name {self.metadata.name!r} must not end in {ADVISORY_SUFFIX}: so end the PipelinePlans that "
+                "advise only; choose another name"
+            )
+        return self
 
     @property
     def name(self) -> str:

@@ -1,5 +1,6 @@
 """The exact solver against brute force, and what must hold of any optimum."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from tests.adapter.problems import a_large_graph, a_large_program, a_program, br
 from trimtab_adapter.program import Program, Solution, weights_of
 from trimtab_adapter.solvers.exact import WIDTHS, search, solve
 from trimtab_adapter.solvers.frontier import undominated
+from trimtab_adapter.solvers.limits import limited
 from trimtab_adapter.solvers.table import tabulate
 from trimtab_pipelines.spec import Objective
 
@@ -150,3 +152,43 @@ def test_a_goal_weighs_only_what_it_asks_for(goal, greater, smaller):
 
     assert getattr(weights, smaller) <= 1e-6 * getattr(weights, greater)
     assert 0 < weights.batch < min(weights.core, weights.accuracy)
+
+
+def test_a_solve_whose_time_is_up_says_how_much_better_a_plan_could_be():
+    """Against what the same search finds when nobody hurries it."""
+    unsure = 0
+    for seed in range(30):
+        program = a_large_graph(seed, stages=16)
+        best, hurried = solve(program), solve(program, time_limit_seconds=0.0)
+        if best is not None and hurried is not None:
+            assert program.is_feasible(hurried.choice)
+            assert best.objective - hurried.objective <= hurried.gap + 1e-9
+            unsure += hurried.gap > 0
+            assert (hurried.gap > 0) == bool(hurried.note)
+    assert unsure > 0
+
+
+def test_one_decision_has_one_limit_however_often_it_solves():
+    program = next(found for seed in range(30) if _is_hard(found := a_large_graph(seed, stages=16)))
+    with limited(0.0), limited(60.0):
+        hurried = solve(program)
+    at_leisure = solve(program)
+
+    assert hurried is not None
+    assert re.fullmatch(r"stopped when its time was up; no plan is better by more than [\d.e-]+", hurried.note)
+    assert at_leisure is not None
+    assert not at_leisure.note
+
+
+def _is_hard(program: Program) -> bool:
+    hurried = solve(program, time_limit_seconds=0.0)
+    return hurried is not None and hurried.gap > 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**6))
+def test_what_was_not_looked_at_in_time_stays(seed):
+    costs = np.random.default_rng(seed).integers(0, 6, (400, 3)).astype(float)
+    front = set(undominated(list(costs.T)).tolist())
+
+    assert set(undominated(list(costs.T), until=0.0).tolist()) == set(range(400)) > front

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.adapter.problems import a_program, brute_force
+from tests.adapter.problems import a_large_program, a_program, brute_force
 from tests.adapter.scenes import a_ladder, expected, profiles_of
 from trimtab_adapter.decide import PlanningError, Situation
 from trimtab_adapter.levels import best_within, levels
 from trimtab_adapter.options import Question, pose
 from trimtab_adapter.pools import Member, plan_together, share
+from trimtab_adapter.solvers.limits import limited
 from trimtab_pipelines.documents import DocumentError, load_pools
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.pool import Pool
@@ -149,3 +150,23 @@ def test_pools_are_read_from_a_file(tmp_path):
     file.write_text("pools:\n  shared: {cores: 0}\n")
     with pytest.raises(DocumentError, match=r"pools\.shared\.cores"):
         load_pools(file)
+
+
+def test_where_the_time_is_up_steps_are_coarse_but_reach_from_the_best_to_the_least_plan():
+    shorter = 0
+    programs = [
+        *map(a_program, range(60)),
+        *(a_large_program(seed, 6, 5, cores=60.0, slo_share=0.6) for seed in range(3)),
+    ]
+    for program in programs:
+        fine = levels(program)
+        with limited(0.0):
+            coarse = levels(program)
+        assert bool(fine) == bool(coarse)
+        if fine:
+            assert coarse[-1].objective == pytest.approx(fine[-1].objective)
+            assert coarse[0].cores == pytest.approx(min(level.cores for level in fine if level.gpus == coarse[0].gpus))
+            assert all(program.is_feasible(level.solution.choice) for level in coarse)
+            assert all(level.objective == pytest.approx(program.objective(level.solution.choice)) for level in coarse)
+            shorter += len(coarse) < len(fine)
+    assert shorter > 2

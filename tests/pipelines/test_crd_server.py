@@ -103,7 +103,12 @@ WRONG: dict[str, tuple[Change, str]] = {
     "no budget": (set_spec(budget={"cores": "0m"}), "cores must be above 0, for instance 2 or 500m"),
     "no time": (set_spec(slo={"latency": "0ms"}), "latency must be above 0, for instance 250ms"),
     "time without unit": (set_spec(slo={"latency": "250"}), "slo.latency.*should match"),
-    "no interval": (set_spec(adaptation={"interval": 0}), "interval must be above 0, for instance 10s"),
+    "no interval": (set_spec(adaptation={"interval": 0}), "interval must be 1s or more, for instance 10s"),
+    "too short an interval": (set_spec(adaptation={"interval": "999ms"}), "interval must be 1s or more"),
+    "a name that advice has": (
+        lambda document: document["metadata"].update(name="x-advisory"),
+        "metadata.name must not end in -advisory",
+    ),
     "certainty": (set_spec(slo={"latency": "1s", "quantile": 1}), "slo.quantile.*less than 1"),
     "unknown mode": (set_spec(mode="Manual"), 'mode: Unsupported value: "Manual": supported values'),
     "no stages": (set_spec(stages=[]), "stages.*at least 1 items"),

@@ -5,6 +5,7 @@ import copy
 import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
+from trimtab_pipelines.cluster import advisory_name
 from trimtab_pipelines.documents import DocumentError, parse
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -66,6 +67,7 @@ def test_stages_are_ordered_by_what_they_read():
         ({"sla": "1s"}, "spec.sla", "unknown field"),
         ({"outputs": [{"name": "y", "from": "nowhere.outputs.y"}]}, "spec", "names no tensor"),
         ({"inputs": []}, "spec.inputs", "at least 1"),
+        ({"adaptation": {"interval": "999ms"}}, "spec.adaptation.interval", "greater than or equal to 1"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_cure(change, field, cure):
@@ -108,6 +110,29 @@ def test_a_missing_field_is_named(missing):
     del document["spec"][missing]
 
     assert f"spec.{missing}: Field required" in rejection(document)
+
+
+def test_more_ways_to_run_than_can_be_planned_are_refused_by_the_stage_that_has_most():
+    sizes = list(range(1, 33))
+    few, many = ([a_variant(f"v{n}") for n in range(count)] for count in (4, 64))
+    stages = [a_stage(f"s{n}", variants=many, batchSizes=sizes) for n in range(4)]
+    stages[0]["variants"] = few
+
+    assert sum(stage.ways for stage in a_pipeline(stages).spec.stages) == 6272
+    document = a_pipeline_document([*stages, a_stage("s4", variants=many, batchSizes=sizes)])
+    assert "8320 ways to run them (variants × operatingPoints × batchSizes), of which s1 has 2048" in rejection(
+        document
+    )
+
+
+def test_no_pipeline_is_named_like_the_advice_for_another():
+    document = a_pipeline_document()
+    document["metadata"]["name"] = "digits-advisory"
+
+    assert "metadata.name 'digits-advisory' must not end in -advisory" in rejection(document)
+    assert advisory_name("digits") == "digits-advisory"
+    assert len({advisory_name("d" * length) for length in (40, 43, 44, 50, 63)}) == 5
+    assert all(advisory_name("d" * length).endswith("-advisory") for length in (43, 44, 63))
 
 
 def test_a_pipeline_cannot_be_changed_in_place():

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 SOLVERS = 2
 LOOKS_PER_SECOND = 50.0  # of all loops together, at their routers' newest second
 LATE_INTERVALS = 3.0
+LATE_SECONDS = 60.0  # at the least: the longest decision and its rest are no reason to be restarted
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +93,12 @@ class Fleet:
             self._solving.shutdown(wait=False, cancel_futures=True)
 
     def late(self) -> list[str]:
-        """Name the pipelines whose loop has not ticked for three intervals."""
+        """Name the pipelines whose loop has not ticked for three intervals, nor for a minute."""
         now = time.monotonic()
         return [
             "/".join(key)
             for key, member in self._members.items()
-            if now - member.loop.ticked_at > LATE_INTERVALS * max(member.loop.interval_seconds, 1.0)
+            if now - member.loop.ticked_at > max(LATE_INTERVALS * member.loop.interval_seconds, LATE_SECONDS)
         ]
 
     async def _start_all(self) -> None:

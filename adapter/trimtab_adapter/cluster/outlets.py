@@ -114,6 +114,9 @@ class ClusterOutlets:
         """Write the plan under the name nothing acts on, where it would run anything else than the last advice."""
         key = self._key[0], advisory_name(self._key[1])
         found = self._known.get(PLAN, key)
+        if found is not None and not _is_advice(found):
+            log.warning("PipelinePlan %s/%s is no advice: it stays, and that for %s is not written", *key, self._key[1])
+            return
         lines = [(stage.name, line(stage)) for stage in plan.spec.stages]
         if lines == (self._advised if found is None else _lines(found)):
             return
@@ -131,7 +134,7 @@ class ClusterOutlets:
     async def _take_back_advice(self) -> None:
         key = self._key[0], advisory_name(self._key[1])
         found = self._known.get(PLAN, key)
-        if found is None or ADVISORY_LABEL not in found["metadata"].get("labels", {}):
+        if found is None or not _is_advice(found):
             return
         try:
             await self._cluster.delete(PLAN, *key, uid=found["metadata"]["uid"])
@@ -173,6 +176,10 @@ def owner_reference(pipeline: Object) -> Object:
 def identity(found: Object) -> Identity:
     """Return which state of which object it is; its generation grows with each change of its spec."""
     return str(found["metadata"].get("uid", "")), int(found["metadata"].get("generation", 0))
+
+
+def _is_advice(found: Object) -> bool:
+    return ADVISORY_LABEL in found["metadata"].get("labels", {})
 
 
 def _version(found: Object) -> int:

@@ -22,6 +22,6 @@ def _or_exact(wanted: Solver) -> Solver:
             return wanted(program)
         except SolverUnavailable as reason:
             found = exact.solve(program)
-            return None if found is None else replace(found, note=str(reason))
+            return None if found is None else replace(found, note="; ".join(filter(None, (str(reason), found.note))))
 
     return solve

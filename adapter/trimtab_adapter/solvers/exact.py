@@ -5,9 +5,13 @@ dropped, and so are labels whose best completion cannot beat a plan already know
 (`grid`) bound it. Narrow passes first find good plans to beat, until a pass had to give up none of its labels: then its
 plan is optimal. Everything is numpy over whole fronts of labels. A few thousand choices are compared all at once
 instead.
+
+The narrowest pass is always made; a wider one ends when the time is up. What its labels could still have reached is the
+gap, and the solution says so.
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,10 +24,12 @@ from trimtab_adapter.solvers.enumeration import MOST_CHOICES, best_of_all, choic
 from trimtab_adapter.solvers.frontier import undominated
 from trimtab_adapter.solvers.grid import MOST_COUNTED, count
 from trimtab_adapter.solvers.labels import Labels, root
+from trimtab_adapter.solvers.limits import SOLVE_SECONDS, seconds_left
 from trimtab_adapter.solvers.pricing import Priced, price
 from trimtab_adapter.solvers.table import Floats, Table, tabulate
 
 WIDTHS = (48, 400, 6_000, 50_000)  # labels a stage keeps in each pass; where even the last is too few, the gap says so
+MOST_EXTENSIONS = 16_000_000  # labels × options of one stage: what one step may hold in memory
 _EPSILON = 1e-12  # a bound must beat the plan known by more than rounding
 
 
@@ -34,13 +40,17 @@ class _Bound(Protocol):
         """Return the most that labels of the stages before `stage` can reach, of shape [labels]."""
 
 
-def solve(program: Program) -> Solution | None:
-    """Return an optimal solution, or None where no choice keeps every constraint."""
+def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
+    """Return an optimal solution, or None where no choice keeps every constraint.
+
+    Where the time is up it is the best found, with the gap that is left; None then only means that none was found.
+    """
+    until = time.monotonic() + seconds_left(time_limit_seconds)
     table = tabulate(program)
     if table is None:
         return None
     if choices(table) > MOST_CHOICES:
-        return search(program, table)
+        return search(program, table, until=until)
     picks = best_of_all(program, table)
     if picks is None:
         return None
@@ -48,7 +58,7 @@ def solve(program: Program) -> Solution | None:
     return Solution(tuple(found), program.objective(found))
 
 
-def search(program: Program, table: Table, widths: Sequence[int] = WIDTHS) -> Solution | None:
+def search(program: Program, table: Table, widths: Sequence[int] = WIDTHS, until: float = math.inf) -> Solution | None:
     """Return a solution and its gap: the most that a better choice, among those that had to be given up, could gain.
 
     Without a gap None is a proof too; where even the last of the `widths` was too few, it only means that no choice was
@@ -59,17 +69,27 @@ def search(program: Program, table: Table, widths: Sequence[int] = WIDTHS) -> So
     for guess in priced.guesses:
         known = _better(program, known, _options(program, table, guess))
     bounds = _bounds(program, table, priced, _target(program, known))
+    lost, note = math.inf, ""
     for width in widths:
-        passed = _Search(program, table, bounds, _target(program, known), width)
+        passed = _Search(
+            program, table, bounds, _target(program, known), width, math.inf if width == widths[0] else until
+        )
         found = passed.run()
         if found is not None:
             known = _better(program, known, _options(program, table, found))
-        if passed.lost == -math.inf:
+        lost = min(lost, passed.lost)
+        if lost == -math.inf or (known is not None and lost <= program.objective(known)):
+            break
+        if time.monotonic() > until:
+            note = "stopped when its time was up"
             break
     if known is None:
         return None
     objective = program.objective(known)
-    return Solution(tuple(known), objective, gap=max(0.0, passed.lost - objective))
+    gap = max(0.0, lost - objective)
+    return Solution(
+        tuple(known), objective, gap, note=f"{note}; no plan is better by more than {gap:.4g}" if note else ""
+    )
 
 
 def _bounds(program: Program, table: Table, priced: Priced, target: float) -> list[_Bound]:
@@ -104,12 +124,16 @@ class _Search:
     bounds: Sequence[_Bound]
     target: float
     width: int
-    lost: float = -math.inf  # the most that labels given up for want of room could have reached
+    until: float = math.inf  # on the monotonic clock
+    lost: float = -math.inf  # the most that labels given up for want of room or time could have reached
 
     def run(self) -> list[int] | None:
         """Extend labels stage by stage; return the picks of the best one that beats the target, or None."""
         fronts = [root(self.program)]
         for k in range(len(self.table.columns)):
+            if time.monotonic() > self.until:
+                self.lost = max(self.lost, float(self._most(fronts[-1], k).max()))
+                return None
             front = self._prune(self._extend(fronts[-1], k), k + 1)
             if front.value.size == 0:
                 return None
@@ -164,13 +188,20 @@ class _Search:
         keep = (most >= self.program.accuracy_floor - TOLERANCE) & (bounds > self.target)
         if table.differs and stage == len(table.columns):
             keep &= ~labels.same
-        which = np.nonzero(keep)[0]
-        if which.size > self.width:
-            ranked = which[np.argpartition(-bounds[which], self.width)]
-            which = ranked[: self.width]
-            self.lost = max(self.lost, float(bounds[ranked[self.width :]].max()))
+        which, room = np.nonzero(keep)[0], self._room(stage)
+        if which.size > room:
+            ranked = which[np.argpartition(-bounds[which], room)]
+            which = ranked[:room]
+            self.lost = max(self.lost, float(bounds[ranked[room:]].max()))
         labels = labels.take(which)
-        return labels.take(undominated(_respects(table, labels)))
+        return labels.take(undominated(_respects(table, labels), self.until))
+
+    def _room(self, stage: int) -> int:
+        """Return how many labels may be extended by a stage."""
+        columns = self.table.columns
+        if stage == len(columns):
+            return self.width
+        return max(1, min(self.width, MOST_EXTENSIONS // columns[stage].index.size))
 
     def _most(self, labels: Labels, stage: int) -> Floats:
         return np.asarray(np.minimum.reduce([each.bound(stage, labels) for each in self.bounds]))

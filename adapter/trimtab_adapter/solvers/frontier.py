@@ -1,5 +1,7 @@
 """Which of many candidates are dominated: no better in any respect than another. Pure numpy."""
 
+import math
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,10 +11,11 @@ _BLOCK = 128
 _LATER = np.triu(np.ones((_BLOCK, _BLOCK), dtype=np.bool_), 1)
 
 
-def undominated(respects: Sequence[NDArray[np.float64]]) -> NDArray[np.intp]:
+def undominated(respects: Sequence[NDArray[np.float64]], until: float = math.inf) -> NDArray[np.intp]:
     """Return the indices of the candidates that no other equals or beats in all respects; each has shape [candidates].
 
-    Of equal candidates the first in the sorted order stays. Less is better in every respect.
+    Of equal candidates the first in the sorted order stays. Less is better in every respect. Those not looked at when
+    the monotonic clock reads `until` stay too.
     """
     count = respects[0].size
     if count <= 1:
@@ -22,6 +25,9 @@ def undominated(respects: Sequence[NDArray[np.float64]]) -> NDArray[np.intp]:
     columns = np.array([respect[order] for respect in respects[1:] or respects])
     kept = np.empty(0, dtype=np.intp)
     for start in range(0, count, _BLOCK):
+        if time.monotonic() > until:
+            kept = np.concatenate((kept, np.arange(start, count)))
+            break
         block = np.arange(start, min(start + _BLOCK, count))
         if kept.size:
             block = block[~_pairs(columns[:, kept], columns[:, block]).any(axis=0)]

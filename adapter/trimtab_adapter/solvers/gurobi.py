@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from trimtab_adapter.program import Program, Solution
+from trimtab_adapter.solvers.limits import SOLVE_SECONDS, seconds_left
 from trimtab_adapter.solvers.linear import SOLVER_TOLERANCE, Linear, solve_by
-from trimtab_adapter.solvers.signature import TIME_LIMIT_SECONDS, SolverUnavailable
+from trimtab_adapter.solvers.signature import SolverUnavailable
 
 _TOO_LARGE = 10010  # Gurobi's number of the error
 
 
-def solve(program: Program, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Solution | None:
+def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
     """Return an optimal solution, None where no choice keeps every constraint.
 
     Where the time is up the best plan found comes with the gap that is left. Raises SolverUnavailable where Gurobi is
@@ -27,7 +28,7 @@ def solve(program: Program, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> S
 
     def run(built: Linear) -> tuple[list[float], float] | None:
         try:
-            return _run(gurobi, built, time_limit_seconds)
+            return _run(gurobi, built, seconds_left(time_limit_seconds))
         except gurobi.GurobiError as error:
             raise SolverUnavailable(_why(error, built)) from error
 

@@ -6,17 +6,18 @@ from typing import Any
 import numpy as np
 
 from trimtab_adapter.program import Program, Solution
+from trimtab_adapter.solvers.limits import SOLVE_SECONDS, seconds_left
 from trimtab_adapter.solvers.linear import SOLVER_TOLERANCE, Linear, solve_by
-from trimtab_adapter.solvers.signature import TIME_LIMIT_SECONDS, SolverUnavailable
+from trimtab_adapter.solvers.signature import SolverUnavailable
 
 
-def solve(program: Program, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Solution | None:
+def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
     """Return an optimal solution, None where no choice keeps every constraint; raise SolverUnavailable without HiGHS.
 
     Where the time is up the best plan found comes with the gap that is left.
     """
     highspy = _highspy()
-    return solve_by("HiGHS", lambda built: _run(highspy, built, time_limit_seconds), program)
+    return solve_by("HiGHS", lambda built: _run(highspy, built, seconds_left(time_limit_seconds)), program)
 
 
 def _highspy() -> Any:

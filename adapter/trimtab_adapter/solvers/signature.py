@@ -5,7 +5,6 @@ from collections.abc import Callable
 from trimtab_adapter.program import Program, Solution
 
 Solver = Callable[[Program], Solution | None]
-TIME_LIMIT_SECONDS = 5.0  # of solvers that might take longer than a decision may
 
 
 class SolverUnavailable(Exception):  # noqa: N818  (an expected outcome, not an error)

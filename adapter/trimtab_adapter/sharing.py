@@ -27,7 +27,7 @@ _NOTHING: Room = (0.0, 0)
 
 @dataclass(slots=True)
 class _Seat:
-    """What a pipeline holds of a pool, how to have it decide again, and its latest wish, None while it does not decide."""
+    """What a pipeline holds of a pool, how to have it decide again, and its latest wish, if it decides."""
 
     held: Room
     wake: Callable[[], None]

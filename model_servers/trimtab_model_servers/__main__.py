@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from trimtab_model_servers.credentials import take_credentials
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.ports import Ports
 from trimtab_model_servers.settings import ModelSpec, write_models
@@ -28,6 +29,7 @@ _POD_DRAIN_SECONDS = 2.0
 def main() -> int:
     """Serve until SIGTERM; return the process's exit code."""
     given = _parser().parse_args()
+    take_credentials()
     default_ports, default_drain_seconds = (_POD_PORTS, _POD_DRAIN_SECONDS) if given.models_env else (Ports(0, 0, 0), 0)
     asked = {name: number for name in default_ports.as_dict() if (number := getattr(given, name)) is not None}
     ports = replace(default_ports, **asked)
@@ -37,7 +39,14 @@ def main() -> int:
             folder = stack.enter_context(_written(given.models_env)) if given.models_env else given.folder
             from trimtab_model_servers.server import run  # noqa: PLC0415  (imports torch, in vain if this fails)
 
-            run(folder, _announce, address=given.host, ports=ports, drain_seconds=drain_seconds)
+            run(
+                folder,
+                _announce,
+                address=given.host,
+                plain_address=given.mlserver_host,
+                ports=ports,
+                drain_seconds=drain_seconds,
+            )
     except (ModelError, OSError) as error:
         _report(f"trimtab_model_servers: {error}\n")
         return 1
@@ -49,7 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("folder", type=Path, nargs="?", help="holds settings.json and NAME/model-settings.json")
     what.add_argument("--models-env", metavar="NAME", help="environment variable with a JSON list of models")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address of the data port (default: %(default)s)")
+    parser.add_argument(
+        "--mlserver-host",
+        default="127.0.0.1",
+        help="address of MLServer's own ports, where anybody may load and unload models (default: %(default)s)",
+    )
     for name, port in _POD_PORTS.as_dict().items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, help=f"default: {port} with --models-env, else a free one")

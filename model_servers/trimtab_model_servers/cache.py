@@ -1,5 +1,8 @@
 """Fetched weights on disk, shared by all pods of a node: found by digest or content, written in one step, bounded.
 
+Where the pods are several tenants' (CACHE_TENANT_VARIABLE), only files with a digest are shared, each within its
+tenant: what else is fetched lies in a folder of this pod's own.
+
 Pods that want the same file at once wait for the first of them to fetch it. Where the files together outgrow the bound,
 those unused for longest go; a file in use stays readable to whoever has it open.
 """
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.settings import CACHE_TENANT_VARIABLE
 
 CACHE_VARIABLE = "TRIMTAB_WEIGHTS_CACHE"
 BOUND_VARIABLE = "TRIMTAB_WEIGHTS_CACHE_BYTES"
@@ -33,7 +37,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("TRIMTAB_CACHE") or Path.home() / ".cache" / "trimtab") / "weights"
 
 
-def kept(name: str, is_good: Callable[[Path], bool], write: Callable[[BinaryIO], None], wait_seconds: float) -> Path:
+def tenant() -> str:
+    """Whose weights these are, where the cache is several tenants'; else nothing."""
+    return os.environ.get(CACHE_TENANT_VARIABLE, "")
+
+
+def own_folder() -> Path:
+    """Where fetched weights are kept that nobody else may be given unseen."""
+    return Path(tempfile.gettempdir()) / "trimtab-weights" if tenant() else cache_folder()
+
+
+def kept(
+    name: str,
+    is_good: Callable[[Path], bool],
+    write: Callable[[BinaryIO], None],
+    wait_seconds: float,
+    folder: Path | None = None,
+) -> Path:
     """Return the cached file of that name, written first where it is missing or no good.
 
     Args:
@@ -41,11 +61,12 @@ def kept(name: str, is_good: Callable[[Path], bool], write: Callable[[BinaryIO],
         is_good: whether a file found may be used.
         write: writes the content.
         wait_seconds: how long to wait for another process that writes it.
+        folder: None means the one that all share.
 
     Raises:
         ModelError: the cache cannot be written, or another process takes too long.
     """
-    path = cache_folder() / name
+    path = (folder or cache_folder()) / name
     if _usable(path, is_good):
         return path
     try:

@@ -21,7 +21,7 @@ import urllib3
 from minio import Minio
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
-from trimtab_model_servers.cache import kept
+from trimtab_model_servers.cache import kept, own_folder, tenant
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.store import SUFFIX, Limits, sha256
 
@@ -67,9 +67,12 @@ def fetch(bucket: str, key: str, digest: str | None, limits: Limits) -> Path:
     source = _Source(bucket, key, digest, limits)
     if digest is not None:
         name = digest.replace(":", "-") + SUFFIX
+        if tenant():
+            source.find()  # who may not read them there is not given them here
+            name = f"{hashlib.sha256(tenant().encode()).hexdigest()[:16]}-{name}"
         return kept(name, lambda path: sha256(path) == digest, source.write, limits.total_seconds)
     identity = hashlib.sha256(f"{_endpoint()}|{address}|{source.find().etag}".encode()).hexdigest()
-    return kept(f"content-{identity}{SUFFIX}", lambda _: True, source.write, limits.total_seconds)
+    return kept(f"content-{identity}{SUFFIX}", lambda _: True, source.write, limits.total_seconds, own_folder())
 
 
 class _Source:

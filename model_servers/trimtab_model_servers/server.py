@@ -28,15 +28,17 @@ from trimtab_model_servers.settings import server_settings
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_SECONDS = 0.005
+_LOOPBACK = "127.0.0.1"
 _ANY_PORT = Ports(0, 0, 0)
 LONGEST_DRAIN_SECONDS = 20.0
 
 
-def run(
+def run(  # noqa: PLR0913
     folder: Path,
     on_ready: Callable[[Ports], None],
     *,
-    address: str = "127.0.0.1",
+    address: str = _LOOPBACK,
+    plain_address: str = _LOOPBACK,
     ports: Ports = _ANY_PORT,
     drain_seconds: float = 0.0,
 ) -> None:
@@ -45,7 +47,8 @@ def run(
     Args:
         folder: holds settings.json and NAME/model-settings.json, as `settings.write_model_folder` writes them.
         on_ready: called once, when every model is loaded and warmed and all ports listen.
-        address: where to listen.
+        address: where the data port listens.
+        plain_address: where MLServer's own ports listen.
         ports: for each 0 a free one is taken.
         drain_seconds: once told to stop, go on until nothing was asked for so long, but no longer than
             LONGEST_DRAIN_SECONDS.
@@ -56,18 +59,19 @@ def run(
     """
     gc.freeze()  # or each full collection would walk all of torch, and a fork would copy what it walks
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(folder, on_ready, address, ports, drain_seconds))
+        runner.run(_serve(folder, on_ready, (address, plain_address), ports, drain_seconds))
 
 
 async def _serve(
-    folder: Path, on_ready: Callable[[Ports], None], address: str, asked: Ports, drain_seconds: float
+    folder: Path, on_ready: Callable[[Ports], None], addresses: tuple[str, str], asked: Ports, drain_seconds: float
 ) -> None:
+    data_address, address = addresses
     models = _model_settings(folder)
     process = host()
     process.expected |= {settings.name for settings in models}
     stopping = asyncio.Event()
     process.data_port = DataPort(process)
-    await process.data_port.start(address, asked.data_port)
+    await process.data_port.start(data_address, asked.data_port)
     with ReservedPort(address, asked.http_port) as http, ReservedPort(address, asked.grpc_port) as grpc:
         ports = Ports(process.data_port.port, http.number, grpc.number)
         server = mlserver.MLServer(_settings(folder, address, ports))

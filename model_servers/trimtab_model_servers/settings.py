@@ -21,6 +21,8 @@ from trimtab_pipelines.tensors import StageOutput, TensorSpec
 RUNTIME = "trimtab_model_servers.runtime.TorchRuntime"
 PLATFORM = "trimtab_pytorch"
 MAX_BODY_BYTES = 64 * 2**20
+CACHE_TENANT_VARIABLE = "TRIMTAB_WEIGHTS_CACHE_TENANT"
+"""Set where others use the same weights cache: whose weights this process may share with, a namespace."""
 
 
 class InputSpec(TensorSpec):

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from trimtab_model_servers.cache import cache_folder
+from trimtab_model_servers.cache import own_folder
 from trimtab_model_servers.errors import ModelError
 
 SUFFIX = ".safetensors"
@@ -107,6 +107,6 @@ def _from_hub(address: str) -> Path:
     except ImportError as error:
         raise ModelError(f"storageUri hf://{address} needs huggingface_hub: pip install huggingface_hub") from error
     try:
-        return Path(hub.hf_hub_download(f"{owner}/{name}", file, cache_dir=cache_folder() / "hf", etag_timeout=10))
+        return Path(hub.hf_hub_download(f"{owner}/{name}", file, cache_dir=own_folder() / "hf", etag_timeout=10))
     except Exception as error:
         raise ModelError(f"storageUri hf://{address}: {type(error).__name__}: {error}") from error

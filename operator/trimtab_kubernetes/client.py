@@ -6,7 +6,7 @@ second application of the same object changes nothing.
 
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -36,8 +36,12 @@ class Listing:
 class Cluster:
     """One API server. Use as an asynchronous context manager, or call `close`."""
 
-    def __init__(self, api: client.ApiClient) -> None:
-        self._api = api
+    def __init__(self, api: client.ApiClient, may_write: Callable[[], bool] = lambda: True) -> None:
+        self._api, self._may_write = api, may_write
+
+    def guarded(self, may_write: Callable[[], bool]) -> "Cluster":
+        """Return the same connection, through which nothing is written while `may_write` says no (Unreachable)."""
+        return Cluster(self._api, may_write)
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None) -> "Cluster":
@@ -173,6 +177,8 @@ class Cluster:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> Object:
+        if method != "GET" and not self._may_write():
+            raise Unreachable(f"{method} {path}: not sent, for it is not certain that this process leads")
         response = await self._send(method, path, query, body, content_type, REQUEST_TIMEOUT_SECONDS)
         try:
             answer: Object = await response.json()

@@ -1,7 +1,9 @@
 """Which of several copies may write: the one that holds a Lease, as Kubernetes' own components do it.
 
-A holder that cannot renew in time stops by itself before another may take over: its own patience ends earlier than the
-lease. Expiry is judged by this process's clock from when it last saw the lease change, so clocks need not agree.
+A holder that cannot renew in time knows so before another may take over: its own patience ends earlier than the lease.
+Then it stops; or it goes on with what it knows, where that is worth something, but writes nothing (`Lease.held`) until
+the lease is its own again. Expiry is judged by this process's clock from when it last saw the lease change, so clocks
+need not agree.
 """
 
 import asyncio
@@ -35,26 +37,35 @@ class Lease:
         self._cluster, self._namespace, self._name, self._identity = cluster, namespace, name, identity
         self._timing = timing
         self._seen: tuple[str, float] = ("", 0.0)
-        self.held = False
+        self._leads = False
+        self._renewed = 0.0  # when what renewed it last was sent
 
-    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+    @property
+    def held(self) -> bool:
+        """Whether it was renewed so lately that nobody else can hold it."""
+        return self._leads and self._patience_seconds > 0
+
+    async def lead(self, work: Callable[[], Awaitable[None]], *, go_on: bool = False) -> None:
         """Wait for the lease and do the work while it is held; for ever. The work is cancelled when the lease is lost.
 
+        With `go_on` it is lost when another holds it, not already when it cannot be renewed: the work must mind `held`.
         An exception of the work ends this too.
         """
         while True:
             await self._acquire()
             log.info("%s leads", self._identity)
-            self.held = True
+            self._leads = True
             working = asyncio.ensure_future(work())
-            renewing = asyncio.create_task(self._renew())
+            renewing = asyncio.create_task(self._renew(go_on=go_on))
             try:
                 await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self.held = False
+                self._leads = not renewing.done()  # else the work may still write what it ends with
                 working.cancel()
+                results = await asyncio.gather(working, return_exceptions=True)
+                self._leads = False
                 renewing.cancel()
-                results = await asyncio.gather(working, renewing, return_exceptions=True)
+                await asyncio.gather(renewing, return_exceptions=True)
             if isinstance(results[0], Exception):
                 raise results[0]
             log.warning("%s does not lead any more", self._identity)
@@ -82,17 +93,18 @@ class Lease:
         while not await self._try():  # noqa: ASYNC110 - no event tells that a lease has run out
             await asyncio.sleep(self._timing.every_seconds)
 
-    async def _renew(self) -> None:
-        """Renew until that fails for too long."""
-        renewed = time.monotonic()
-        while time.monotonic() - renewed < self._timing.renew_within_seconds:
+    @property
+    def _patience_seconds(self) -> float:
+        return self._timing.renew_within_seconds - (time.monotonic() - self._renewed)
+
+    async def _renew(self, *, go_on: bool) -> None:
+        """Renew until another holds it; unless told to go on, until that fails for too long."""
+        while go_on or self._patience_seconds > 0:
             await asyncio.sleep(self._timing.every_seconds)
-            patience = self._timing.renew_within_seconds - (time.monotonic() - renewed)
+            limit = None if go_on else max(self._patience_seconds, 0.1)
             try:
-                async with asyncio.timeout(max(patience, 0.1)):
-                    if await self._try():
-                        renewed = time.monotonic()
-                    elif self._seen_holder() != self._identity:
+                async with asyncio.timeout(limit):
+                    if not await self._try() and self._seen_holder() not in {self._identity, ""}:
                         return
             except TimeoutError:
                 return
@@ -101,6 +113,13 @@ class Lease:
         return self._seen[0].partition("|")[0]
 
     async def _try(self) -> bool:
+        began = time.monotonic()
+        taken = await self._take()
+        if taken:
+            self._renewed = began
+        return taken
+
+    async def _take(self) -> bool:
         try:
             found = await self._cluster.get("Lease", self._namespace, self._name)
             if found is None:
@@ -150,9 +169,11 @@ class Lease:
 
 
 @asynccontextmanager
-async def leading(lease: Lease, work: Callable[[], Awaitable[None]]) -> AsyncIterator["asyncio.Task[None]"]:
-    """Lead in the background; on leaving, stop and let another take over."""
-    task = asyncio.create_task(lease.lead(work))
+async def leading(
+    lease: Lease, work: Callable[[], Awaitable[None]], *, go_on: bool = False
+) -> AsyncIterator["asyncio.Task[None]"]:
+    """Lead in the background, as `Lease.lead` does; on leaving, stop and let another take over."""
+    task = asyncio.create_task(lease.lead(work, go_on=go_on))
     try:
         yield task
     finally:

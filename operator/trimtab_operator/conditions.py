@@ -10,6 +10,7 @@ from trimtab_pipelines.status import ADAPTER_CONDITIONS
 
 Status = Literal["True", "False", "Unknown"]
 ORDER = (
+    "ObjectsWritten",
     "ProfilesReady",
     "MetricsAvailable",
     "ForecastReady",

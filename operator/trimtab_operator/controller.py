@@ -55,7 +55,7 @@ class Controller:
         self._cluster, self._settings, self._metrics, self._clock = cluster, settings, metrics, clock
         self.store = Store()
         self.queue: WorkQueue[Key] = WorkQueue(time.monotonic)
-        self._writer = Writer(cluster, self.store, metrics)
+        self._writer = Writer(cluster, self.store, metrics, clock)
 
     def changed(self, found: Object) -> None:
         """Take note of an object as it is now."""
@@ -139,6 +139,7 @@ class Controller:
         observed = self.store.observe(key)
         if observed is None:
             self._metrics.forget(key)
+            self.store.refused.pop(key, None)
             return Outcome(0, None)
         decided = reconcile(observed, self._settings, self._clock())
         writes = await self._writer.carry_out(key, decided)
@@ -146,7 +147,8 @@ class Controller:
         self._show(key, observed)
         if writes:
             return Outcome(writes, 0.0)  # status was made of what was there before; look until nothing is left to do
-        return Outcome(0, decided.requeue_after_seconds)
+        waits = (decided.requeue_after_seconds, self._writer.retry_seconds(key))
+        return Outcome(0, min((seconds for seconds in waits if seconds is not None), default=None))
 
     def _show(self, key: Key, observed: Observed) -> None:
         live = live_sets(observed.owned, observed.pipeline["spec"].get("deployer", "Deployment"))

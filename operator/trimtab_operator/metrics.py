@@ -40,6 +40,12 @@ class Metrics:
         self.writes = Counter(
             "trimtab_api_writes_total", "Writes to the API server, by kind", ("kind",), registry=self.registry
         )
+        self.refusals = Counter(
+            "trimtab_write_refusals_total",
+            "Writes that were refused, or that would have changed an object of somebody else",
+            ("kind", "reason"),
+            registry=self.registry,
+        )
         self._shown: dict[tuple[str, str], set[tuple[Gauge, tuple[str, ...]]]] = {}
 
     def show(self, key: tuple[str, str], sets: Sequence[tuple[ReplicaSet, Object]], status: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from trimtab_operator.objects import MODEL_SERVER, Object, Ref
 from trimtab_operator.pod_state import PodState
 from trimtab_operator.pods import GPU_RESOURCE
+from trimtab_operator.refusals import Refusal
 from trimtab_operator.rollout import ReplicaSet, Room
 from trimtab_pipelines.cluster import HOSTING_LABEL, STAGE_LABEL, VARIANT_LABEL_PREFIX
 from trimtab_pipelines.quantity import parse_quantity
@@ -23,6 +24,8 @@ class Observed:
     pods: Sequence[Object] = ()
     kinds: frozenset[str] = frozenset()
     """Optional kinds the cluster knows: PodMonitor, SeldonDeployment."""
+    refused: Mapping[Ref, Refusal] = field(default_factory=dict)
+    """What could not be written before."""
 
 
 def live_sets(owned: Mapping[Ref, Object], kind: str) -> dict[str, Object]:

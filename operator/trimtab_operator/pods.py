@@ -9,6 +9,7 @@ from typing import Any
 
 from trimtab_operator.objects import Object
 from trimtab_operator.settings import Settings
+from trimtab_pipelines.cluster import CREDENTIALS_PREFIX
 from trimtab_pipelines.quantity import format_bytes, format_cores
 from trimtab_pipelines.spec import Variant
 
@@ -69,6 +70,11 @@ def placement(variant: Variant) -> Object:
 def variables(given: Mapping[str, str]) -> list[Object]:
     """Return a container's env."""
     return [{"name": name, "value": value} for name, value in given.items()]
+
+
+def credentials(secret: str | None) -> Object:
+    """Return a container's envFrom of a Secret whose keys cannot be mistaken for variables of the container itself."""
+    return {"envFrom": [{"prefix": CREDENTIALS_PREFIX, "secretRef": {"name": secret}}]} if secret else {}
 
 
 def probe(path: str, port: int | str, **timing: int) -> Object:

@@ -6,6 +6,7 @@ cleared away by the cluster after a while and made anew then: that is the retry.
 
 from trimtab_operator.objects import PROFILER, Object, labels, owned
 from trimtab_operator.pods import (
+    credentials,
     image_pull_secrets,
     placement,
     pod,
@@ -43,7 +44,6 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
     """Return the Job of one task; it asks for as much as the largest replica it measures."""
     marks = labels(pipeline, PROFILER)
     variants = [pipeline.spec.stage(stage).variant(name) for stage, name in task.variants]
-    secrets = sorted({variant.secret_name for variant in variants if variant.secret_name})
     account = profiler_name(pipeline.name)
     container: Object = {
         "name": PROFILER,
@@ -60,7 +60,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
             task.name,
         ],
         "env": variables({"HOME": "/tmp", "TRIMTAB_WEIGHTS_CACHE": CACHE_FOLDER}),  # noqa: S108
-        **({"envFrom": [{"secretRef": {"name": name}} for name in secrets]} if secrets else {}),
+        **credentials(variants[0].secret_name),
         "resources": resources(
             max(variant.resources.cpu for variant in variants),
             PROFILER_MEMORY_BYTES + _largest_stage(pipeline, task),

@@ -44,6 +44,8 @@ class Reconciliation:
     """What to write, and when to look again if nothing happens before."""
 
     apply: tuple[Object, ...] = ()
+    scale: tuple[Object, ...] = ()
+    """Of objects the pipeline does not describe any more: their number of replicas, and nothing else."""
     delete: tuple[Ref, ...] = ()
     pipeline_status: Object | None = None
     plan_status: Object | None = None
@@ -73,6 +75,7 @@ def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliat
     facts = Facts(site, choice, measured.finding, stage_states(site, choice.plan), observed, now)
     return Reconciliation(
         apply=tuple(stamped(manifest) for manifest in wanted),
+        scale=replicas.rescaled,
         delete=tuple(_superfluous(observed, wanted, replicas.kept, choice)),
         pipeline_status=pipeline_report(facts),
         plan_status=plan_report(facts),

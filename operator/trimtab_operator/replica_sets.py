@@ -8,9 +8,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from trimtab_model_servers.settings import model_spec
+from trimtab_model_servers.settings import CACHE_TENANT_VARIABLE, model_spec
 from trimtab_operator.objects import MODEL_SERVER, Object, labels, owned
 from trimtab_operator.pods import (
+    credentials,
     image_pull_secrets,
     placement,
     pod,
@@ -27,8 +28,6 @@ from trimtab_pipelines.cluster import (
     DATA_PORT,
     GROUP,
     HOSTING_LABEL,
-    MLSERVER_GRPC_PORT,
-    MLSERVER_HTTP_PORT,
     PIPELINE_LABEL,
     STAGE_LABEL,
     VARIANT_LABEL_PREFIX,
@@ -152,20 +151,18 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: HostingGroup
     specs = [model_spec(pipeline, folder, stage, variant, group.cores) for variant in group.variants]
     models = json.dumps([spec.model_dump(mode="json", by_alias=True, exclude_none=True) for spec in specs])
     first = group.variants[0]
-    secret = {"envFrom": [{"secretRef": {"name": first.secret_name}}]} if first.secret_name else {}
+    environment = {"HOME": "/tmp", "TRIMTAB_WEIGHTS_CACHE": CACHE_FOLDER, "TRIMTAB_MODELS": models}  # noqa: S108
+    if settings.node_cache:
+        environment[CACHE_TENANT_VARIABLE] = pipeline.metadata.namespace
     return {
         "name": MODEL_SERVER,
         "image": settings.model_server_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["python", "-m", "trimtab_model_servers"],
         "args": ["--models-env", "TRIMTAB_MODELS", "--host", "0.0.0.0", "--data-port", str(DATA_PORT)],  # noqa: S104
-        "env": variables({"HOME": "/tmp", "TRIMTAB_WEIGHTS_CACHE": CACHE_FOLDER, "TRIMTAB_MODELS": models}),  # noqa: S108
-        **secret,
-        "ports": [
-            {"name": "data", "containerPort": DATA_PORT, "protocol": "TCP"},
-            {"name": "http", "containerPort": MLSERVER_HTTP_PORT, "protocol": "TCP"},
-            {"name": "grpc", "containerPort": MLSERVER_GRPC_PORT, "protocol": "TCP"},
-        ],
+        "env": variables(environment),
+        **credentials(first.secret_name),
+        "ports": [{"name": "data", "containerPort": DATA_PORT, "protocol": "TCP"}],
         "resources": resources(group.cores, memory_bytes(group.variants), group.gpus),
         "securityContext": security_of_container(),
         "lifecycle": stop_later(),
@@ -178,7 +175,7 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: HostingGroup
 
 
 def _users_pod(variant: Variant, container: Container, marks: dict[str, str], shared: Object) -> Object:
-    """The user's image keeps its own user and its writable files, within what `restricted` allows."""
+    """The user's image keeps its own user, its writable files and its whole Secret, within what `restricted` allows."""
     secret = {"envFrom": [{"secretRef": {"name": variant.secret_name}}]} if variant.secret_name else {}
     written = {
         "name": MODEL_SERVER,

@@ -65,6 +65,8 @@ class Replicas:
     """The replica sets to write, and the ones to take away."""
 
     objects: tuple[Object, ...]
+    rescaled: tuple[Object, ...]
+    """Replica sets that the pipeline no longer describes, with their new number alone."""
     kept: frozenset[str]
     """Names of replica sets that stay as they are or are on their way out."""
 
@@ -78,18 +80,19 @@ def decide_replicas(site: Site, plan: PipelinePlan | None, limit: Room) -> Repli
         desired = decide(targets(plan, site.pipeline), sets, limit)
     by_name = {each.name: each for each in sets}
     objects: list[Object] = []
+    rescaled: list[Object] = []
     for name, count in desired.items():
         if name in site.groups:
             surge = name not in by_name or _may_surge(name, by_name, limit)
             objects += _objects(site, name, count, surge=surge)
         elif count != by_name[name].desired:
-            objects.append(_rescaled(site.live[name], count))
+            rescaled.append(_rescaled(site.live[name], count))
     gone = {
         name
         for name, count in desired.items()
         if name not in site.groups and count == 0 and by_name[name].pods + by_name[name].leaving == 0
     }
-    return Replicas(tuple(objects), frozenset(desired.keys() - gone))
+    return Replicas(tuple(objects), tuple(rescaled), frozenset(desired.keys() - gone))
 
 
 def stage_states(site: Site, plan: PipelinePlan | None) -> tuple[StageState, ...]:
@@ -145,8 +148,11 @@ def _objects(site: Site, name: str, count: int, *, surge: bool) -> list[Object]:
 
 
 def _rescaled(found: Object, count: int) -> Object:
-    """Change the number of a replica set that the pipeline no longer describes, and nothing else of it."""
-    metadata = found["metadata"]
-    kept = {key: metadata[key] for key in ("name", "namespace", "labels", "ownerReferences") if key in metadata}
-    spec = {**found["spec"], "replicas": count}
-    return {"apiVersion": found["apiVersion"], "kind": found["kind"], "metadata": kept, "spec": spec}
+    """Return the new number of a replica set, and nothing else of it."""
+    identity = {key: found["metadata"][key] for key in ("name", "namespace")}
+    return {
+        "apiVersion": found["apiVersion"],
+        "kind": found["kind"],
+        "metadata": identity,
+        "spec": {"replicas": count},
+    }

@@ -22,6 +22,7 @@ from trimtab_operator.notices import notice
 from trimtab_operator.objects import ROUTER, Object, Ref, generation_of
 from trimtab_operator.observed import Observed, hosted
 from trimtab_operator.plans import APPLIED
+from trimtab_operator.refusals import OBJECTS_WRITTEN, objects_written
 from trimtab_operator.replicas import Site
 from trimtab_operator.rollout import total
 from trimtab_pipelines.cluster import ROUTER_REST_PORT, advisory_name, router_name
@@ -83,7 +84,7 @@ def invalid_report(document: Object, message: str, now: float) -> Object:
 
 
 _OWN_FIELDS = ("url", "planGeneration", "stages", "cores", "schedulable")
-_OWN_CONDITIONS = ("ProfilesReady", "PlanApplied", "StagesReady", "RouteReady")
+_OWN_CONDITIONS = (OBJECTS_WRITTEN, "ProfilesReady", "PlanApplied", "StagesReady", "RouteReady")
 
 
 def plan_report(facts: Facts) -> Object | None:
@@ -116,14 +117,19 @@ def events(facts: Facts) -> tuple[Object, ...]:
         change = good.spec.explanation.change or f"plan {good.spec.generation} is in force"
         told.append(notice(pipeline, "PlanApplied", change, f"plan {good.spec.generation}", now))
     generation = (facts.observed.plan or {"metadata": {}})["metadata"].get("generation")
-    for finding, about in ((_plan_applied(facts), f"plan {generation}"), (facts.profiles, facts.profiles.message)):
+    written = objects_written(facts.observed.refused)
+    for finding, about in (
+        (_plan_applied(facts), f"plan {generation}"),
+        (facts.profiles, facts.profiles.message),
+        (written, written.message),
+    ):
         earlier = before.get(finding.type, {}).get("reason")
         if finding.reason in _TOLD and earlier != finding.reason:
             told.append(notice(pipeline, finding.reason, finding.message, about, now, bad=finding.reason in _BAD))
     return tuple(told)
 
 
-_BAD = ("PlanRejected", "ReadyTimeout", "Unschedulable", "ProfileFailed")
+_BAD = ("PlanRejected", "ReadyTimeout", "Unschedulable", "ProfileFailed", "NotOurs", "WriteRejected")
 _TOLD = (*_BAD, "Profiling")
 
 
@@ -133,6 +139,7 @@ def _findings(facts: Facts) -> list[Finding]:
     router = site.owned.get(Ref("Deployment", router_name(site.pipeline.name)), {})
     ready_routers = int((router.get("status") or {}).get("readyReplicas", 0))
     return [
+        objects_written(facts.observed.refused),
         facts.profiles,
         _plan_applied(facts),
         stages_ready(facts.stages),

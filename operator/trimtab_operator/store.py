@@ -4,11 +4,12 @@ Filled by watches, by lists and by the answers to our own writes, in any order: 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from trimtab_operator.objects import Object, Ref, ref_of
 from trimtab_operator.observed import Observed
+from trimtab_operator.refusals import Refusal, is_owned_by
 from trimtab_pipelines.cluster import PIPELINE_LABEL
 
 Key = tuple[str, str]
@@ -21,6 +22,7 @@ class Store:
     """Objects by pipeline; optional kinds the cluster knows."""
 
     objects: dict[Key, dict[Ref, Object]] = field(default_factory=lambda: defaultdict(dict))
+    refused: dict[Key, dict[Ref, Refusal]] = field(default_factory=lambda: defaultdict(dict))
     kinds: frozenset[str] = frozenset()
 
     def put(self, found: Object) -> Key | None:
@@ -61,6 +63,12 @@ class Store:
         changed = {self.remove(found) for found in gone} | {self.put(item) for item in items}
         return {key for key in changed if key is not None}
 
+    def keep_refusals(self, key: Key, wanted: Container[Ref]) -> None:
+        """Forget refusals of what is not wanted any more."""
+        kept = {ref: refusal for ref, refusal in self.refused.pop(key, {}).items() if ref in wanted}
+        if kept:
+            self.refused[key] = kept
+
     def pipelines(self) -> list[Key]:
         """List the pipelines that exist."""
         return [key for key, objects in self.objects.items() if Ref("InferencePipeline", key[1]) in objects]
@@ -76,9 +84,10 @@ class Store:
             pipeline,
             plan=objects.get(Ref("PipelinePlan", key[1])),
             profiles=[found for ref, found in objects.items() if ref.kind == "ModelProfile"],
-            owned={ref: o for ref, o in objects.items() if ref.kind not in {*_OURS, "Pod"} and _owned_by(o, uid)},
+            owned={ref: o for ref, o in objects.items() if ref.kind not in {*_OURS, "Pod"} and is_owned_by(o, uid)},
             pods=[found for ref, found in objects.items() if ref.kind == "Pod"],
             kinds=self.kinds,
+            refused=self.refused.get(key, {}),
         )
 
 
@@ -94,10 +103,6 @@ def pipeline_of(found: Object) -> Key | None:
         case _:
             name = metadata.get("labels", {}).get(PIPELINE_LABEL)
             return (namespace, name) if name else None
-
-
-def _owned_by(found: Object, uid: str | None) -> bool:
-    return any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences", []))
 
 
 def _newer(found: Object, known: Object) -> bool:

@@ -1,63 +1,132 @@
-"""Shell: carries out a reconciliation, and writes nothing that already is as it should be."""
+"""Shell: carries out a reconciliation, and writes nothing that already is as it should be, or is not ours.
+
+An object is looked up before it is first written, and later written over that very object alone. One that is refused
+keeps none of the others from being written.
+"""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
-from trimtab_kubernetes import Cluster, Conflict, NotFound, Rejected
+from trimtab_kubernetes import Cluster, ClusterError, Conflict, NotFound, Rejected, Unreachable
 from trimtab_operator.drift import differs, status_differs
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.objects import Object, Ref, ref_of
 from trimtab_operator.reconcile import Reconciliation
+from trimtab_operator.refusals import Refusal, is_ours, not_ours
+from trimtab_operator.replica_sets import fingerprint
 from trimtab_operator.store import Key, Store
 from trimtab_pipelines.cluster import OPERATOR_MANAGER
 
 log = logging.getLogger(__name__)
 
 _PIPELINE_FIELDS = ("observedGeneration", "url", "reason", "planGeneration", "stages", "cores", "schedulable")
+SCALE_MANAGER = f"{OPERATOR_MANAGER}-scale"
+"""Writes nothing but the number of replicas: all else of an object that we only scale stays whose it is."""
 _PLAN_FIELDS = ("observedGeneration", "appliedGeneration")
+
+
+class _ForeignError(Exception):
+    """There is an object of that name that is not ours; the message says whose."""
 
 
 class Writer:
     """Writes through one connection and remembers every answer in the store."""
 
-    def __init__(self, cluster: Cluster, store: Store, metrics: Metrics) -> None:
-        self._cluster, self._store, self._metrics = cluster, store, metrics
+    def __init__(self, cluster: Cluster, store: Store, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._cluster, self._store, self._metrics, self._clock = cluster, store, metrics, clock
 
     async def carry_out(self, key: Key, decided: Reconciliation) -> int:
         """Write what differs from what is known to be there; return how many writes that took.
 
+        What is refused goes to the store's refusals and counts as a write: it has to be told of.
+
         Raises:
-            ClusterError: one of the writes failed; those before it stay, and all may be repeated.
+            ClusterError: the API server did not answer; the writes before it stay, and all may be repeated.
         """
         live = self._store.objects.get(key, {})
         writes = 0
         for manifest in decided.apply:
             if differs(live.get(ref_of(manifest)), manifest):
-                await self._apply(manifest)
-                writes += 1
+                writes += await self._try(key, ref_of(manifest), manifest, self._write)
+        for manifest in decided.scale:
+            if differs(live.get(ref_of(manifest)), manifest):
+                writes += await self._try(key, ref_of(manifest), manifest, self._scale)
         for ref in decided.delete:
-            await self._delete(key[0], ref, live)
-            writes += 1
+            writes += await self._try(key, ref, live[ref], self._delete)
+        self._store.keep_refusals(key, {*map(ref_of, (*decided.apply, *decided.scale)), *decided.delete})
         writes += await self._status(key, decided.pipeline_status, _PIPELINE_FIELDS)
         writes += await self._status(key, decided.plan_status, _PLAN_FIELDS)
         for event in decided.events:
             writes += await self._tell(event)
         return writes
 
-    async def _apply(self, manifest: Object, subresource: str | None = None) -> None:
-        kind = manifest["kind"]
+    def retry_seconds(self, key: Key) -> float | None:
+        """Return when to try again what was refused, if anything was."""
+        due = [refusal.at + refusal.pause_seconds for refusal in self._store.refused.get(key, {}).values()]
+        return max(min(due) - self._clock(), 0.0) if due else None
+
+    async def _try(self, key: Key, ref: Ref, manifest: Object, write: Callable[..., Awaitable[None]]) -> int:
+        """Write one object, or note why not; return the writes that took, 0 where it is too early to try again."""
+        refused, stamp = self._store.refused[key], fingerprint([write.__name__, manifest])
+        before = refused.get(ref)
+        if before is not None and before.waits(stamp, self._clock()):
+            return 0
+        try:
+            await write(key, manifest)
+        except _ForeignError as error:
+            self._refuse(key, Refusal(ref, "NotOurs", str(error), stamp, self._clock()))
+        except ClusterError as error:
+            if isinstance(error, Unreachable) and error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            message = f"{ref.kind} {ref.name} was refused: {error}"
+            self._refuse(key, Refusal(ref, "WriteRejected", message, stamp, self._clock()))
+        else:
+            refused.pop(ref, None)
+        return 1
+
+    def _refuse(self, key: Key, refusal: Refusal) -> None:
+        refused = self._store.refused[key]
+        log.warning("%s/%s: %s", *key, refusal.message)
+        self._metrics.refusals.labels(refusal.ref.kind, refusal.reason).inc()
+        refused[refusal.ref] = refusal.after(refused.get(refusal.ref))
+
+    async def _write(self, key: Key, manifest: Object) -> None:
+        """Write over our own object, or make it where there is none; _ForeignError where there is somebody else's."""
+        ref = ref_of(manifest)
+        found: Object | None = self._store.objects.get(key, {}).get(ref)
+        if found is None or not is_ours(found, manifest):
+            found = await self._cluster.get(ref.kind, key[0], ref.name)
+        if found is not None and not is_ours(found, manifest):
+            raise _ForeignError(not_ours(found))
+        try:
+            await self._apply(manifest, only=found)
+        except Conflict:
+            if found is not None:
+                self._store.remove(found)  # it is gone, or another by now: look anew
+            log.info("%s %s/%s is another by now", ref.kind, key[0], ref.name)
+
+    async def _scale(self, key: Key, manifest: Object) -> None:
+        found = self._store.objects[key][ref_of(manifest)]
+        self._metrics.writes.labels(manifest["kind"]).inc()
+        self._store.put(await self._cluster.apply(_over(found, manifest), manager=SCALE_MANAGER))
+
+    async def _apply(self, manifest: Object, subresource: str | None = None, only: Object | None = None) -> None:
+        """Apply; over `only`, if given, by force, else nowhere where somebody else has written."""
+        kind, force = manifest["kind"], only is not None or subresource is not None
         self._metrics.writes.labels(kind if subresource is None else f"{kind}/{subresource}").inc()
-        applied = await self._cluster.apply(manifest, manager=OPERATOR_MANAGER, subresource=subresource)
+        body = manifest if only is None else _over(only, manifest)
+        applied = await self._cluster.apply(body, manager=OPERATOR_MANAGER, subresource=subresource, force=force)
         self._store.put(applied)
 
-    async def _delete(self, namespace: str, ref: Ref, live: Mapping[Ref, Object]) -> None:
+    async def _delete(self, key: Key, found: Object) -> None:
         """Delete this very object, not one of the same name that somebody made since."""
+        ref = ref_of(found)
         self._metrics.writes.labels(ref.kind).inc()
-        found = live[ref]
         try:
-            await self._cluster.delete(ref.kind, namespace, ref.name, uid=found["metadata"].get("uid"))
+            await self._cluster.delete(ref.kind, key[0], ref.name, uid=found["metadata"].get("uid"))
         except Conflict:
-            log.info("%s %s/%s is another by now", ref.kind, namespace, ref.name)
+            log.info("%s %s/%s is another by now", ref.kind, key[0], ref.name)
         self._store.remove(found)
 
     async def _status(self, key: Key, status: Object | None, own: tuple[str, ...]) -> int:
@@ -81,3 +150,8 @@ class Writer:
         except (Conflict, Rejected) as error:
             log.info("event %s: %s", event["metadata"]["name"], error)
         return 1
+
+
+def _over(found: Object, manifest: Object) -> Object:
+    """Return the manifest as one that may be applied over this very object only."""
+    return {**manifest, "metadata": {**manifest["metadata"], "uid": found["metadata"]["uid"]}}

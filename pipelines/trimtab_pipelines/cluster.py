@@ -22,6 +22,9 @@ PROFILE_ANNOTATION = f"{GROUP}/profile"
 ADVISORY_LABEL = f"{GROUP}/advisory"
 """On a PipelinePlan that nothing acts on."""
 
+CREDENTIALS_PREFIX = "TRIMTAB_SECRET_"
+"""Before every key of a Secret in the environment of our own servers, which take from it what they know and no more."""
+
 ROUTER_REST_PORT = 8080
 ROUTER_GRPC_PORT = 8081
 DATA_PORT = 9000

@@ -1,4 +1,4 @@
-"""What must be measured before a pipeline can be planned in a cluster: one task for each kind of node it uses. Pure.
+"""What must be measured before a pipeline can be planned in a cluster: a task for each kind of node and Secret. Pure.
 
 The operator makes a Job of each task, the profiler carries it out; both find it by this one rule. A task's fingerprint
 changes exactly when what was measured before no longer counts.
@@ -33,7 +33,10 @@ _MEASURED = {
 
 @dataclass(frozen=True, slots=True)
 class ProfileTask:
-    """Variants of a pipeline that run on one kind of node; `accelerator` is None on nodes used without one."""
+    """Variants of a pipeline that run on one kind of node, with one Secret or none.
+
+    `accelerator` is None on nodes used without one.
+    """
 
     name: str
     accelerator: str | None
@@ -51,7 +54,10 @@ class ProfileTask:
 
 
 def profile_tasks(pipeline: InferencePipeline) -> tuple[ProfileTask, ...]:
-    """Divide a pipeline's variants by the kind of node they ask for; those with a container of their own fall out."""
+    """Divide a pipeline's variants by the kind of node they ask for and by the Secret their weights are fetched with.
+
+    Two Secrets in one pod would name the same variables. Variants with a container of their own fall out.
+    """
     kinds: dict[str, list[tuple[Stage, Variant]]] = {}
     for stage in pipeline.spec.stages:
         for variant in stage.variants:
@@ -92,7 +98,8 @@ def left_to_users(pipeline: InferencePipeline, profiles: Iterable[ModelProfile])
 def _node_kind(variant: Variant) -> str:
     keys = {"node_selector", "tolerations", "runtime_class_name"}
     placement = variant.model_dump(mode="json", include=keys)
-    return json.dumps([placement, variant.resources.gpu > 0], sort_keys=True)
+    secret = [variant.secret_name] if variant.secret_name else []
+    return json.dumps([placement, variant.resources.gpu > 0, *secret], sort_keys=True)
 
 
 def _task(members: list[tuple[Stage, Variant]], wanted: str) -> ProfileTask:

@@ -382,8 +382,8 @@ class InferencePipeline(Resource):
     def _named_unlike_advice(self) -> Self:
         if self.metadata.name.endswith(ADVISORY_SUFFIX):
             raise ValueError(
-                f"metadata.name {self.metadata.name!r} must not end in {ADVISORY_SUFFIX}: so end the PipelinePlans that "
-                "advise only; choose another name"
+                f"metadata.name {self.metadata.name!r} must not end in {ADVISORY_SUFFIX}: so end the PipelinePlans "
+                "that advise only; choose another name"
             )
         return self
 

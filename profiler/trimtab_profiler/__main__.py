@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trimtab_model_servers.credentials import take_credentials
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.replica import ProfileError
@@ -17,6 +18,7 @@ PIPELINES = Path("/opt/trimtab/pipelines")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write the profiles of one task; 1 where that fails, saying why on the last line."""
     options = _parse(arguments)
+    take_credentials()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s profiler %(levelname)s %(message)s", stream=sys.stderr)
     try:
         found = load_pipeline(options.pipeline)

@@ -12,13 +12,12 @@ from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
 from tests.ports import own_address
 from trimtab_adapter.__main__ import parse
 from trimtab_adapter.cluster import run
-from trimtab_adapter.cluster.lease import Leadership
 from trimtab_kubernetes import Cluster, follow
 from trimtab_kubernetes.client import Object
 from trimtab_pipelines.cluster import profile_name, router_name
 from trimtab_pipelines.spec import InferencePipeline
 
-INTERVAL = "500ms"
+INTERVAL = "1s"
 SECONDS = 100.0
 Objects = dict[str, Any]
 
@@ -120,7 +119,7 @@ async def an_adapter(
     cluster = await Cluster.connect(str(kubeconfig))
     run.log.addHandler(listening)
     logging.getLogger("trimtab_adapter").setLevel(logging.INFO)
-    running = asyncio.create_task(run.take_part(options, cluster, Leadership(cluster, namespace, name), stop))
+    running = asyncio.create_task(run.take_part(options, cluster, run.adapters_lease(cluster, namespace, name), stop))
     try:
         yield Adapter(await listening.address("/healthz"), await listening.address("/metrics"))
     finally:

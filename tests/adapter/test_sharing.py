@@ -14,6 +14,7 @@ from trimtab_adapter.pools import Member, plan_together
 from trimtab_adapter.sharing import SharedPools
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.pool import Pool
+from trimtab_pipelines.profile import ModelProfile
 
 POOL = Pool(cores=8.0)
 
@@ -178,7 +179,7 @@ def test_a_newcomer_too_large_for_the_pool_stops_nobody():
     assert expected(table.plans["one"]).cores > expected(table.plans["other"]).cores
 
 
-class Profiles(dict):
+class Profiles(dict[str, ModelProfile]):
     """Profiles that count how often they are read, and are read only when the gate is open."""
 
     def __init__(self, content):

@@ -122,3 +122,41 @@ def test_pickled_weights_are_not_fetched(store: ObjectStore):
     with pytest.raises(ModelError, match=r"write s3://BUCKET/KEY\.safetensors"):
         find_weights("s3://models/model.pt", None)
     assert store.requests == []
+
+
+def tenant(monkeypatch, tmp_path: Path, name: str) -> None:
+    """Be a pod of that namespace, with a folder of its own, on a node whose cache is shared."""
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE_TENANT", name)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "pods" / name))
+
+
+def test_tenants_of_one_node_share_no_file(store: ObjectStore, monkeypatch, tmp_path):
+    address = store.put("models", "model.safetensors", CONTENT)
+    found = {}
+    for name in ("one", "other", "one"):
+        tenant(monkeypatch, tmp_path, name)
+        found[name] = find_weights(address, DIGEST)
+    gets = [request for request in store.requests if request.startswith("GET")]
+
+    assert found["one"] != found["other"]
+    assert len(gets) == 2
+
+
+def test_who_may_not_read_weights_gets_none_from_the_nodes_cache(store: ObjectStore, monkeypatch, tmp_path):
+    """Another pipeline of the same namespace, with the digest but without the right."""
+    tenant(monkeypatch, tmp_path, "one")
+    address = store.put("models", "model.safetensors", CONTENT)
+    find_weights(address, DIGEST)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stranger")
+    with pytest.raises(ModelError, match=r"InvalidAccessKeyId|AccessDenied"):
+        find_weights(address, DIGEST)
+
+
+def test_what_has_no_digest_is_not_shared_between_tenants(store: ObjectStore, monkeypatch, tmp_path):
+    """A store of the tenant's own answers with whatever content tag it likes."""
+    tenant(monkeypatch, tmp_path, "one")
+    found = find_weights(store.put("models", "model.safetensors", CONTENT), None)
+
+    assert isinstance(found, Path)
+    assert found.is_relative_to(tmp_path / "pods" / "one")
+    assert not cached(tmp_path)

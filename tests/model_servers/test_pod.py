@@ -39,7 +39,7 @@ async def status(session: aiohttp.ClientSession, port: int, path: str) -> int:
 async def test_a_pod_serves_until_nobody_asks_any_more(tmp_path: Path):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trimtab_model_servers", "--models-env", "MODELS", *ANY_PORTS),
-        *("--drain-seconds", "5"),
+        *("--drain-seconds", "5", "--host", "0.0.0.0"),
         env=os.environ | {"MODELS": models(a_spec()), "TMPDIR": str(tmp_path)},
         stdout=asyncio.subprocess.PIPE,
     )
@@ -49,6 +49,7 @@ async def test_a_pod_serves_until_nobody_asks_any_more(tmp_path: Path):
     async with aiohttp.ClientSession() as session:
         assert await status(session, ports.data_port, "/v2/health/ready") == 200
         await refuses_what_is_too_large(session, ports.http_port)
+        await only_the_data_port_listens_to_others(ports)
 
         process.send_signal(signal.SIGTERM)
         while await status(session, ports.data_port, "/v2/health/ready") == 200:  # noqa: ASYNC110 - no event tells
@@ -59,6 +60,15 @@ async def test_a_pod_serves_until_nobody_asks_any_more(tmp_path: Path):
         assert await status(session, ports.data_port, "/v2/models/small/ready") == 200
     assert await asyncio.wait_for(process.wait(), 100) == 0
     assert not any(await asyncio.to_thread(lambda: list(tmp_path.iterdir())))
+
+
+async def only_the_data_port_listens_to_others(ports: Ports) -> None:
+    """MLServer's own ports load and unload models for anybody."""
+    (await asyncio.open_connection("127.0.0.2", ports.data_port))[1].close()
+    for port in (ports.http_port, ports.grpc_port):
+        (await asyncio.open_connection("127.0.0.1", port))[1].close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.2", port)
 
 
 async def refuses_what_is_too_large(session: aiohttp.ClientSession, http_port: int) -> None:

@@ -57,7 +57,7 @@ async def test_a_plan_becomes_true(serving) -> None:
     assert service["metadata"]["labels"]["variant.trimtab.dev/small"] == "true"
     assert await serving.good_plan() == 1
     assert set((await serving.conditions()).values()) == {
-        ("True", reason) for reason in ("Ready", "AllProfiled", "Applied", "AllReady", "RouterReady")
+        ("True", reason) for reason in ("Ready", "AllWritten", "AllProfiled", "Applied", "AllReady", "RouterReady")
     }
     assert status["url"] == f"http://sample-router.{serving.namespace}.svc:8080"
     assert status["planGeneration"] == 1

@@ -74,21 +74,18 @@ class Fleet:
         self._pools = None if surroundings.pools is None else SharedPools(surroundings.pools)
         self._solving = ThreadPoolExecutor(SOLVERS, thread_name_prefix="solve")
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Plan for all pipelines until told to stop."""
+    async def run(self) -> None:
+        """Plan for all pipelines; ends by cancellation, when every loop has ended and said so."""
         arguments = (self._around.cluster, self._known, self._namespaces, self._changed, self._synced)
         following = asyncio.create_task(keep_up(*arguments))
         starting = asyncio.create_task(self._start_all())
-        stopping = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait([following, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                following.result()
+            await following
         finally:
             self._closing = True
-            for task in (following, starting, stopping):
+            for task in (following, starting):
                 task.cancel()
-            await asyncio.gather(following, starting, stopping, return_exceptions=True)
+            await asyncio.gather(following, starting, return_exceptions=True)
             await asyncio.gather(*(self._stop(key) for key in list(self._members)), *self._ending.values())
             self._solving.shutdown(wait=False, cancel_futures=True)
 

@@ -13,16 +13,18 @@ import httpx
 from aiohttp import web
 
 from trimtab_adapter.cluster.fleet import Fleet, Surroundings
-from trimtab_adapter.cluster.lease import Leadership
 from trimtab_adapter.forecasting import TrainedWeights
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.prometheus import Server, trust
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_kubernetes.client import own_namespace
+from trimtab_kubernetes.lease import Lease, Timing, leading
+from trimtab_pipelines.cluster import ADAPTER_MANAGER
 from trimtab_pipelines.documents import DocumentError, load_pools
 
 log = logging.getLogger(__name__)
 
+LEASE = Timing(lease_seconds=10, renew_within_seconds=7.0, every_seconds=2.0)
 HTTP_TIMEOUT_SECONDS = 2.0
 PROMETHEUS_TIMEOUT_SECONDS = 5.0
 
@@ -36,16 +38,24 @@ async def adapt_cluster(options: argparse.Namespace) -> str:
         cluster = await Cluster.connect()
     except ClusterError as error:
         return str(error)
-    leadership = Leadership(cluster, own_namespace(), os.environ.get("POD_NAME") or socket.gethostname())
+    lease = adapters_lease(cluster, own_namespace(), os.environ.get("POD_NAME") or socket.gethostname())
     try:
-        await take_part(options, cluster, leadership, stop)
+        await take_part(options, cluster, lease, stop)
     except DocumentError as error:  # the files of pools and of certificates
         return str(error)
     return ""
 
 
-async def take_part(options: argparse.Namespace, cluster: Cluster, leadership: Leadership, stop: asyncio.Event) -> None:
-    """Lead whenever it is our turn; closes the connection to the cluster at the end."""
+def adapters_lease(cluster: Cluster, namespace: str, identity: str) -> Lease:
+    """Return a claim to lead among the adapters."""
+    return Lease(cluster, namespace, ADAPTER_MANAGER, identity, LEASE)
+
+
+async def take_part(options: argparse.Namespace, cluster: Cluster, lease: Lease, stop: asyncio.Event) -> None:
+    """Lead whenever it is our turn; closes the connection to the cluster at the end.
+
+    While the API server is away the leader plans on with what it knows. It writes nothing until it is certain to lead.
+    """
     metrics, fleets = AdapterMetrics(), list[Fleet]()
     async with (
         cluster,
@@ -62,25 +72,24 @@ async def take_part(options: argparse.Namespace, cluster: Cluster, leadership: L
         if options.prometheus is not None:
             prometheus = Server(asking, options.prometheus, options.prometheus_token_file)
         pools = None if options.pools is None else load_pools(options.pools).pools
-        around = Surroundings(cluster, routers, prometheus, TrainedWeights(options.weights), metrics, pools)
+        weights, guarded = TrainedWeights(options.weights), cluster.guarded(lambda: lease.held)
+        around = Surroundings(guarded, routers, prometheus, weights, metrics, pools)
         namespaces = [name for name in options.namespaces.split(",") if name]
-        while await leadership.acquire(stop):
+
+        async def plan() -> None:
             fleet = Fleet(around, namespaces)
             fleets[:] = [fleet]
-            await _lead(fleet, leadership, stop)
-            fleets.clear()
-        await leadership.release()
+            try:
+                await fleet.run()
+            finally:
+                fleets.clear()
 
-
-async def _lead(fleet: Fleet, leadership: Leadership, stop: asyncio.Event) -> None:
-    """Plan until told to stop or somebody else leads."""
-    enough = asyncio.Event()
-    running = asyncio.create_task(fleet.run(enough))
-    holding = asyncio.create_task(leadership.hold(stop))
-    await asyncio.wait([running, holding], return_when=asyncio.FIRST_COMPLETED)
-    enough.set()
-    holding.cancel()
-    await running
+        async with leading(lease, plan, go_on=True) as planning:
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait([planning, stopping], return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if planning.done():
+                planning.result()
 
 
 @asynccontextmanager

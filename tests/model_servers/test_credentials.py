@@ -1,0 +1,25 @@
+"""What a Secret may change of a server of ours: where weights are and who asks for them, nothing else."""
+
+from trimtab_model_servers.credentials import take_credentials
+
+
+def test_only_what_weights_are_fetched_with_is_taken_from_a_secret():
+    environment = {
+        "PATH": "/usr/bin",
+        "AWS_REGION": "eu-central-1",
+        "TRIMTAB_SECRET_AWS_ACCESS_KEY_ID": "reader",
+        "TRIMTAB_SECRET_AWS_ENDPOINT_URL": "http://minio:9000",
+        "TRIMTAB_SECRET_PYTHONPATH": "/weights",
+        "TRIMTAB_SECRET_LD_PRELOAD": "/weights/evil.so",
+        "TRIMTAB_SECRET_HTTPS_PROXY": "http://proxy:3128",
+        "TRIMTAB_SECRET_PATH": "/weights",
+        "TRIMTAB_SECRET_TRIMTAB_WEIGHTS_CACHE": "/",
+    }
+    take_credentials(environment)
+
+    assert environment == {
+        "PATH": "/usr/bin",
+        "AWS_REGION": "eu-central-1",
+        "AWS_ACCESS_KEY_ID": "reader",
+        "AWS_ENDPOINT_URL": "http://minio:9000",
+    }

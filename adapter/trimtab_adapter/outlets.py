@@ -6,7 +6,7 @@ from typing import Protocol
 
 from trimtab_adapter.journal import Journal
 from trimtab_adapter.tick import Tick, essence
-from trimtab_pipelines.documents import DocumentError, load_plan, write_json
+from trimtab_pipelines.documents import DocumentError, load_published_plan, write_json
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -41,7 +41,7 @@ class FileOutlets:
         if own is not None or not self._path.exists():
             return own
         try:
-            plan = load_plan(self._path)
+            plan = load_published_plan(self._path)
         except DocumentError as error:
             log.warning("%s; starting from a first plan", error)
             return None

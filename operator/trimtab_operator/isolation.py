@@ -1,49 +1,104 @@
-"""Who may connect to a pipeline's pods: clients reach the routers, only the routers reach model servers. Pure."""
+"""Who may connect to a pipeline's pods, and whom these may call. Pure.
+
+Clients reach the routers, only the routers reach model servers. Routers call their model servers and the API server;
+model servers call nobody, unless weights come from elsewhere or a container is the user's own: then anybody but the
+addresses at which clouds hand out the node's own credentials. Names may always be looked up.
+"""
+
+from urllib.parse import urlsplit
 
 from trimtab_operator.objects import MODEL_SERVER, PROFILER, ROUTER, Object, labels, owned
 from trimtab_operator.replica_sets import data_port
+from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import (
     COMPONENT,
     DATA_PORT,
-    MLSERVER_GRPC_PORT,
-    MLSERVER_HTTP_PORT,
     PIPELINE_LABEL,
     ROUTER_GRPC_PORT,
     ROUTER_REST_PORT,
+    profiler_name,
     router_name,
 )
 from trimtab_pipelines.hosting import hosting_groups
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import InferencePipeline, Variant
+
+NAMES: Object = {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]}
+ANYWHERE = {4: "0.0.0.0/0", 6: "::/0"}
 
 
-def network_policies(pipeline: InferencePipeline) -> list[Object]:
-    """Return both policies. A pod that any policy names takes nothing but what a policy lets in."""
+def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
+    """Return the policies. A pod that any of them names takes and calls nothing but what one of them lets it."""
     name = router_name(pipeline.name)
-    own = {PIPELINE_LABEL: pipeline.name}
-    routers = {"matchLabels": {**own, COMPONENT: ROUTER}}
-    others = {
-        "matchLabels": own,
-        "matchExpressions": [{"key": COMPONENT, "operator": "In", "values": [MODEL_SERVER, PROFILER]}],
-    }
+    routers = _pods(pipeline, ROUTER)
     served = {data_port(group) for stage in pipeline.spec.stages for group in hosting_groups(stage)}
+    data = _ports(*sorted({DATA_PORT} | served))
+    api_server = {"ports": _ports(*settings.api_server_ports)}
+    elsewhere = [_elsewhere(settings)] if any(_calls(variant) for variant in _variants(pipeline)) else []
     return [
-        _ingress(name, pipeline, ROUTER, routers, {"ports": _ports(ROUTER_REST_PORT, ROUTER_GRPC_PORT)}),
-        _ingress(
-            f"{name}-only",
-            pipeline,
-            MODEL_SERVER,
-            others,
-            {
-                "from": [{"podSelector": routers}],
-                "ports": _ports(*sorted({DATA_PORT, MLSERVER_HTTP_PORT, MLSERVER_GRPC_PORT} | served)),
-            },
+        _policy(
+            (name, pipeline, ROUTER),
+            routers,
+            {"ports": _ports(*ROUTER_PORTS)},
+            _egress(settings, {"to": [{"podSelector": _pods(pipeline, MODEL_SERVER)}], "ports": data}, api_server),
+        ),
+        _policy(
+            (f"{name}-only", pipeline, MODEL_SERVER),
+            _pods(pipeline, MODEL_SERVER, PROFILER),
+            {"from": [{"podSelector": routers}], "ports": data},
+            _egress(settings, *elsewhere),
+        ),
+        _policy(
+            (profiler_name(pipeline.name), pipeline, PROFILER),
+            _pods(pipeline, PROFILER),
+            None,
+            _egress(settings, api_server),
         ),
     ]
 
 
-def _ingress(name: str, pipeline: InferencePipeline, component: str, pods: Object, rule: Object) -> Object:
-    spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [rule]}
+ROUTER_PORTS = (ROUTER_REST_PORT, ROUTER_GRPC_PORT)
+"""Where anybody may connect to a router."""
+
+
+def _policy(
+    identity: tuple[str, InferencePipeline, str], pods: Object, ingress: Object | None, egress: list[Object] | None
+) -> Object:
+    name, pipeline, component = identity
+    directions = ["Ingress"] if egress is None else ["Ingress", "Egress"]
+    spec: Object = {"podSelector": pods, "policyTypes": directions, "ingress": [] if ingress is None else [ingress]}
+    if egress is not None:
+        spec["egress"] = egress
     return owned("NetworkPolicy", name, pipeline, labels(pipeline, component), spec=spec)
+
+
+def _egress(settings: Settings, *rules: Object) -> list[Object] | None:
+    return [NAMES, *rules, *settings.extra_egress] if settings.limits_egress else None
+
+
+def _pods(pipeline: InferencePipeline, *components: str) -> Object:
+    own = {PIPELINE_LABEL: pipeline.name}
+    if len(components) == 1:
+        return {"matchLabels": {**own, COMPONENT: components[0]}}
+    named = {"key": COMPONENT, "operator": "In", "values": list(components)}
+    return {"matchLabels": own, "matchExpressions": [named]}
+
+
+def _variants(pipeline: InferencePipeline) -> list[Variant]:
+    return [variant for stage in pipeline.spec.stages for variant in stage.variants]
+
+
+def _calls(variant: Variant) -> bool:
+    """Whether its replicas call others: for weights, or for who knows what."""
+    return variant.container is not None or urlsplit(variant.storage_uri).scheme in {"s3", "hf"}
+
+
+def _elsewhere(settings: Settings) -> Object:
+    """Let in-cluster stores and the world be called; addresses of a blocked range are neither."""
+    blocks = []
+    for version, everywhere in ANYWHERE.items():
+        kept_from = [cidr for cidr in settings.egress_blocked if (":" in cidr) == (version == 6)]
+        blocks.append({"ipBlock": {"cidr": everywhere, **({"except": kept_from} if kept_from else {})}})
+    return {"to": [{"namespaceSelector": {}}, *blocks]}
 
 
 def _ports(*numbers: int) -> list[Object]:

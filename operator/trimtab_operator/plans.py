@@ -15,7 +15,7 @@ from trimtab_operator.routers import PLAN_FILE
 from trimtab_operator.timestamps import seconds_of
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.cluster import ADVISORY_LABEL, replica_set_name
-from trimtab_pipelines.documents import DocumentError, parse
+from trimtab_pipelines.documents import DocumentError, parse_plan
 from trimtab_pipelines.hosting import group_of
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
@@ -48,7 +48,7 @@ def read(pipeline: InferencePipeline, published: Object | None, config_map: Obje
     if published is None or ADVISORY_LABEL in published["metadata"].get("labels", {}):
         return Plans(good=good)
     try:
-        newest = accept(parse(PipelinePlan, published, f"PipelinePlan {pipeline.name}"), pipeline)
+        newest = accept(parse_plan(published, f"PipelinePlan {pipeline.name}"), pipeline)
     except DocumentError as error:
         return Plans(good=good, rejected=str(error))
     reason, message, since = _failure(published)
@@ -90,7 +90,7 @@ def _last_good(pipeline: InferencePipeline, config_map: Object | None) -> Pipeli
     if written is None:
         return None
     try:
-        return accept(parse(PipelinePlan, json.loads(written), PLAN_FILE), pipeline)
+        return accept(parse_plan(json.loads(written), PLAN_FILE), pipeline)
     except (DocumentError, ValueError):
         return None
 

@@ -68,7 +68,7 @@ def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliat
     replicas = decide_replicas(site, choice.plan, choice.limit)
     wanted = [
         *router_objects(pipeline, choice.good, settings, pod_monitor="PodMonitor" in observed.kinds),
-        *network_policies(pipeline),
+        *network_policies(pipeline, settings),
         *measured.objects,
         *replicas.objects,
     ]

@@ -1,9 +1,10 @@
 """What the operator is told by its environment: which images to run, where to look, who may run."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,13 @@ class Settings:
     """Kind of the roles trimtab-router and trimtab-profiler: Role where the operator may not look everywhere."""
     node_cache: str = ""
     """Folder of each node that keeps weights for all pods; empty gives each pod a folder of its own."""
+    limits_egress: bool = True
+    """Whether network policies say whom pods of pipelines may call, too."""
+    egress_blocked: tuple[str, ...] = ("169.254.0.0/16", "fd00:ec2::254/128", "fe80::/10")
+    """Ranges of addresses that no pod of a pipeline may call: where clouds hand out credentials of the node."""
+    api_server_ports: tuple[int, ...] = (443, 6443)
+    extra_egress: tuple[dict[str, Any], ...] = ()
+    """Further rules for all pods of pipelines, as a NetworkPolicy has them."""
     namespaces: tuple[str, ...] = ()
     """Where to look for pipelines; empty means everywhere."""
     identity: str = "trimtab-operator"
@@ -36,6 +44,10 @@ class Settings:
             image_pull_secrets=_listed(environment.get("TRIMTAB_IMAGE_PULL_SECRETS", "")),
             role_kind=environment.get("TRIMTAB_ROLE_KIND", default.role_kind),
             node_cache=environment.get("TRIMTAB_NODE_CACHE", ""),
+            limits_egress=environment.get("TRIMTAB_LIMIT_EGRESS", "true") == "true",
+            egress_blocked=_listed(environment.get("TRIMTAB_EGRESS_BLOCKED", ",".join(default.egress_blocked))),
+            api_server_ports=tuple(map(int, _listed(environment.get("TRIMTAB_API_SERVER_PORTS", "443,6443")))),
+            extra_egress=tuple(json.loads(environment.get("TRIMTAB_EXTRA_EGRESS", "[]"))),
             namespaces=_listed(environment.get("TRIMTAB_NAMESPACES", "")),
             identity=environment.get("POD_NAME") or f"{os.uname().nodename}-{os.getpid()}",
             own_namespace=environment.get("POD_NAMESPACE", default.own_namespace),

@@ -1,10 +1,13 @@
 """Reads and writes our YAML and JSON files: bounded, safe, with errors that name the file, the field and the cure."""
 
+import copy
 import json
+import logging
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -15,6 +18,8 @@ from trimtab_pipelines.pool import Pools
 from trimtab_pipelines.profile import ModelProfile, by_stage
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
+
+log = logging.getLogger(__name__)
 
 MAX_DOCUMENT_BYTES = 16 * 2**20
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -46,6 +51,41 @@ def load_profiles(path: Path) -> dict[str, ModelProfile]:
 def load_plan(path: Path) -> PipelinePlan:
     """Read a plan from JSON or YAML (JSON is YAML too)."""
     return parse(PipelinePlan, _read_json_or_yaml(path), str(path))
+
+
+def load_published_plan(path: Path) -> PipelinePlan:
+    """Read a plan that an adapter writes, which may be newer than who reads it: see `parse_plan`."""
+    return parse_plan(_read_json_or_yaml(path), str(path))
+
+
+def parse_plan(content: object, where: str) -> PipelinePlan:
+    """Do as `parse` does with a plan, but leave out fields that only a newer version knows, and say which.
+
+    While parts are upgraded one after the other, a plan with a field more is still better than none.
+    """
+    try:
+        return PipelinePlan.model_validate(content)
+    except ValidationError as error:
+        unknown = [
+            problem["loc"] for problem in error.errors(include_url=False) if problem["type"] == "extra_forbidden"
+        ]
+    known = copy.deepcopy(content)
+    for path in unknown:
+        _take_out(known, path)
+    plan = parse(PipelinePlan, known, where)
+    _tell_of_unknown(", ".join(sorted({".".join(map(str, path)) for path in unknown})))
+    return plan
+
+
+@cache  # once: the same fields come with every plan
+def _tell_of_unknown(fields: str) -> None:
+    log.warning("plans have fields that this version does not know, and does without: %s; upgrade it", fields)
+
+
+def _take_out(content: Any, path: tuple[int | str, ...]) -> None:
+    for step in path[:-1]:
+        content = content[step]
+    del content[path[-1]]
 
 
 def load_endpoints(path: Path) -> Endpoints:

@@ -10,8 +10,7 @@ import logging
 from trimtab_kubernetes import Change, Cluster, follow
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.cluster import ADVISORY_LABEL, PIPELINE_LABEL
-from trimtab_pipelines.documents import DocumentError, parse
-from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.documents import DocumentError, parse_plan
 from trimtab_pipelines.routing import Endpoints
 from trimtab_router.discovery import Slice, endpoints_of, names_of
 from trimtab_router.router import Router
@@ -53,7 +52,7 @@ class ClusterWatcher:
             log.warning("the plan is gone; the last one stays in force")
             return
         try:
-            plan = check_plan(parse(PipelinePlan, found, f"{PLAN} {self._router.pipeline.name}"), self._router.pipeline)
+            plan = check_plan(parse_plan(found, f"{PLAN} {self._router.pipeline.name}"), self._router.pipeline)
         except DocumentError as error:
             log.warning("%s; the last good one stays in force", error)
             self._router.metrics.broken_file(PLAN)

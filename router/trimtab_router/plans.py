@@ -12,7 +12,7 @@ from typing import TypeVar
 from watchfiles import awatch
 
 from trimtab_pipelines.acceptance import check_plan
-from trimtab_pipelines.documents import DocumentError, load_endpoints, load_plan
+from trimtab_pipelines.documents import DocumentError, load_endpoints, load_published_plan
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.routing import Endpoints
 from trimtab_router.router import Router
@@ -35,7 +35,7 @@ class FileWatcher:
     def read(self) -> None:
         """Read what changed since the last time and apply it."""
         pipeline = self._router.pipeline
-        plan = self._load(self._plan_path, lambda path: check_plan(load_plan(path), pipeline))
+        plan = self._load(self._plan_path, lambda path: check_plan(load_published_plan(path), pipeline))
         if plan is not None:
             self._router.apply_plan(plan)
             log.info("plan %d is in force", plan.spec.generation)

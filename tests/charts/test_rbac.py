@@ -213,8 +213,14 @@ def test_the_operator_binds_the_two_roles_and_no_other(installed: Path, user: st
 async def test_people_get_our_kinds_with_the_cluster_s_own_roles(server: Cluster, role: str, verbs: set[str]):
     found = await server.get("ClusterRole", None, role)
     assert found is not None
-    by_resource = {rule["resources"][0]: set(rule["verbs"]) for rule in found["rules"]}
+    by_resource: Rights = {}
+    for rule in found["rules"]:
+        assert rule["apiGroups"] == ["trimtab.dev"]
+        assert "resourceNames" not in rule
+        for resource in rule["resources"]:
+            by_resource.setdefault(resource, set()).update(rule["verbs"])
     aggregated = {"trimtab-viewer": "view", "trimtab-editor": "edit", "trimtab-admin": "admin"}[role]
 
-    assert by_resource == {"inferencepipelines": verbs, "inferencepipelines/status": {"get"}}
+    told = {f"{kind}/status": {"get"} for kind in ("inferencepipelines", "pipelineplans")}
+    assert by_resource == dict.fromkeys(OURS, verbs) | told
     assert found["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{aggregated}"] == "true"

@@ -118,7 +118,7 @@ class Site:
         return {
             d["metadata"]["labels"]["trimtab.dev/hosting"]: d["spec"]["replicas"]
             for d in found
-            if "trimtab.dev/hosting" in d["metadata"]["labels"]
+            if "trimtab.dev/hosting" in d["metadata"].get("labels", {})
         }
 
     async def good_plan(self) -> int | None:

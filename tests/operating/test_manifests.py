@@ -72,7 +72,7 @@ def profiling() -> list[dict[str, Any]]:
         ("gpu", replica_set("large")),
         ("container", replica_set("own")),
         ("router", router_objects(PIPELINE, a_plan(PIPELINE), SETTINGS, pod_monitor=True)),
-        ("isolation", network_policies(PIPELINE)),
+        ("isolation", network_policies(PIPELINE, SETTINGS)),
         ("profiling", profiling()),
         ("seldon", [seldon_deployment(PIPELINE, STAGE, GROUPS["small"], SETTINGS, replicas=2)]),
         ("seldon-gpu", [seldon_deployment(PIPELINE, STAGE, GROUPS["large"], SETTINGS, replicas=1)]),
@@ -102,7 +102,10 @@ async def test_the_api_server_takes_every_manifest_and_adds_nothing_we_would_fig
     document["metadata"] = {"name": "sample", "namespace": namespace, "uid": "1234"}
     pipeline = InferencePipeline.model_validate(document)
     stage = pipeline.spec.stages[0]
-    manifests = [*router_objects(pipeline, a_plan(pipeline), SETTINGS, pod_monitor=False), *network_policies(pipeline)]
+    manifests = [
+        *router_objects(pipeline, a_plan(pipeline), SETTINGS, pod_monitor=False),
+        *network_policies(pipeline, SETTINGS),
+    ]
     for group in hosting_groups(stage):
         manifests += [
             deployment(pipeline, stage, group, SETTINGS, replicas=1, surge=True),

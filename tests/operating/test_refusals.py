@@ -48,7 +48,7 @@ async def a_strangers(site: Site, kind: str, name: str, **metadata: Any) -> dict
 def _by_its_owner(found: dict[str, Any]) -> tuple[Any, ...]:
     """All of an object but its status, which is the cluster's."""
     metadata = found["metadata"]
-    marks = (metadata.get(name) for name in ("uid", "labels", "annotations", "ownerReferences", "generation"))
+    marks = (metadata.get(name) for name in ("uid", "labels", "ownerReferences", "generation"))
     return (*marks, found.get("spec"), found.get("data"))
 
 

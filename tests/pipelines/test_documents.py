@@ -10,8 +10,11 @@ from trimtab_pipelines.documents import (
     load_pipeline,
     load_plan,
     load_profiles,
+    parse,
+    parse_plan,
     write_json,
 )
+from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.routing import Endpoint, Endpoints
 
 
@@ -86,3 +89,33 @@ def test_a_tensor_named_y_stays_a_name_for_every_reader_of_yaml():
     document = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"outputs": (output,)})})
 
     assert "name: 'y'" in dump_yaml(document)
+
+
+def test_a_plan_of_a_newer_version_is_used_without_what_is_new(caplog):
+    pipeline = a_pipeline(2)
+    plan = a_plan(pipeline)
+    written = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
+    written["spec"]["tokens"] = {"budget": 3}
+    for stage in written["spec"]["stages"]:
+        stage["placement"] = "zone-a"
+    for _ in range(2):
+        assert parse_plan(written, "plan.json") == plan
+    with pytest.raises(DocumentError, match=r"spec\.tokens: unknown field"):
+        parse(PipelinePlan, written, "plan.json")
+
+    named = "spec.stages.0.placement, spec.stages.1.placement, spec.tokens"
+    assert [record.message for record in caplog.records if named in record.message] == [
+        f"plans have fields that this version does not know, and does without: {named}; upgrade it"
+    ]
+
+
+def test_a_plan_that_is_wrong_besides_is_refused_for_that():
+    written = a_plan(a_pipeline()).model_dump(mode="json", by_alias=True, exclude_none=True)
+    written["spec"] |= {"tokens": 3, "generation": "first"}
+    with pytest.raises(DocumentError) as error:
+        parse_plan(written, "plan.json")
+
+    assert "spec.generation" in str(error.value)
+    assert "tokens" not in str(error.value)
+    with pytest.raises(DocumentError, match="expected a mapping"):
+        parse_plan(["a plan"], "plan.json")

@@ -17,7 +17,7 @@ from trimtab_kubernetes.client import Object
 from trimtab_kubernetes.follow import Key
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.cluster import ADAPTER_MANAGER, ADVISORY_LABEL, MANAGED_BY, PIPELINE_LABEL, advisory_name
-from trimtab_pipelines.documents import DocumentError, parse
+from trimtab_pipelines.documents import DocumentError, parse_plan
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -49,7 +49,7 @@ class ClusterOutlets:
             return own
         where = f"{PLAN} {self._key[0]}/{self._key[1]}"
         try:
-            plan = check_plan(parse(PipelinePlan, found, where), pipeline)
+            plan = check_plan(parse_plan(found, where), pipeline)
         except DocumentError as error:
             log.warning("%s; it will be replaced", error)
             self._refused = identity(found)
@@ -192,7 +192,7 @@ def _same_stages(answer: Object, body: Object) -> bool:
 
 def _lines(found: Object) -> list[tuple[str, str]] | None:
     try:
-        plan = parse(PipelinePlan, found, PLAN)
+        plan = parse_plan(found, PLAN)
     except DocumentError:
         return None
     return [(stage.name, line(stage)) for stage in plan.spec.stages]

@@ -118,3 +118,14 @@ readinessProbe:
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{/* The blocked ranges of one version of the Internet Protocol. Takes (list $ true) for version 6. */}}
+{{- define "trimtab.blocked" -}}
+{{- $found := list -}}
+{{- range (index . 0).Values.networkPolicies.blocked -}}
+{{- if eq (contains ":" .) (index $ 1) -}}
+{{- $found = append $found . -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $found }}
+{{- end }}

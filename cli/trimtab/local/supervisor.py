@@ -28,7 +28,7 @@ from trimtab.local.rollout import backoff_seconds
 from trimtab.local.router_client import RouterClient, RouterUnreachable
 from trimtab_model_servers.families.registry import modules_to_preload
 from trimtab_pipelines.acceptance import check_plan
-from trimtab_pipelines.documents import DocumentError, load_pipeline, load_plan, write_json
+from trimtab_pipelines.documents import DocumentError, load_pipeline, load_published_plan, write_json
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.edge.places import Sockets
@@ -309,7 +309,7 @@ class Supervisor:
         if not self.plan_file.exists():
             return
         try:
-            plan = self.check(load_plan(self.plan_file))
+            plan = self.check(load_published_plan(self.plan_file))
         except DocumentError as error:
             log.warning("%s; the last good plan stays in force", error)
             return

@@ -1,0 +1,141 @@
+"""Whom a pipeline's pods may call and who may call them, by the rules of NetworkPolicies."""
+
+from dataclasses import dataclass, replace
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import pytest
+
+from tests.builders import a_pipeline_document, a_stage, a_variant
+from trimtab_operator.isolation import network_policies
+from trimtab_operator.settings import Settings
+from trimtab_pipelines.spec import InferencePipeline
+
+DEFAULT = Settings()
+METADATA, METADATA_6, STORE, API_SERVER = "169.254.169.254", "fd00:ec2::254", "203.0.113.7", "10.96.0.1"
+CONTAINER = {"name": "own", "accuracy": 0.9, "container": {"image": "triton:1", "port": 8000}}
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod, as policies see one."""
+
+    component: str
+    pipeline: str = "sample"
+    namespace: str = "team"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"trimtab.dev/pipeline": self.pipeline, "app.kubernetes.io/component": self.component}
+
+
+ROUTER, SERVER, PROFILER = Pod("router"), Pod("model-server"), Pod("profiler")
+STRANGERS = [Pod("model-server", pipeline="other"), Pod("router", pipeline="other"), Pod("router", namespace="else")]
+
+
+def policies(*variants: dict[str, Any], settings: Settings = DEFAULT) -> list[dict[str, Any]]:
+    document = a_pipeline_document([a_stage(variants=list(variants) or [a_variant()])])
+    document["metadata"] |= {"namespace": "team", "uid": "1234"}
+    return network_policies(InferencePipeline.model_validate(document), settings)
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    expressions = selector.get("matchExpressions", [])
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
+        labels.get(one["key"]) in one["values"] for one in expressions
+    )
+
+
+def is_peer(peer: dict[str, Any], other: Pod | str) -> bool:
+    """Whether a pod, or an address outside the cluster, is who a rule means; both in the policy's namespace or not."""
+    if isinstance(other, str):
+        block, address = peer.get("ipBlock"), ip_address(other)
+        if block is None or address not in ip_network(block["cidr"]):
+            return False
+        return not any(address in ip_network(part) for part in block.get("except", []))
+    if "ipBlock" in peer or ("namespaceSelector" not in peer and other.namespace != "team"):
+        return False
+    return selects(peer.get("podSelector", {}), other.labels)
+
+
+def allows(written: list[dict[str, Any]], direction: str, pod: Pod, other: Pod | str, port: int) -> bool:
+    way, peers = {"Egress": ("egress", "to"), "Ingress": ("ingress", "from")}[direction]
+    relevant = [
+        policy["spec"]
+        for policy in written
+        if selects(policy["spec"]["podSelector"], pod.labels) and direction in policy["spec"]["policyTypes"]
+    ]
+    rules = [rule for spec in relevant for rule in spec.get(way, [])]
+    return not relevant or any(
+        ("ports" not in rule or port in {one["port"] for one in rule["ports"]})
+        and (peers not in rule or any(is_peer(peer, other) for peer in rule[peers]))
+        for rule in rules
+    )
+
+
+def test_only_routers_of_the_pipeline_reach_its_model_servers_and_only_at_the_data_port():
+    written = policies()
+
+    assert allows(written, "Ingress", SERVER, ROUTER, 9000)
+    assert not allows(written, "Ingress", SERVER, ROUTER, 8080)
+    assert not any(allows(written, "Ingress", SERVER, stranger, 9000) for stranger in STRANGERS)
+    assert not allows(written, "Ingress", SERVER, STORE, 9000)
+    assert allows(policies(CONTAINER), "Ingress", SERVER, ROUTER, 8000)
+
+
+def test_routers_call_their_model_servers_the_api_server_and_nobody_else():
+    written = policies()
+
+    assert allows(written, "Egress", ROUTER, SERVER, 9000)
+    assert allows(written, "Egress", ROUTER, API_SERVER, 443)
+    assert allows(written, "Egress", ROUTER, API_SERVER, 53)
+    assert not any(allows(written, "Egress", ROUTER, stranger, 9000) for stranger in STRANGERS)
+    assert not allows(written, "Egress", ROUTER, METADATA, 80)
+    assert not allows(written, "Egress", ROUTER, STORE, 80)
+
+
+@pytest.mark.parametrize("uri", ["random://?seed=1", "weights/model.safetensors", "file:///weights/m.safetensors"])
+def test_model_servers_whose_weights_are_in_the_image_call_nobody(uri: str):
+    written = policies(a_variant(storageUri=uri))
+
+    assert allows(written, "Egress", SERVER, API_SERVER, 53)
+    others: tuple[Pod | str, ...] = (METADATA, STORE, API_SERVER, ROUTER, *STRANGERS)
+    for whom in others:
+        assert not allows(written, "Egress", SERVER, whom, 443)
+
+
+@pytest.mark.parametrize("variant", [a_variant("fetched", storageUri="s3://b/m.safetensors"), CONTAINER])
+def test_weights_from_elsewhere_may_come_from_anywhere_but_the_addresses_of_the_nodes_credentials(
+    variant: dict[str, Any],
+):
+    written = policies(a_variant("small"), variant)
+
+    assert allows(written, "Egress", SERVER, STORE, 9000)
+    assert allows(written, "Egress", SERVER, Pod("minio", pipeline="", namespace="storage"), 9000)
+    assert not allows(written, "Egress", SERVER, METADATA, 80)
+    assert not allows(written, "Egress", SERVER, METADATA_6, 80)
+    opened = policies(variant, settings=replace(Settings(), egress_blocked=()))
+    assert allows(opened, "Egress", SERVER, METADATA, 80)
+
+
+def test_the_profiler_alone_among_those_that_load_models_calls_the_api_server():
+    written = policies()
+
+    assert allows(written, "Egress", PROFILER, API_SERVER, 6443)
+    assert not allows(written, "Egress", SERVER, API_SERVER, 6443)
+    assert not allows(written, "Ingress", PROFILER, STRANGERS[0], 9000)
+
+
+def test_what_may_be_called_can_be_added_to_or_left_open():
+    collector = {"to": [{"ipBlock": {"cidr": f"{STORE}/32"}}], "ports": [{"port": 4317, "protocol": "TCP"}]}
+    settings = Settings.from_environment(
+        {"TRIMTAB_EXTRA_EGRESS": f"[{collector}]".replace("'", '"'), "TRIMTAB_API_SERVER_PORTS": "16443"}
+    )
+    written = policies(settings=settings)
+
+    assert allows(written, "Egress", ROUTER, STORE, 4317)
+    assert allows(written, "Egress", ROUTER, API_SERVER, 16443)
+    assert not allows(written, "Egress", ROUTER, API_SERVER, 443)
+    unlimited = policies(settings=Settings.from_environment({"TRIMTAB_LIMIT_EGRESS": "false"}))
+    assert allows(unlimited, "Egress", SERVER, METADATA, 80)
+    assert not allows(unlimited, "Ingress", SERVER, STRANGERS[0], 9000)

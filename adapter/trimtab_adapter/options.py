@@ -1,8 +1,8 @@
 """The ways to run a stage that are worth considering, and the program they make. Pure.
 
 Per stage every variant × operating point × batch size, with the fewest replicas that carry the load; what is pinned,
-bounded or not profiled falls away. The option that runs now stays one, even with more replicas than needed, and is the
-only one without the price of a change.
+bounded, not profiled, or more than one request to a replica can hold falls away. The option that runs now stays one,
+even with more replicas than needed, and is the only one without the price of a change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from trimtab_adapter.latency import backlog_seconds, least_replicas, planned_seconds, sustained_load_rps
 from trimtab_adapter.program import Option, Program, StageOptions, weights_of
+from trimtab_model_servers.settings import MAX_BODY_BYTES, most_rows
 from trimtab_pipelines.accuracy import stage_values
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
@@ -137,10 +138,19 @@ def _pin(stage: Stage, relaxed: Relaxation) -> Pin:
 
 def _options(question: Question, stage: Stage, relaxed: Relaxation) -> Iterator[Option]:
     pin = _pin(stage, relaxed)
+    rows = most_rows(question.spec, stage)
+    if rows == 0 and not any(variant.container for variant in stage.variants):
+        raise PlanningError(
+            f"stage {stage.name}: one row of its inputs is more than the {MAX_BODY_BYTES} bytes that a replica takes "
+            "at once; make its tensors smaller"
+        )
     for variant, point, profile in profiled_points(question, stage):
         if pin.variant in {None, variant.name} and pin.operating_point in {None, point.name}:
             ratio = service_ratio(question, stage, variant, profile)
-            yield from _sizes(question, stage, relaxed, _Candidate(variant, point, profile, ratio))
+            most = variant.max_batch_size
+            if rows is not None and variant.container is None:
+                most = min(most, rows)
+            yield from _sizes(question, stage, relaxed, _Candidate(variant, point, profile, ratio, most))
 
 
 def profiled_points(question: Question, stage: Stage) -> list[tuple[Variant, OperatingPoint, PointProfile]]:
@@ -167,6 +177,7 @@ class _Candidate:
     point: OperatingPoint
     profile: PointProfile
     service_ratio: float
+    most_rows: int  # of a batch
 
 
 def _sizes(question: Question, stage: Stage, relaxed: Relaxation, candidate: _Candidate) -> Iterator[Option]:
@@ -181,7 +192,7 @@ def _sizes(question: Question, stage: Stage, relaxed: Relaxation, candidate: _Ca
     sustained_rps = question.sustained_stage_rps(stage.name) * relaxed.fraction
     utilisation = question.spec.adaptation.target_utilization
     for batch_size in stage.batch_sizes if pin.batch_size is None else (pin.batch_size,):
-        if batch_size > candidate.variant.max_batch_size:
+        if batch_size > candidate.most_rows:
             continue
         replica_rps = candidate.profile.throughput_rps(batch_size) / candidate.service_ratio
         least = max(least_replicas(load_rps, replica_rps, utilisation), stage.min_replicas)

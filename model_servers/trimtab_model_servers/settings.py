@@ -15,12 +15,21 @@ from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name
-from trimtab_pipelines.spec import InferencePipeline, OperatingPoint, ParameterValue, Stage, Variant
+from trimtab_pipelines.spec import (
+    InferencePipeline,
+    InferencePipelineSpec,
+    OperatingPoint,
+    ParameterValue,
+    Stage,
+    Variant,
+)
 from trimtab_pipelines.tensors import StageOutput, TensorSpec
 
 RUNTIME = "trimtab_model_servers.runtime.TorchRuntime"
 PLATFORM = "trimtab_pytorch"
 MAX_BODY_BYTES = 64 * 2**20
+HEADER_BYTES = 2**16
+"""Of a body, what is kept for the words before the tensors."""
 CACHE_TENANT_VARIABLE = "TRIMTAB_WEIGHTS_CACHE_TENANT"
 """Set where others use the same weights cache: whose weights this process may share with, a namespace."""
 
@@ -103,7 +112,7 @@ def model_spec(
         inputs=tuple(
             InputSpec(name=read.name, datatype=source.datatype, shape=source.shape, optional=read.optional)
             for read in stage.inputs
-            for source in [_source(pipeline, read.source)]
+            for source in [_source(pipeline.spec, read.source)]
         ),
         outputs=stage.outputs,
         max_batch_size=variant.max_batch_size,
@@ -111,6 +120,12 @@ def model_spec(
         accuracy=variant.accuracy,
         cores=cores,
     )
+
+
+def most_rows(pipeline: InferencePipelineSpec, stage: Stage) -> int | None:
+    """Return how many rows of a stage's inputs one request to a replica of ours can hold; None where any number can."""
+    row_bytes = sum(_source(pipeline, read.source).row_bytes for read in stage.inputs)
+    return (MAX_BODY_BYTES - HEADER_BYTES) // row_bytes if row_bytes else None
 
 
 def resolve_uri(storage_uri: str, folder: Path) -> str:
@@ -145,9 +160,9 @@ def server_settings() -> dict[str, object]:
     }
 
 
-def _source(pipeline: InferencePipeline, reference: str) -> TensorSpec:
+def _source(pipeline: InferencePipelineSpec, reference: str) -> TensorSpec:
     owner, tensor = split_reference(reference)
-    declared: Sequence[TensorSpec] = pipeline.spec.inputs if owner == REQUEST else pipeline.spec.stage(owner).outputs
+    declared: Sequence[TensorSpec] = pipeline.inputs if owner == REQUEST else pipeline.stage(owner).outputs
     return next(source for source in declared if source.name == tensor)
 
 

@@ -1,5 +1,6 @@
 """What a tensor must look like, as Open Inference Protocol V2 names it."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -21,6 +22,7 @@ Datatype = Literal[
     "FP64",
     "BYTES",
 ]
+_ITEM_BYTES = {"BOOL": 1, "8": 1, "16": 2, "32": 4, "64": 8}
 TensorName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_length=128)]
 
 
@@ -32,6 +34,13 @@ class TensorSpec(Model):
     shape: tuple[Annotated[int, Field(ge=-1)], ...] = Field(
         default=(), max_length=16, description="Shape of one row; -1 where any size is accepted"
     )
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as binary data, as far as they are known: of texts and of open shapes nothing is."""
+        if self.datatype == "BYTES" or -1 in self.shape:
+            return 0
+        return math.prod(self.shape) * _ITEM_BYTES[self.datatype.lstrip("UINTFP")]
 
 
 class RequestInput(TensorSpec):

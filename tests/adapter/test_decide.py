@@ -12,7 +12,7 @@ from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.decide import PlanningError, initial_plan
 from trimtab_adapter.hysteresis import drop_below, outgrows, planning_load
-from trimtab_adapter.options import Question, service_ratio
+from trimtab_adapter.options import Question, pose, service_ratio
 from trimtab_pipelines.quantity import parse_quantity
 
 CHEAPEST = {"goal": "MinCost", "accuracyFloor": 0.5}
@@ -290,3 +290,31 @@ def test_spare_time_of_a_node_is_no_capacity_of_a_replica_that_asked_for_less_th
 @pytest.mark.parametrize(("newest", "expected_answer"), [(0.0, False), (100.0, False), (110.0, False), (112.0, True)])
 def test_a_plan_is_outgrown_beyond_its_headroom(newest, expected_answer):
     assert outgrows(newest, planned_rps=100.0, headroom=0.1) is expected_answer
+
+
+@pytest.mark.parametrize(("side", "largest"), [(1024, 15), (1200, 11), (2048, 3), (4000, 1)])
+def test_no_batch_is_planned_that_a_replica_would_refuse_as_too_large(side, largest):
+    """Rows of side × side FP32; a request holds 64 MiB, its own words included."""
+    stage = a_stage(variants=[a_variant("light")], batchSizes=[1, 4, 8, 15, 16], pin={"replicas": 1})
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [side, side]}]
+    pipeline = a_pipeline([stage], inputs=inputs, objective={"batchWeight": 0}, slo={"latency": "60s"})
+    question = Question(pipeline.spec, profiles_of(pipeline), 1.0)
+    sizes = {option.batch_size for option in pose(question).stages[0].options}
+
+    assert sizes == {size for size in (1, 4, 8, 15, 16) if size <= largest}
+
+
+def test_a_row_that_no_replica_takes_is_named():
+    stage = a_stage(variants=[a_variant("light")])
+    pipeline = a_pipeline([stage], inputs=[{"name": "x", "datatype": "FP64", "shape": [8 * 2**20]}])
+    with pytest.raises(PlanningError, match="stage first: one row of its inputs is more than the 67108864 bytes"):
+        plan_for(pipeline, 1.0)
+
+
+def test_rows_of_unknown_size_and_containers_bound_nothing():
+    own = {"name": "light", "accuracy": 0.9, "container": {"image": "triton:1"}}
+    for variant, shape in ((a_variant("light"), [-1, 2**26]), (own, [2**26])):
+        stage = a_stage(variants=[variant], batchSizes=[1, 4])
+        pipeline = a_pipeline([stage], inputs=[{"name": "x", "datatype": "FP32", "shape": shape}])
+        options = pose(Question(pipeline.spec, profiles_of(pipeline), 1.0)).stages[0].options
+        assert {option.batch_size for option in options} == {1, 4}

@@ -17,8 +17,9 @@ from tests.adapter.clusters import (
     routed,
     seen,
 )
-from tests.adapter.scenes import FakeRouter
+from tests.adapter.scenes import FakeRouter, profiles_of
 from tests.relay import before_the_api_server
+from trimtab_adapter.decide import initial_plan
 from trimtab_kubernetes import follow
 from trimtab_pipelines.cluster import ADAPTER_MANAGER, ADVISORY_LABEL, advisory_name
 
@@ -160,6 +161,18 @@ async def test_advice_is_given_beside_the_plan_and_taken_back(cluster, namespace
         async with asyncio.timeout(20):
             while await cluster.get(PLAN, namespace, name) is not None:
                 await router.asked.acquire()
+
+
+async def test_advice_is_not_written_over_a_plan_that_is_none(cluster, namespace, kubeconfig):
+    pipeline = a_pipeline_of(namespace, mode="Advisory")
+    await put(cluster, pipeline)
+    body = body_of(initial_plan(pipeline, profiles_of(pipeline)))
+    body["metadata"] = {"name": advisory_name("sample"), "namespace": namespace}
+    before = await cluster.apply(body, manager="somebody")
+    async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
+        await routed(cluster, namespace, "sample", router)
+        await seen(cluster, PIPELINE, namespace, "sample", planned_as("Advisory"))
+    assert await cluster.get(PLAN, namespace, advisory_name("sample")) == before
 
 
 async def test_paused_and_unprofiled_pipelines_are_told_of(cluster, namespace, kubeconfig):

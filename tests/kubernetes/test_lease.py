@@ -1,10 +1,16 @@
-"""Leading and letting go, against a real API server."""
+"""Leading, losing and letting go, against a real API server."""
 
 import asyncio
+import time
+from contextlib import asynccontextmanager
 from typing import Any
 
-from trimtab_kubernetes import Cluster
-from trimtab_kubernetes.lease import Lease, leading
+import pytest
+
+from trimtab_kubernetes import Cluster, Conflict, Unreachable
+from trimtab_kubernetes.lease import Lease, Timing, leading
+
+QUICK = Timing(lease_seconds=1, renew_within_seconds=0.5, every_seconds=0.05)
 
 
 async def forever() -> None:
@@ -47,3 +53,88 @@ async def test_who_stops_leaves_anothers_lease_alone(cluster, namespace):
             await asyncio.sleep(0.01)
         await second.release()
         assert await holder(cluster, namespace) == "one"
+
+
+class Work:
+    """What a leader does: it says when it begins and when it is stopped."""
+
+    def __init__(self) -> None:
+        self.began, self.stopped = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped.set()
+
+
+@asynccontextmanager
+async def a_leader(cluster: Cluster, namespace: str, *, go_on: bool = False):
+    """Lead with a lease of a second, while the block runs."""
+    lease, work = Lease(cluster, namespace, "leader", "one", QUICK), Work()
+    async with leading(lease, work, go_on=go_on), asyncio.timeout(60):
+        await work.began.wait()
+        yield lease, work
+
+
+async def take_away(cluster: Cluster, namespace: str, by: str) -> None:
+    """Write another holder into the lease, as one would whose clock says that it has run out."""
+    while True:
+        found = await cluster.get("Lease", namespace, "leader")
+        assert found is not None
+        found["spec"] |= {"holderIdentity": by, "leaseDurationSeconds": 3600}
+        try:
+            await cluster.replace(found, manager=by)
+        except Conflict:
+            continue
+        return
+
+
+async def test_a_lease_nobody_renews_is_taken_once_it_has_run_out_and_not_before(cluster, namespace):
+    gone = Lease(cluster, namespace, "leader", "gone", Timing(lease_seconds=2))
+    await cluster.create(gone._body(), manager="gone")
+    began = time.monotonic()
+    async with a_leader(cluster, namespace):
+        assert time.monotonic() - began >= 2
+        assert await holder(cluster, namespace) == "one"
+        found = await cluster.get("Lease", namespace, "leader")
+        assert found["spec"]["leaseTransitions"] == 1
+
+
+@pytest.mark.parametrize("go_on", [False, True])
+async def test_who_finds_another_in_its_place_stops(cluster, namespace, go_on):
+    async with a_leader(cluster, namespace, go_on=go_on) as (lease, work):
+        await take_away(cluster, namespace, "other")
+        await work.stopped.wait()
+        assert not lease.held
+    assert await holder(cluster, namespace) == "other"
+
+
+async def test_who_cannot_renew_stops_by_itself(cluster, namespace):
+    reachable = asyncio.Event()
+    reachable.set()
+    async with a_leader(cluster.guarded(reachable.is_set), namespace) as (lease, work):
+        reachable.clear()
+        await work.stopped.wait()
+        assert not lease.held
+        assert await holder(cluster, namespace) == "one"  # nobody has taken it: it did not wait for that
+
+
+async def test_who_goes_on_meanwhile_is_certain_of_nothing_until_it_has_renewed(cluster, namespace):
+    reachable = asyncio.Event()
+    reachable.set()
+    async with a_leader(cluster.guarded(reachable.is_set), namespace, go_on=True) as (lease, work):
+        writes = cluster.guarded(lambda: lease.held)
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "written", "namespace": namespace}}
+        reachable.clear()
+        while lease.held:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+        with pytest.raises(Unreachable, match="not certain that this process leads"):
+            await writes.apply(body, manager="one")
+        assert await writes.get("ConfigMap", namespace, "written") is None
+        assert not work.stopped.is_set()
+        reachable.set()
+        while not lease.held:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+        assert not work.stopped.is_set()

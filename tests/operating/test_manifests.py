@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.builders import a_pipeline_document, a_plan, a_stage, a_variant
+from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_stage, a_variant
 from tests.definitions import define
 from tests.operating.scene import SETTINGS, Site
 from trimtab_kubernetes import Cluster
@@ -92,6 +92,24 @@ def test_each_hosted_variant_adds_its_memory() -> None:
     """512 MiB for the server itself, and what each variant asks for; those that ask for other things stand apart."""
     assert memory_bytes(GROUPS["small"].variants) == (512 + 256) * 2**20
     assert memory_bytes(GROUPS["own"].variants) == 2 * 2**30
+
+
+def test_each_secret_has_a_task_of_its_own() -> None:
+    """Two Secrets in one pod would set the same variables, and one of them would win."""
+    kinds = {"open": None, "one": "bucket-a", "other": "bucket-b", "also": "bucket-a"}
+    variants = [a_variant(name, **({"secretName": secret} if secret else {})) for name, secret in kinds.items()]
+    pipeline = a_pipeline([a_stage(variants=variants)])
+    tasks = profile_tasks(pipeline)
+    jobs = [profile_job(pipeline, task, SETTINGS) for task in tasks]
+    taken = [job["spec"]["template"]["spec"]["containers"][0].get("envFrom", []) for job in jobs]
+
+    assert [task.of_stage("first") for task in tasks] == [("open",), ("one", "also"), ("other",)]
+    assert len({task.name for task in tasks}) == len({job["metadata"]["name"] for job in jobs}) == 3
+    named = [[source["secretRef"]["name"] for source in sources] for sources in taken]
+    assert named == [[], ["bucket-a"], ["bucket-b"]]
+    assert all(source["prefix"] == "TRIMTAB_SECRET_" for sources in taken for source in sources)
+    unnamed = profile_tasks(a_pipeline([a_stage(variants=[a_variant("open")])]))
+    assert [task.name for task in unnamed] == [tasks[0].name]  # without a Secret all is as it was before there were any
 
 
 async def test_the_api_server_takes_every_manifest_and_adds_nothing_we_would_fight(

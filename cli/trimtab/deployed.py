@@ -9,7 +9,7 @@ from trimtab.in_cluster import PIPELINE, PLAN, PROFILE, connected
 from trimtab.local.processes import StartError
 from trimtab.options import console
 from trimtab.preparation import choose_profiles
-from trimtab_pipelines.documents import load_pipeline, load_profiles, parse
+from trimtab_pipelines.documents import load_pipeline, load_profiles, parse_plan
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
@@ -63,5 +63,5 @@ async def _deployed(namespace: str, name: str) -> Grounds:
     documents = ClusterDocuments(known, (namespace, name))
     if documents.remark:
         console.print(documents.remark)
-    parsed = None if plan is None else parse(PipelinePlan, plan, f"{PLAN} {namespace}/{name}")
+    parsed = None if plan is None else parse_plan(plan, f"{PLAN} {namespace}/{name}")
     return Grounds(documents.pipeline, documents.profiles, parsed)

@@ -166,7 +166,7 @@ async def test_advice_is_given_beside_the_plan_and_taken_back(cluster, namespace
 async def test_advice_is_not_written_over_a_plan_that_is_none(cluster, namespace, kubeconfig):
     pipeline = a_pipeline_of(namespace, mode="Advisory")
     await put(cluster, pipeline)
-    body = body_of(initial_plan(pipeline, profiles_of(pipeline)))
+    body = initial_plan(pipeline, profiles_of(pipeline)).model_dump(mode="json", by_alias=True, exclude_none=True)
     body["metadata"] = {"name": advisory_name("sample"), "namespace": namespace}
     before = await cluster.apply(body, manager="somebody")
     async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):

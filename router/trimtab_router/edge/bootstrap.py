@@ -74,7 +74,7 @@ def _listener(name: str, port: int, settings: EdgeSettings, doorstep: Doorstep, 
         chain["transport_socket"] = typed(
             "envoy.transport_sockets.tls",
             "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-            **certificates.context(settings.tls, doorstep.sockets.certificates),
+            **certificates.context(settings.tls, doorstep.sockets.folder),
         )
     return {
         "name": name,

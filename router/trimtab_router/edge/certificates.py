@@ -5,6 +5,7 @@ something is moved into their folder: a file renamed over the old one, or the li
 written into a file in place moves nothing, and is not noticed.
 """
 
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -16,32 +17,44 @@ SECRET_KIND = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Sec
 _DOOR, _CALLERS = "door", "callers"
 
 
-def context(tls: Tls, told_in: Path) -> Json:
-    """The fields of a listener's TLS context; `told_in` is the file with what `discovered` returns."""
-    source = {"path_config_source": {"path": str(told_in)}, "resource_api_version": "V3"}
+def context(tls: Tls, folder: Path) -> Json:
+    """The fields of a listener's TLS context; in the folder are the files that `discovered` returns."""
     common: Json = {
         "alpn_protocols": ["h2", "http/1.1"],
         "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
-        "tls_certificate_sds_secret_configs": [{"name": _DOOR, "sds_config": source}],
+        "tls_certificate_sds_secret_configs": [_told_in(folder, _DOOR)],
     }
     if tls.client_ca is None:
         return {"common_tls_context": common}
-    common["validation_context_sds_secret_config"] = {"name": _CALLERS, "sds_config": source}
+    common["validation_context_sds_secret_config"] = _told_in(folder, _CALLERS)
     return {"common_tls_context": common, "require_client_certificate": True}
 
 
-def discovered(tls: Tls) -> Json:
-    """What Envoy reads to know which files to read, and which folders to watch."""
+def discovered(tls: Tls) -> Mapping[str, Json]:
+    """By name the files that tell Envoy which files to read and which folders to watch, one for each secret."""
     door = {
         "certificate_chain": {"filename": tls.certificate},
         "private_key": {"filename": tls.key},
         "watched_directory": _folder_of(tls.certificate),
     }
-    secrets: list[Json] = [{"@type": SECRET_KIND, "name": _DOOR, "tls_certificate": door}]
+    files = {_file(_DOOR): _resource(_DOOR, "tls_certificate", door)}
     if tls.client_ca is not None:
         callers = {"trusted_ca": {"filename": tls.client_ca}, "watched_directory": _folder_of(tls.client_ca)}
-        secrets.append({"@type": SECRET_KIND, "name": _CALLERS, "validation_context": callers})
-    return {"resources": secrets}
+        files[_file(_CALLERS)] = _resource(_CALLERS, "validation_context", callers)
+    return files
+
+
+def _told_in(folder: Path, name: str) -> Json:
+    source = {"path_config_source": {"path": str(folder / _file(name))}, "resource_api_version": "V3"}
+    return {"name": name, "sds_config": source}
+
+
+def _resource(name: str, field: str, content: Json) -> Json:
+    return {"resources": [{"@type": SECRET_KIND, "name": name, field: content}]}
+
+
+def _file(name: str) -> str:
+    return f"certificates-{name}.json"
 
 
 def _folder_of(file: str) -> Json:

@@ -17,10 +17,12 @@ def write(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp: st
     Raises:
         DocumentError: a certificate cannot be used; Envoy would start, and refuse every connection.
     """
+    folder = doorstep.sockets.folder
     if settings.tls is not None:
         check(settings.tls)
-        doorstep.sockets.certificates.write_text(json.dumps(discovered(settings.tls)))
-    file = doorstep.sockets.folder / "envoy.json"
+        for name, content in discovered(settings.tls).items():
+            (folder / name).write_text(json.dumps(content))
+    file = folder / "envoy.json"
     file.write_text(json.dumps(bootstrap(settings, doorstep, pipeline=pipeline, otlp=otlp)))
     return file
 

@@ -30,11 +30,6 @@ class Sockets:
         """Envoy's administration."""
         return self.folder / "envoy.sock"
 
-    @property
-    def certificates(self) -> Path:
-        """Not a socket, a file: tells Envoy which certificates to read, and to watch."""
-        return self.folder / "certificates.json"
-
 
 @dataclass(frozen=True, slots=True)
 class Doorstep:

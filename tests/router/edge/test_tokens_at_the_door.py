@@ -1,4 +1,4 @@
-"""JSON Web Tokens at a real door: whose they are, for whom, until when, for which pipelines, and what a forger tries."""
+"""Tokens at a real door: whose they are, for whom, until when, for which pipelines, and what a forger tries."""
 
 import asyncio
 import time
@@ -103,8 +103,8 @@ async def test_a_subject_that_could_be_more_than_a_name_is_none(tmp_path):
         ):
             refused = await post(rig, bearer(signer.token(tmp_path, claims(sub=subject))))
             assert (refused.status, refused.headers["x-trimtab-reason"]) == (403, "Forbidden"), repr(subject)
-        for subject in (7, True, ["alice"], {"name": "alice"}):
-            assert (await post(rig, bearer(signer.token(tmp_path, claims(sub=subject))))).status == 401
+        for no_name in (7, True, ["alice"], {"name": "alice"}):
+            assert (await post(rig, bearer(signer.token(tmp_path, claims(sub=no_name))))).status == 401
         assert (await post(rig, bearer(signer.token(tmp_path, claims(sub="auth0|5f-a.b@c:d/e+f=_"))))).status == 200
         assert (await post(rig, bearer(signer.token(tmp_path, claims(sub="a" * 128))))).status == 200
 
@@ -118,20 +118,19 @@ async def test_the_client_and_the_pipelines_are_what_the_claims_say(tmp_path):
         return web.Response(text="{}")
 
     issuer = an_issuer(tmp_path, signer, client_claim="client_id", pipelines_claim="pipelines")
-    async with a_stand_in(answer, EdgeSettings(jwt=(issuer,))) as ports:
-        async with aiohttp.ClientSession() as session:
+    async with a_stand_in(answer, EdgeSettings(jwt=(issuer,))) as ports, aiohttp.ClientSession() as session:
 
-            async def ask(**changes: Any) -> int:
-                token = signer.token(tmp_path, claims(client_id="batch-7", **changes))
-                url = f"http://127.0.0.1:{ports.rest_port}/v2"
-                headers = [bearer(token), ("x-trimtab-client", "key:mallory")]
-                async with session.get(url, headers=headers) as answered:
-                    return answered.status
+        async def ask(**changes: Any) -> int:
+            token = signer.token(tmp_path, claims(client_id="batch-7", **changes))
+            url = f"http://127.0.0.1:{ports.rest_port}/v2"
+            headers = [bearer(token), ("x-trimtab-client", "key:mallory")]
+            async with session.get(url, headers=headers) as answered:
+                return answered.status
 
-            assert await ask(pipelines=["another", "sample"]) == 200
-            assert await ask(pipelines=["*"]) == 200
-            for wrong in (["another"], [], "sample", None, {"sample": True}, ["sam", "ple"], [["sample"]], 1):
-                assert await ask(pipelines=wrong) == 403, wrong
+        assert await ask(pipelines=["another", "sample"]) == 200
+        assert await ask(pipelines=["*"]) == 200
+        for wrong in (["another"], [], "sample", None, {"sample": True}, ["sam", "ple"], [["sample"]], 1):
+            assert await ask(pipelines=wrong) == 403, wrong
     assert clients == [["token:batch-7"]] * 2
 
 
@@ -167,7 +166,7 @@ async def test_an_issuers_new_keys_are_in_force_and_its_old_ones_are_not(tmp_pat
         async def until_both_are(first_status: int, second_status: int) -> float:
             began = asyncio.get_running_loop().time()
             async with asyncio.timeout(40):
-                while [(await post(rig, one)).status for one in (first, second)] != [first_status, second_status]:
+                while [(await post(rig, one)).status for one in (first, second)] != [first_status, second_status]:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
             return asyncio.get_running_loop().time() - began
 

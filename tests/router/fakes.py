@@ -115,6 +115,7 @@ class FakeReplica:
             await self.health.wait()
             known = variant in self.variants and variant not in self.unready
             return web.json_response({"ready": known}, status=200 if known else 404)
+        request._client_max_size = 0
         asked = rest.decode_request(variant, await request.read(), request.headers.get(rest.HEADER_LENGTH))
         inputs = {tensor.name: tensor.array for tensor in asked.inputs}
         rows = len(next(iter(inputs.values())))

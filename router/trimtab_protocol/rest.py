@@ -41,6 +41,7 @@ BINARY_CONTENT_TYPE = "application/octet-stream"
 JSON_CONTENT_TYPE = "application/json"
 BINARY_SIZE = "binary_data_size"
 _MOST_DIGITS = 15
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _LONG_JSON_BYTES = 2**16
 _Described = tuple[TensorHeader, Callable[[], Tensor], int]
 """A tensor, how to decode it, and how many bytes of binary data are its."""
@@ -145,7 +146,7 @@ def encode_json(inputs: Sequence[Tensor], parameters: Parameters, request_id: st
     """Write a request all in JSON, for a server that reads no binary data; ProtocolError for what JSON cannot hold."""
     entries, _ = _encode_tensors(inputs, frozenset())
     header = _identity(request_id, parameters)
-    return json.dumps(_finite(header) | {"inputs": entries}, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(_finite(header) | {"inputs": entries}).encode()
 
 
 def encode_response(response: InferResponse, binary: frozenset[str]) -> tuple[list[Buffer], int | None]:
@@ -342,5 +343,5 @@ def _encode_tensors(tensors: Sequence[Tensor], binary: frozenset[str]) -> tuple[
 
 
 def _join(header: Mapping[str, Any], raw: Sequence[Buffer]) -> tuple[list[Buffer], int]:
-    encoded = json.dumps(_finite(header), separators=(",", ":"), allow_nan=False).encode()
+    encoded = _ENCODER.encode(_finite(header)).encode()
     return [encoded, *raw], len(encoded)

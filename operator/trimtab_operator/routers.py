@@ -76,7 +76,7 @@ def router_objects(
             admin_name,
             pipeline,
             marks,
-            spec={"clusterIP": "None", "selector": selector, "ports": _ports(admin)},
+            spec={"selector": selector, "ports": _ports(admin)},
         ),
         _deployment(pipeline, settings),
         disruption_budget(name, pipeline, marks, selector),

@@ -39,14 +39,14 @@ async def test_bodies_that_are_only_announced_hold_nobody_up():
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, limits=limits) as rig:
         announced = HEAD + b"Inference-Header-Content-Length: 9\r\nContent-Length: 4194304\r\n\r\n"
         waiting = [await send(rig, announced) for _ in range(20)]
-        await rig.until(lambda: rig.router._budget.requests == 20)
+        await rig.until(lambda: rig.router.budget.requests == 20)
 
         assert (await rig.rest(a_request()))[0] == 200
         assert rig.value("trimtab_bytes_in_flight") == 0
         for _, writer in waiting:
             writer.close()
             await writer.wait_closed()
-        await rig.until(lambda: rig.router._budget.requests == 0)
+        await rig.until(lambda: rig.router.budget.requests == 0)
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 100\r\n\r\nx", b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"])

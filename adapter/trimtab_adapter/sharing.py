@@ -169,9 +169,9 @@ class SharedPools:
                     table.stop_deciding(other)
             if key in broken:
                 raise broken[key]
-        joint = divide(name, left, wishes)
+        joint = _divided(name, left, wishes)
         if joint is None and key in settled and len(settled) < len(wishes):
-            joint = divide(name, left, settled)
+            joint = _divided(name, left, settled)
         return joint
 
     def _take(self, name: str, table: _Table, key: str, plan: PipelinePlan, *, auto: bool) -> None:
@@ -193,6 +193,14 @@ def _unplannable(left: Pool, wishes: Mapping[str, Asked]) -> dict[str, PlanningE
         except PlanningError as error:
             broken[key] = error
     return broken
+
+
+def _divided(name: str, left: Pool, wishes: Mapping[str, Asked]) -> dict[str, Answer] | None:
+    """Divide a pool; None too where the time was up before a plan was found for a part of the load."""
+    try:
+        return divide(name, left, wishes)
+    except PlanningError:
+        return None
 
 
 def _may_sit(pool: Pool, pipeline: InferencePipeline) -> bool:

@@ -53,24 +53,20 @@ class GrpcServices:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-class Described:
+class Described(descriptor_pool.DescriptorPool):
     """All services of a door, for those who ask what there is.
 
     Some ask for the file of a method, which is its service's; protobuf's own pool knows files of services only.
     """
 
     def __init__(self) -> None:
-        self._pool = descriptor_pool.DescriptorPool()
+        super().__init__()
         for file in (grpc_messages.FILE, health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb):
-            self._pool.AddSerializedFile(file)
-
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else a pool is asked."""
-        return getattr(self._pool, name)
+            self.AddSerializedFile(file)
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:  # noqa: N802 - the pool's own name
         """The file that declares a symbol; KeyError where none does."""
         try:
-            return self._pool.FindFileContainingSymbol(symbol)
+            return super().FindFileContainingSymbol(symbol)
         except KeyError:
-            return self._pool.FindServiceByName(symbol.rpartition(".")[0]).file
+            return self.FindServiceByName(symbol.rpartition(".")[0]).file

@@ -5,7 +5,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +15,7 @@ from trimtab_adapter.cluster.known import PIPELINE, PLAN, PROFILE, SERVICE_LABEL
 from trimtab_adapter.cluster.outlets import ClusterOutlets
 from trimtab_adapter.cluster.reporter import Reporter
 from trimtab_adapter.cluster.routers import RoutersSource, addresses
+from trimtab_adapter.cluster.solving import Solving
 from trimtab_adapter.forecasting import CurrentForecaster, TrainedWeights
 from trimtab_adapter.loop import LOOK_SECONDS, Loop, Senses
 from trimtab_adapter.metrics import AdapterMetrics
@@ -31,7 +31,6 @@ from trimtab_pipelines.pool import Pool
 
 log = logging.getLogger(__name__)
 
-SOLVERS = 2
 LOOKS_PER_SECOND = 50.0  # of all loops together, at their routers' newest second
 LATE_INTERVALS = 3.0
 LATE_SECONDS = 60.0  # at the least: the longest decision and its rest are no reason to be restarted
@@ -72,7 +71,7 @@ class Fleet:
         self._ending: dict[Key, asyncio.Task[None]] = {}
         self._closing = False
         self._pools = None if surroundings.pools is None else SharedPools(surroundings.pools)
-        self._solving = ThreadPoolExecutor(SOLVERS, thread_name_prefix="solve")
+        self._solving = Solving(surroundings.pools or ())
 
     async def run(self) -> None:
         """Plan for all pipelines; ends by cancellation, when every loop has ended and said so."""
@@ -87,7 +86,7 @@ class Fleet:
                 task.cancel()
             await asyncio.gather(following, starting, return_exceptions=True)
             await asyncio.gather(*(self._stop(key) for key in list(self._members)), *self._ending.values())
-            self._solving.shutdown(wait=False, cancel_futures=True)
+            self._solving.close()
 
     def late(self) -> list[str]:
         """Name the pipelines whose loop has not ticked for three intervals, nor for a minute."""
@@ -157,7 +156,7 @@ class Fleet:
             ClusterOutlets(around.cluster, self._known, key, report),
             Senses(loads, routers, self._look_seconds),
             CurrentForecaster(lambda: documents.pipeline.spec.adaptation, around.weights),
-            self._solving,
+            self._solving.threads,
         )
         if self._pools is not None:
             wake = partial(_wake_from_anywhere, asyncio.get_running_loop(), loop)

@@ -7,9 +7,8 @@ up: received = ok + late + dropped + refused + failed.
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -241,13 +240,6 @@ class Router:
             raise
         return reservation
 
-    async def enter(self, arrived_at: float) -> None:
-        """Wait at the door for a turn of the event loop; raises Refusal, already counted, in overload."""
-        try:
-            await self._turnstile.enter(arrived_at)
-        except Refusal as refusal:
-            raise self.turn_away(refusal) from refusal
-
     async def admit(self, pending: PendingRequest, reservation: Reservation) -> Admitted:
         """Check a request and decode its tensors, in a thread where that takes long; the loop goes on meanwhile.
 
@@ -299,18 +291,6 @@ class Router:
             if reason == "Overload":  # what was turned away for want of room is load to plan for
                 self.arrivals.record(time.time(), count)
                 self._pacer.note_overload(count)
-
-    def reserve(self, size_bytes: int) -> AbstractContextManager[None]:
-        """A share of the bytes in flight, held until the returned context ends; raises Refusal without room."""
-        self.budget.take("", size_bytes)
-        return self._reserved(size_bytes)
-
-    @contextmanager
-    def _reserved(self, size_bytes: int) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.budget.note("", -size_bytes)
 
     def apply_plan(self, plan: PipelinePlan) -> None:
         """Follow a new plan from the next batch on."""

@@ -78,6 +78,10 @@ reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload
 	$(PY) -m benchmarks.router
 
+.PHONY: bench-overload
+bench-overload: venv ## offer 3 and 10 times the maximum over REST and gRPC, calm and with a busy neighbour: what is kept
+	$(PY) -m benchmarks.overload $(OVERLOAD)
+
 .PHONY: demo compare chaos profile
 demo: venv ## serve the digits pipeline under a changing load for three minutes; report in out/demo.html
 	.venv/bin/trimtab demo -o $(OUT)

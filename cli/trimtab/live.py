@@ -35,7 +35,10 @@ def ready_line(session: Session) -> str:
     local = session.local
     name, seconds = local.pipeline.name, session.ready_seconds
     rest = f"http://127.0.0.1:{local.rest_port}/v2/models/{name}/infer"
-    return f"{name} is ready after {seconds:.1f} s: {rest}, gRPC 127.0.0.1:{local.grpc_port}"
+    grpc = (
+        f"gRPC 127.0.0.1:{local.grpc_port}" if local.setup.door else "no Envoy in front: REST only, for trusted callers"
+    )
+    return f"{name} is ready after {seconds:.1f} s: {rest}, {grpc}, metrics http://127.0.0.1:{local.admin_port}/metrics"
 
 
 def _page(session: Session, window: Window) -> Group:

@@ -2,13 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 from rich.console import Console
 
 from trimtab.local.loading import LoadOrder
 from trimtab_loadtester.load import LoadError
+from trimtab_pipelines.documents import load_edge
 
 PipelineArgument = Annotated[Path, typer.Argument(metavar="PIPELINE", help="pipeline.yaml, or the folder it is in")]
 TraceOption = Annotated[Path | None, typer.Option("--trace", help="Load: requests of each second, a .csv or .csv.gz")]
@@ -39,9 +40,30 @@ WhatIfOption = Annotated[
         help="Try others beside it: load=40/80,slo=200ms,budget=x1.5 (/ between values, x multiplies); repeat",
     ),
 ]
+EdgeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--edge", metavar="FILE|none", help="Settings of the door (TLS, keys, limits); none: plain REST without Envoy"
+    ),
+]
 
 LOG_WIDTH = 150
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else LOG_WIDTH)
+
+
+class Door(TypedDict):
+    """Of a Setup, the fields that say what stands before the router."""
+
+    door: bool
+    edge: Path | None
+
+
+def door(edge: str | None) -> Door:
+    """Read --edge; raises DocumentError before anything starts."""
+    if edge == "none":
+        return {"door": False, "edge": None}
+    load_edge(Path(edge) if edge else None)
+    return {"door": True, "edge": Path(edge) if edge else None}
 
 
 def load_order(  # noqa: PLR0913, PLR0917  (one for each option)

@@ -73,10 +73,12 @@ class Cluster:
         except NotFound:
             return None
 
-    async def list(self, kind: str | Kind, namespace: str | None = None, labels: str | None = None) -> Listing:
-        """Return all objects of a kind, of one namespace or of all, with these labels (a selector)."""
+    async def list(
+        self, kind: str | Kind, namespace: str | None = None, labels: str | None = None, name: str | None = None
+    ) -> Listing:
+        """Return all objects of a kind, of one namespace or of all, with these labels (a selector) or this name."""
         known = _kind(kind)
-        found = await self._call("GET", known.path(namespace), {"labelSelector": labels})
+        found = await self._call("GET", known.path(namespace), {"labelSelector": labels, "fieldSelector": _named(name)})
         items = [{"apiVersion": known.api_version, "kind": known.kind, **item} for item in found.get("items", [])]
         return Listing(items, found["metadata"].get("resourceVersion", ""))
 
@@ -132,7 +134,12 @@ class Cluster:
         return True
 
     async def watch(
-        self, kind: str | Kind, namespace: str | None, labels: str | None, resource_version: str
+        self,
+        kind: str | Kind,
+        namespace: str | None,
+        labels: str | None,
+        resource_version: str,
+        name: str | None = None,
     ) -> AsyncIterator[tuple[str, Object]]:
         """Yield (ADDED, MODIFIED or DELETED, object) from that version on, until the server ends the watch.
 
@@ -141,6 +148,7 @@ class Cluster:
         query = {
             "watch": "true",
             "labelSelector": labels,
+            "fieldSelector": _named(name),
             "resourceVersion": resource_version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_SECONDS),
@@ -204,6 +212,10 @@ def own_namespace() -> str:
     if _NAMESPACE_FILE.exists():
         return _NAMESPACE_FILE.read_text().strip()
     return os.environ.get("POD_NAMESPACE", "default")
+
+
+def _named(name: str | None) -> str | None:
+    return f"metadata.name={name}" if name else None
 
 
 def _kind(kind: str | Kind) -> Kind:

@@ -27,9 +27,16 @@ class Change:
 
 
 async def follow(
-    cluster: Cluster, kind: str | Kind, namespace: str | None = None, labels: str | None = None
+    cluster: Cluster,
+    kind: str | Kind,
+    namespace: str | None = None,
+    labels: str | None = None,
+    *,
+    name: str | None = None,
 ) -> AsyncIterator[Change]:
     """Yield every object of a kind, then every change of one; survives an API server that goes away.
+
+    With a name, only the object of that name: who may read just that one may follow it.
 
     After each list one Change with `synced` follows. Objects that vanished during a gap are yielded as deleted.
     """
@@ -38,13 +45,13 @@ async def follow(
     while True:
         try:
             if not version:
-                listing = await cluster.list(kind, namespace, labels)
+                listing = await cluster.list(kind, namespace, labels, name)
                 for change in _differences(known, listing.items):
                     yield change
                 known = {key_of(item): item for item in listing.items}
                 yield Change(synced=True)
                 version = listing.resource_version
-            async for what, found in cluster.watch(kind, namespace, labels, version):
+            async for what, found in cluster.watch(kind, namespace, labels, version, name):
                 version = found["metadata"]["resourceVersion"]
                 backoff_seconds = 0.0
                 if what == "BOOKMARK":

@@ -9,6 +9,7 @@ from typing import TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from trimtab_pipelines.edge import EdgeSettings
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.pool import Pools
 from trimtab_pipelines.profile import ModelProfile, by_stage
@@ -50,6 +51,11 @@ def load_plan(path: Path) -> PipelinePlan:
 def load_endpoints(path: Path) -> Endpoints:
     """Read the replicas of a pipeline."""
     return parse(Endpoints, _read_json_or_yaml(path), str(path))
+
+
+def load_edge(path: Path | None) -> EdgeSettings:
+    """Read the settings of a door; without a file everything is at its default."""
+    return EdgeSettings() if path is None else parse(EdgeSettings, _read_json_or_yaml(path), str(path))
 
 
 def load_pools(path: Path) -> Pools:

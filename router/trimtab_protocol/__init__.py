@@ -1,7 +1,15 @@
 """Open Inference Protocol V2 over REST and gRPC, apart from any server: tensors, messages and their two spellings."""
 
 from trimtab_protocol.errors import ProtocolError
-from trimtab_protocol.messages import InferRequest, InferResponse, Parameter, Parameters, RequestedOutput
+from trimtab_protocol.messages import (
+    InferRequest,
+    InferResponse,
+    Parameter,
+    Parameters,
+    PendingRequest,
+    RequestedOutput,
+    TensorHeader,
+)
 from trimtab_protocol.tensors import DTYPES, Buffer, Tensor
 
 __all__ = [
@@ -11,7 +19,9 @@ __all__ = [
     "InferResponse",
     "Parameter",
     "Parameters",
+    "PendingRequest",
     "ProtocolError",
     "RequestedOutput",
     "Tensor",
+    "TensorHeader",
 ]

@@ -4,6 +4,14 @@ It is always the sender's fault. Servers turn it into INVALID_ARGUMENT or 400; c
 breaks the protocol.
 """
 
+from trimtab_protocol.text import told
+
 
 class ProtocolError(ValueError):
-    """A message breaks the Open Inference Protocol; the text names the field and says what would be right."""
+    """A message breaks the Open Inference Protocol; the text names the field and says what would be right.
+
+    What the sender wrote is repeated in it, bounded and without control characters.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(told(text))

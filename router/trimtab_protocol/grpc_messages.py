@@ -5,16 +5,27 @@ in protobuf's default pool and exclude each other there; a private pool is at ho
 them. Field numbers and types are the protocol's, so the bytes are the same.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from trimtab_protocol.errors import ProtocolError
-from trimtab_protocol.messages import InferRequest, InferResponse, Parameter, Parameters, RequestedOutput
+from trimtab_protocol.messages import (
+    InferRequest,
+    InferResponse,
+    Parameter,
+    Parameters,
+    PendingRequest,
+    RequestedOutput,
+    TensorHeader,
+)
 from trimtab_protocol.tensors import (
     BYTES,
+    MAX_TENSORS,
+    Buffer,
     Tensor,
     bytes_array,
     checked_shape,
@@ -22,7 +33,9 @@ from trimtab_protocol.tensors import (
     dtype_of,
     encode_raw,
     from_values,
+    is_slow,
 )
+from trimtab_protocol.wire_format import take_out
 
 SERVICE = "inference.GRPCInferenceService"
 _PACKAGE = "inference"
@@ -112,6 +125,7 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "raw_output_contents": (6, "repeated bytes"),
     },
 }
+_RAW_INPUT_CONTENTS = _MESSAGES["ModelInferRequest"]["raw_input_contents"][0]
 _ONE_OF = {"InferParameter": "parameter_choice"}
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -152,7 +166,8 @@ def _add_field(message: descriptor_pb2.DescriptorProto, owner: str, name: str, n
         field.type_name = f".{_PACKAGE}.{base}"
 
 
-def _declare() -> Mapping[str, type[Message]]:
+def _describe() -> bytes:
+    """The protocol as a serialized file descriptor, its service too."""
     file = descriptor_pb2.FileDescriptorProto(name="open_inference_grpc.proto", package=_PACKAGE, syntax="proto3")
     declared: dict[str, descriptor_pb2.DescriptorProto] = {}
     for name in sorted(_MESSAGES, key=lambda name: name.count(".")):  # owners before what is nested in them
@@ -165,13 +180,25 @@ def _declare() -> Mapping[str, type[Message]]:
             message.oneof_decl.add(name=_ONE_OF[name])
             for declared_field in message.field:
                 declared_field.oneof_index = 0
+    service = file.service.add(name=SERVICE.rpartition(".")[2])
+    for method in METHODS:
+        kinds = {
+            f"{end}put_type": f".{_PACKAGE}.{method}{what}" for end, what in (("in", "Request"), ("out", "Response"))
+        }
+        service.method.add(name=method, **kinds)
+    return file.SerializeToString()
+
+
+def _declare() -> Mapping[str, type[Message]]:
     pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
+    pool.AddSerializedFile(FILE)
     return {
         name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _MESSAGES
     }
 
 
+FILE = _describe()
+"""For those who ask a server what it speaks (reflection)."""
 MESSAGES: Mapping[str, type[Message]] = _declare()
 _Request: Any = MESSAGES["ModelInferRequest"]
 _Response: Any = MESSAGES["ModelInferResponse"]
@@ -192,18 +219,44 @@ def response_class(method: str) -> Any:
     return MESSAGES[f"{method}Response"]
 
 
+def read_request(data: Buffer, most_typed_bytes: int) -> PendingRequest:
+    """Read a serialised ModelInferRequest up to its tensors' descriptions; raw tensors share its memory.
+
+    Args:
+        data: the message as received.
+        most_typed_bytes: of everything but raw contents, of which protobuf makes many times as many.
+
+    Raises:
+        ProtocolError: it is malformed, or larger than that.
+    """
+    rest, raw = take_out(data, _RAW_INPUT_CONTENTS, most_typed_bytes)
+    try:
+        message = _Request.FromString(rest)
+    except DecodeError as error:
+        raise ProtocolError(f"the message is no ModelInferRequest of Open Inference Protocol V2: {error}") from error
+    return _pending(message, raw, len(rest))
+
+
 def request_from_message(message: Any) -> InferRequest:
     """Read a ModelInferRequest, raw or with typed contents. Raises ProtocolError where it is malformed."""
-    return InferRequest(
+    return _pending(message, message.raw_input_contents, 0).decode()
+
+
+def _pending(message: Any, raw: Sequence[Buffer], typed_bytes: int) -> PendingRequest:
+    request = InferRequest(
         model_name=message.model_name,
         model_version=message.model_version,
         id=message.id,
         parameters=_read_parameters(message.parameters),
-        inputs=_read_tensors("inputs", message.inputs, message.raw_input_contents),
+        inputs=(),
         requested_outputs=tuple(
             RequestedOutput(output.name, _read_parameters(output.parameters)) for output in message.outputs
         ),
     )
+    decoders = _decoders("inputs", message.inputs, raw)
+    inputs = tuple(_header(tensor) for tensor in message.inputs)
+    slow = is_slow(inputs, whole_bytes=sum(map(len, raw)), values_bytes=typed_bytes)
+    return PendingRequest(request, inputs, slow, decoders)
 
 
 def response_from_message(message: Any) -> InferResponse:
@@ -213,7 +266,7 @@ def response_from_message(message: Any) -> InferResponse:
         model_version=message.model_version,
         id=message.id,
         parameters=_read_parameters(message.parameters),
-        outputs=_read_tensors("outputs", message.outputs, message.raw_output_contents),
+        outputs=tuple(decoder() for decoder in _decoders("outputs", message.outputs, message.raw_output_contents)),
     )
 
 
@@ -260,7 +313,14 @@ def _write_parameters(entries: Any, parameters: Parameters) -> None:
                 entries[key].string_param = value
 
 
-def _read_tensors(field: str, tensors: Any, raw: Any) -> tuple[Tensor, ...]:
+def _header(tensor: Any) -> TensorHeader:
+    dtype_of(tensor.name, tensor.datatype)
+    return TensorHeader(tensor.name, tensor.datatype, checked_shape(tensor.name, tensor.shape))
+
+
+def _decoders(field: str, tensors: Any, raw: Sequence[Buffer]) -> tuple[Callable[[], Tensor], ...]:
+    if len(tensors) > MAX_TENSORS:
+        raise ProtocolError(f"{field!r} hold {len(tensors)} tensors; send at most {MAX_TENSORS}")
     if raw and len(raw) != len(tensors):
         raise ProtocolError(
             f"{len(tensors)} {field} came with {len(raw)} raw contents; send one for each, or none and typed contents"
@@ -270,10 +330,10 @@ def _read_tensors(field: str, tensors: Any, raw: Any) -> tuple[Tensor, ...]:
         raise ProtocolError(f"{field!r} name a tensor twice: {', '.join(names)}")
     if raw:
         return tuple(
-            decode_raw(tensor.name, tensor.datatype, tensor.shape, buffer)
+            partial(decode_raw, tensor.name, tensor.datatype, tensor.shape, buffer)
             for tensor, buffer in zip(tensors, raw, strict=True)
         )
-    return tuple(_read_contents(tensor) for tensor in tensors)
+    return tuple(partial(_read_contents, tensor) for tensor in tensors)
 
 
 def _read_contents(tensor: Any) -> Tensor:

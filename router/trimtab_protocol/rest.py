@@ -7,24 +7,55 @@ is an error.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from math import isfinite
 from typing import Any
 
 from trimtab_protocol.errors import ProtocolError
-from trimtab_protocol.messages import InferRequest, InferResponse, Parameter, Parameters, RequestedOutput
-from trimtab_protocol.tensors import Buffer, Tensor, decode_raw, encode_raw, from_values, to_values
+from trimtab_protocol.messages import (
+    InferRequest,
+    InferResponse,
+    Parameter,
+    Parameters,
+    PendingRequest,
+    RequestedOutput,
+    TensorHeader,
+)
+from trimtab_protocol.tensors import (
+    MAX_TENSORS,
+    Buffer,
+    Tensor,
+    checked_shape,
+    decode_raw,
+    dtype_of,
+    encode_raw,
+    from_values,
+    is_slow,
+    to_values,
+)
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 BINARY_CONTENT_TYPE = "application/octet-stream"
 JSON_CONTENT_TYPE = "application/json"
 BINARY_SIZE = "binary_data_size"
+_MOST_DIGITS = 15
+_Described = tuple[TensorHeader, Callable[[], Tensor], int]
+"""A tensor, how to decode it, and how many bytes of binary data are its."""
 _TYPE_WORDS: Mapping[type, str] = {dict: "an object", list: "a list", str: "a string"}
 
 
 def decode_request(
     model_name: str, body: Buffer, header_length: str | int | None, *, model_version: str = ""
 ) -> InferRequest:
-    """Read an inference request; tensors share the body's memory.
+    """Read an inference request; tensors share the body's memory. Arguments and errors as of `read_request`."""
+    return read_request(model_name, body, header_length, model_version=model_version).decode()
+
+
+def read_request(
+    model_name: str, body: Buffer, header_length: str | int | None, *, model_version: str = ""
+) -> PendingRequest:
+    """Read an inference request up to its tensors' descriptions.
 
     Args:
         model_name: as named in the path.
@@ -36,15 +67,18 @@ def decode_request(
         ProtocolError: anything that is not a well-formed request.
     """
     header, binary = _split(body, header_length)
-    inputs = _decode_tensors("inputs", header.get("inputs"), binary)
-    return InferRequest(
+    described = _describe_tensors("inputs", header.get("inputs"), binary)
+    request = InferRequest(
         model_name=model_name,
         model_version=model_version,
         id=_field(header, "id", str, "the request") or "",
         parameters=_parameters(header, "the request"),
-        inputs=inputs,
+        inputs=(),
         requested_outputs=tuple(_requested_outputs(header)),
     )
+    inputs = tuple(tensor for tensor, *_ in described)
+    slow = is_slow(inputs, whole_bytes=binary.nbytes, values_bytes=memoryview(body).nbytes - binary.nbytes)
+    return PendingRequest(request, inputs, slow, tuple(decoder for _, decoder, _ in described))
 
 
 def decode_response(body: Buffer, header_length: str | int | None) -> InferResponse:
@@ -55,7 +89,7 @@ def decode_response(body: Buffer, header_length: str | int | None) -> InferRespo
         model_version=_field(header, "model_version", str, "the answer") or "",
         id=_field(header, "id", str, "the answer") or "",
         parameters=_parameters(header, "the answer"),
-        outputs=_decode_tensors("outputs", header.get("outputs"), binary),
+        outputs=tuple(decoder() for _, decoder, _ in _describe_tensors("outputs", header.get("outputs"), binary)),
     )
 
 
@@ -73,12 +107,15 @@ def encode_request(request: InferRequest) -> tuple[list[Buffer], int]:
     return _join(header, raw)
 
 
-def encode_batch(inputs: Sequence[Sequence[Tensor]], parameters: Parameters) -> tuple[list[Buffer], int]:
+def encode_batch(
+    inputs: Sequence[Sequence[Tensor]], parameters: Parameters, request_id: str = ""
+) -> tuple[list[Buffer], int]:
     """Write a request whose tensors lie in pieces along their first dimension, without joining the pieces.
 
     Args:
         inputs: for each tensor its pieces, at least one; name, datatype and the shape of a row are the first piece's.
         parameters: of the request.
+        request_id: comes back in the answer.
 
     Returns:
         As `encode_request`.
@@ -97,13 +134,15 @@ def encode_batch(inputs: Sequence[Sequence[Tensor]], parameters: Parameters) -> 
                 "parameters": {BINARY_SIZE: sum(map(len, raw))},
             }
         )
-    return _join({"parameters": {**parameters, "binary_data_output": True}, "inputs": entries}, buffers)
+    header = _identity(request_id, {**parameters, "binary_data_output": True})
+    return _join(header | {"inputs": entries}, buffers)
 
 
-def encode_json(inputs: Sequence[Tensor], parameters: Parameters) -> bytes:
+def encode_json(inputs: Sequence[Tensor], parameters: Parameters, request_id: str = "") -> bytes:
     """Write a request all in JSON, for a server that reads no binary data; ProtocolError for what JSON cannot hold."""
     entries, _ = _encode_tensors(inputs, frozenset())
-    return json.dumps({"parameters": dict(parameters), "inputs": entries}, separators=(",", ":")).encode()
+    header = _identity(request_id, parameters)
+    return json.dumps(_finite(header) | {"inputs": entries}, separators=(",", ":"), allow_nan=False).encode()
 
 
 def encode_response(response: InferResponse, binary: frozenset[str]) -> tuple[list[Buffer], int | None]:
@@ -138,9 +177,18 @@ def binary_outputs(request: InferRequest, outputs: Iterable[Tensor]) -> frozense
     )
 
 
-def error_body(message: str) -> bytes:
-    """The protocol's error object."""
-    return json.dumps({"error": message}).encode()
+def error_body(message: str, request_id: str = "") -> bytes:
+    """The protocol's error object; with an id it says whose request it answers."""
+    return json.dumps({"error": message} | _identity(request_id, {})).encode()
+
+
+def json_bytes(header_length: str | None, body_bytes: int) -> int:
+    """How much of a body is JSON: what the header's length says, all of it where there is none.
+
+    Raises:
+        ProtocolError: the length is none.
+    """
+    return body_bytes if header_length is None else _checked_length(header_length, body_bytes)
 
 
 def _split(body: Buffer, header_length: str | int | None) -> tuple[dict[str, Any], memoryview]:
@@ -148,7 +196,9 @@ def _split(body: Buffer, header_length: str | int | None) -> tuple[dict[str, Any
     length = whole.nbytes if header_length is None else _checked_length(header_length, whole.nbytes)
     try:
         header = json.loads(bytes(whole[:length]))
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise ProtocolError("the JSON header cannot be read: it is nested too deeply") from error
+    except ValueError as error:
         raise ProtocolError(f"the JSON header cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise ProtocolError("the JSON header must be an object")
@@ -157,7 +207,7 @@ def _split(body: Buffer, header_length: str | int | None) -> tuple[dict[str, Any
 
 def _checked_length(header_length: str | int, body_bytes: int) -> int:
     text = str(header_length).strip()
-    if not (text.isascii() and text.isdigit()) or int(text) > body_bytes:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS) or int(text) > body_bytes:
         raise ProtocolError(
             f"{HEADER_LENGTH} is {header_length!r}; it must be an integer from 0 to the body's {body_bytes} bytes"
         )
@@ -188,42 +238,45 @@ def _requested_outputs(header: Mapping[str, Any]) -> Iterable[RequestedOutput]:
         yield RequestedOutput(output["name"], _parameters(output, f"output {output['name']!r}"))
 
 
-def _decode_tensors(field: str, entries: object, binary: memoryview) -> tuple[Tensor, ...]:
+def _describe_tensors(field: str, entries: object, binary: memoryview) -> tuple[_Described, ...]:
     if not isinstance(entries, list):
         raise ProtocolError(f"{field!r} must be a list of tensors")
-    tensors: list[Tensor] = []
+    if len(entries) > MAX_TENSORS:
+        raise ProtocolError(f"{field!r} hold {len(entries)} tensors; send at most {MAX_TENSORS}")
+    described: list[_Described] = []
     position = 0
     for entry in entries:
-        tensor, size = _decode_tensor(field, entry, binary[position:])
-        tensors.append(tensor)
-        position += size
+        described.append(_describe_tensor(field, entry, binary[position:]))
+        position += described[-1][2]
     if position != binary.nbytes:
         raise ProtocolError(
             f"{binary.nbytes} bytes of binary data came, but the tensors' '{BINARY_SIZE}' sum to {position}"
         )
-    names = [tensor.name for tensor in tensors]
+    names = [tensor.name for tensor, *_ in described]
     if len(set(names)) != len(names):
         raise ProtocolError(f"{field!r} name a tensor twice: {', '.join(names)}")
-    return tuple(tensors)
+    return tuple(described)
 
 
-def _decode_tensor(field: str, entry: object, binary: memoryview) -> tuple[Tensor, int]:
+def _describe_tensor(field: str, entry: object, binary: memoryview) -> _Described:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise ProtocolError(f"each of {field!r} must be an object with a 'name'")
     name, datatype, shape = entry["name"], entry.get("datatype"), entry.get("shape")
     if not isinstance(shape, list):
         raise ProtocolError(f"tensor {name!r}: 'shape' must be a list of integers")
+    dtype_of(name, datatype)
+    header = TensorHeader(name, str(datatype), checked_shape(name, shape))
     parameters = _tensor_parameters(entry, name)
     if BINARY_SIZE not in parameters:
         if "data" not in entry:
             raise ProtocolError(f"tensor {name!r} has neither 'data' nor the parameter '{BINARY_SIZE}'")
-        return from_values(name, datatype, shape, entry["data"]), 0
+        return header, partial(from_values, name, datatype, header.shape, entry["data"]), 0
     size = parameters[BINARY_SIZE]
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= binary.nbytes:
         raise ProtocolError(
             f"tensor {name!r}: '{BINARY_SIZE}' is {size!r}, but {binary.nbytes} bytes are left in the body"
         )
-    return decode_raw(name, datatype, shape, binary[:size]), size
+    return header, partial(decode_raw, name, datatype, header.shape, binary[:size]), size
 
 
 def _tensor_parameters(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -240,6 +293,17 @@ def _identity(request_id: str, parameters: Parameters) -> dict[str, Any]:
     if parameters:
         fields["parameters"] = dict(parameters)
     return fields
+
+
+def _finite(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The header without numbers that JSON does not have, which a model server may have put into its parameters."""
+    if not header.get("parameters"):
+        return dict(header)
+    parameters = {
+        key: None if isinstance(value, float) and not isfinite(value) else value
+        for key, value in header["parameters"].items()
+    }
+    return {**header, "parameters": parameters}
 
 
 def _requested(output: RequestedOutput) -> dict[str, Any]:
@@ -264,5 +328,5 @@ def _encode_tensors(tensors: Sequence[Tensor], binary: frozenset[str]) -> tuple[
 
 
 def _join(header: Mapping[str, Any], raw: Sequence[Buffer]) -> tuple[list[Buffer], int]:
-    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded = json.dumps(_finite(header), separators=(",", ":"), allow_nan=False).encode()
     return [encoded, *raw], len(encoded)

@@ -8,9 +8,9 @@ view, so that a large tensor crosses a process without one Python object per num
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import prod
+from math import isfinite, prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,12 @@ Array = NDArray[Any]
 BFLOAT16 = "BF16"
 BYTES = "BYTES"
 MAX_RANK = 32
+MAX_TENSORS = 256
+MAX_BYTES_ELEMENTS = 2**17
+"""Of one BYTES tensor: each element is an object, of tens of bytes and a microsecond."""
+SLOW_BYTES = 2**20
+SLOW_VALUES_BYTES = 2**15
+SLOW_BYTES_ELEMENTS = 2**12
 MAX_ELEMENTS = 2**40
 LENGTH_PREFIX_BYTES = 4
 
@@ -52,6 +58,17 @@ _JSON_TYPES: Mapping[str, tuple[frozenset[type], str]] = {
     "UINT": (frozenset({int}), "non-negative integers"),
     BYTES: (frozenset({str}), "strings"),
 }
+
+
+class Described(Protocol):
+    """Anything that says what a tensor is."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - as of a tensor
+    @property
+    def datatype(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +125,12 @@ def checked_shape(name: str, shape: Iterable[object]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def is_slow(tensors: Iterable[Described], *, whole_bytes: int, values_bytes: int) -> bool:
+    """Whether decoding takes more than about a millisecond: many bytes, or few that become many objects."""
+    strings = sum(prod(tensor.shape) for tensor in tensors if tensor.datatype == BYTES)
+    return whole_bytes > SLOW_BYTES or values_bytes > SLOW_VALUES_BYTES or strings > SLOW_BYTES_ELEMENTS
+
+
 def decode_raw(name: str, datatype: object, shape: Iterable[object], buffer: Buffer) -> Tensor:
     """Read a tensor from its raw bytes without copying them (BYTES excepted).
 
@@ -117,7 +140,7 @@ def decode_raw(name: str, datatype: object, shape: Iterable[object], buffer: Buf
     dtype = dtype_of(name, datatype)
     dims = checked_shape(name, shape)
     if datatype == BYTES:
-        return Tensor(name, BYTES, _decode_bytes(name, dims, memoryview(buffer)))
+        return Tensor(name, BYTES, _decode_bytes(name, dims, bytes(buffer)))
     expected = prod(dims) * dtype.itemsize
     received = memoryview(buffer).nbytes
     if received != expected:
@@ -130,9 +153,13 @@ def decode_raw(name: str, datatype: object, shape: Iterable[object], buffer: Buf
 
 def encode_raw(tensor: Tensor) -> Buffer:
     """The raw bytes of a tensor: a view of its memory where it is contiguous, else one copy."""
-    if tensor.datatype == BYTES:
-        return _encode_bytes(tensor.array)
-    array = tensor.array
+    return encode_raw_array(tensor.array)
+
+
+def encode_raw_array(array: Array) -> Buffer:
+    """The same for a bare array."""
+    if array.dtype.hasobject:
+        return _encode_bytes(array)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     return array.reshape(-1).view(np.uint8).data
@@ -160,7 +187,7 @@ def from_values(name: str, datatype: object, shape: Iterable[object], values: ob
 
 
 def to_values(tensor: Tensor) -> list[Any]:
-    """The JSON form of a tensor: its values as a flat list in row order.
+    """The JSON form of a tensor: its values as a flat list in row order; NaN and infinities, which JSON lacks, as null.
 
     Raises:
         ProtocolError: BF16, or BYTES that are not UTF-8, have no JSON form.
@@ -168,6 +195,8 @@ def to_values(tensor: Tensor) -> list[Any]:
     if tensor.datatype == BFLOAT16:
         raise ProtocolError(f"tensor {tensor.name!r}: BF16 has no JSON form; ask for binary data")
     values: list[Any] = tensor.array.reshape(-1).tolist()
+    if tensor.datatype.startswith("FP") and not np.isfinite(tensor.array).all():
+        return [value if isfinite(value) else None for value in values]
     if tensor.datatype != BYTES:
         return values
     try:
@@ -204,30 +233,34 @@ def _flatten(name: str, dims: tuple[int, ...], values: object) -> list[Any]:
 
 
 def _array_of(name: str, datatype: str, dtype: np.dtype[Any], flat: list[Any]) -> Array:
-    if datatype == BYTES:
-        return bytes_array([value.encode() for value in flat], (len(flat),))
     try:
+        if datatype == BYTES:
+            return bytes_array([value.encode() for value in flat], (len(flat),))
         with np.errstate(over="ignore"):
             return np.array(flat, dtype=dtype)
     except OverflowError as error:
         raise ProtocolError(f"tensor {name!r}: a value does not fit {datatype}") from error
+    except UnicodeEncodeError as error:
+        raise ProtocolError(f"tensor {name!r}: a string holds half a surrogate pair; send valid Unicode") from error
 
 
-def _decode_bytes(name: str, dims: tuple[int, ...], buffer: memoryview) -> Array:
-    buffer = buffer.cast("B")
+def _decode_bytes(name: str, dims: tuple[int, ...], data: bytes) -> Array:
+    expected = prod(dims)
+    if expected > MAX_BYTES_ELEMENTS:
+        raise ProtocolError(f"tensor {name!r}: {expected} elements of BYTES are too many; send {MAX_BYTES_ELEMENTS}")
     values: list[bytes] = []
-    position = 0
-    while position < buffer.nbytes:
+    position, end = 0, len(data)
+    while position < end and len(values) <= expected:
         start = position + LENGTH_PREFIX_BYTES
-        length = int.from_bytes(buffer[position:start], "little")
-        if start + length > buffer.nbytes:
+        position = start + int.from_bytes(data[position:start], "little")
+        if position > end or start > end:
             raise ProtocolError(
                 f"tensor {name!r}: element {len(values)} of its BYTES ends past the data; a 4-byte length precedes each"
             )
-        values.append(bytes(buffer[start : start + length]))
-        position = start + length
-    if len(values) != prod(dims):
-        raise ProtocolError(f"tensor {name!r}: shape {list(dims)} needs {prod(dims)} elements, but {len(values)} came")
+        values.append(data[start:position])
+    if len(values) != expected:
+        came = "more" if len(values) > expected else len(values)
+        raise ProtocolError(f"tensor {name!r}: shape {list(dims)} needs {expected} elements, but {came} came")
     return bytes_array(values, dims)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import uvloop
 
-from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.documents import DocumentError, load_edge
+from trimtab_router.edge.places import Sockets
 from trimtab_router.router import MEBIBYTE, Limits
 from trimtab_router.server import Options, serve
 
@@ -27,8 +28,10 @@ def parse_options(arguments: list[str] | None = None) -> Options:
         help="how long to take requests after SIGTERM, while callers learn that we go (default: 5 with --cluster)",
     )
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--rest-port", type=int, default=0, help="0 lets the system choose")
-    parser.add_argument("--grpc-port", type=int, default=0, help="0 lets the system choose")
+    parser.add_argument("--sockets", type=Path, help="folder of the sockets shared with Envoy; without it REST alone")
+    parser.add_argument("--edge", type=Path, help="settings of the door")
+    parser.add_argument("--rest-port", type=int, default=0, help="without Envoy; 0 lets the system choose")
+    parser.add_argument("--admin-port", type=int, default=0, help="of metrics, state, load; 0 lets the system choose")
     parser.add_argument("--max-payload-mib", type=int, default=64, help="largest request taken")
     parser.add_argument("--max-in-flight-mib", type=int, default=256, help="payload of all requests under way")
     parser.add_argument("--grace-seconds", type=float, default=10.0, help="how long to hold rows without a replica")
@@ -46,7 +49,9 @@ def parse_options(arguments: list[str] | None = None) -> Options:
         linger_seconds=(5.0 if given.cluster else 0.0) if given.linger_seconds is None else given.linger_seconds,
         host=given.host,
         rest_port=given.rest_port,
-        grpc_port=given.grpc_port,
+        admin_port=given.admin_port,
+        sockets=None if given.sockets is None else Sockets(given.sockets),
+        edge=load_edge(given.edge),
         limits=limits,
     )
 

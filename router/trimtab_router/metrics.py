@@ -89,9 +89,9 @@ class Metrics:
         """The metrics of one stage."""
         return StageMetrics(self, (*self._base, stage))
 
-    def refused(self, code: str, reason: str) -> None:
-        """Count a refusal or failure."""
-        self.refusals.labels(*self._base, code, reason).inc()
+    def refused(self, code: str, reason: str, count: int = 1) -> None:
+        """Count refusals or failures."""
+        self.refusals.labels(*self._base, code, reason).inc(count)
 
     def broken_file(self, file: str) -> None:
         """Count a file that could not be used."""

@@ -30,9 +30,9 @@ class RecentOutcomes:
     def __init__(self) -> None:
         self._seconds: deque[_Second] = deque(maxlen=RECENT_SECONDS + 1)
 
-    def count(self, now: float, what: str) -> None:
-        """Count one request as received, or by its outcome."""
-        self._second(now).counts[what] += 1
+    def count(self, now: float, what: str, requests: int = 1) -> None:
+        """Count requests as received, or by their outcome."""
+        self._second(now).counts[what] += requests
 
     def answered(self, now: float, seconds: float, accuracy: float) -> None:
         """Note how long an answer took, and the expected accuracy of what served it."""

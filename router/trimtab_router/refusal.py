@@ -12,7 +12,10 @@ class Code(Enum):
     """What kind of refusal, by the name gRPC gives it, with its HTTP status."""
 
     INVALID_ARGUMENT = 400
+    UNAUTHENTICATED = 401
+    PERMISSION_DENIED = 403
     NOT_FOUND = 404
+    REQUEST_TIMEOUT = 408
     PAYLOAD_TOO_LARGE = 413
     RESOURCE_EXHAUSTED = 429
     CANCELLED = 499

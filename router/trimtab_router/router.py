@@ -35,6 +35,8 @@ from trimtab_router.turnstile import Turnstile
 from trimtab_router.work import Work
 
 MEBIBYTE = 2**20
+LONGEST_SLOS = 10
+"""No request may take longer than so many times the SLO, whatever its caller asks for."""
 PATIENCE_SHARE = 0.2
 """Of the SLO, how long a request may wait to be let in before it is refused: what is left must be worth serving."""
 
@@ -130,6 +132,17 @@ class Router:
         """
         return not (self.leaving or self.draining) and all(stage.had_replica for stage in self._dispatchers.values())
 
+    @property
+    def longest_seconds(self) -> float:
+        """After so long every request is answered or refused."""
+        slo_seconds = self.pipeline.spec.slo.latency_seconds
+        return LONGEST_SLOS * slo_seconds + self.limits.grace_seconds + self.limits.hang_seconds
+
+    @property
+    def most_under_way(self) -> int:
+        """How many requests the door should let be under way."""
+        return 128
+
     async def infer(self, call: Call) -> InferResponse:
         """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
         self.metrics.received.inc()
@@ -171,6 +184,18 @@ class Router:
         if refusal.code is Code.RESOURCE_EXHAUSTED:
             self.arrivals.record(time.time())
         return refusal
+
+    def count_refused_at_door(self, refused: Mapping[tuple[int, str], int]) -> None:
+        """Count requests that the door in front of us refused, by (HTTP status, reason)."""
+        now = time.monotonic()
+        for (status, reason), count in refused.items():
+            self.metrics.received.inc(count)
+            self.metrics.outcomes["refused"].inc(count)
+            self.metrics.refused(Code(status).name if status in _CODES else "INVALID_ARGUMENT", reason, count)
+            self._recent.count(now, RECEIVED, count)
+            self._recent.count(now, "refused", count)
+            if reason == "Overload":  # what was turned away for want of room is load to plan for
+                self.arrivals.record(time.time(), count)
 
     def reserve(self, size_bytes: int) -> AbstractContextManager[None]:
         """A share of the bytes in flight, held until the returned context ends; raises Refusal without room."""
@@ -373,6 +398,9 @@ class Router:
         for name, endpoint in wanted.items():
             if name not in dispatcher.replicas:
                 dispatcher.replicas[name] = Replica(endpoint, dispatcher.wake)
+
+
+_CODES = {code.value for code in Code}
 
 
 def _first_plan(stage: Stage) -> StagePlan:

@@ -1,29 +1,30 @@
-"""Wires a router to its files or its cluster, its front doors and its signals; listens, serves, drains."""
+"""Wires a router to its files or its cluster, its doors and its signals; listens, serves, drains."""
 
 import asyncio
 import json
+import logging
 import signal
 import sys
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Any
 
 from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.edge import EdgeSettings
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.ingress.grpc import GrpcIngress
-from trimtab_router.ingress.rest import RestIngress
+from trimtab_router.doors import FrontDoors
+from trimtab_router.edge.following import follow_file, follow_secret
+from trimtab_router.edge.places import Sockets
 from trimtab_router.plans import FileWatcher
 from trimtab_router.router import Limits, Router
 from trimtab_router.telemetry import configured_tracer
 
-DRAIN_SECONDS = 30.0
-FAREWELL_SECONDS = 1.0
-"""How long connections on which nothing is under way are kept, once nobody can connect any more."""
-BACKLOG = 4096
+if TYPE_CHECKING:
+    from trimtab_kubernetes import Cluster
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Options:
 
     Without `endpoints` the replicas, and every plan after the first, are what the cluster's API says. `namespace` is
     where the pipeline lives, if the file does not say so. `linger_seconds` is how long a router that was told to stop
-    takes requests, not ready any more.
+    takes requests, not ready any more. With `sockets` callers come through Envoy, which is started by others; without
+    them over plain REST, on `rest_port`.
     """
 
     pipeline: Path
@@ -42,53 +44,10 @@ class Options:
     linger_seconds: float = 0.0
     host: str = "127.0.0.1"
     rest_port: int = 0
-    grpc_port: int = 0
+    admin_port: int = 0
+    sockets: Sockets | None = None
+    edge: EdgeSettings = field(default_factory=EdgeSettings)
     limits: Limits = field(default_factory=Limits)
-
-
-class FrontDoors:
-    """The listening REST and gRPC servers of a router."""
-
-    def __init__(self, router: Router) -> None:
-        self._router = router
-        self._rest = RestIngress(router).server()
-        self._runner = web.ServerRunner(self._rest)
-        self._grpc = GrpcIngress(router)
-        self.rest_port = 0
-        self.grpc_port = 0
-
-    async def open(self, host: str, rest_port: int, grpc_port: int) -> None:
-        """Listen on both; raises OSError where a port is taken."""
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, rest_port, backlog=BACKLOG)
-        await site.start()
-        self.rest_port = int(self._runner.addresses[0][1])
-        self.grpc_port = await self._grpc.open(host, grpc_port, BACKLOG)
-
-    @property
-    def _connected(self) -> bool:
-        return bool(self._rest.connections) or self._grpc.connected
-
-    async def leave(self, linger_seconds: float) -> None:
-        """Be not ready, and send callers on to other routers, for a time in which requests are still taken."""
-        self._router.leaving = True
-        self._grpc.leave()
-        await asyncio.sleep(linger_seconds)
-
-    async def close(self) -> None:
-        """Stop listening, answer what was accepted, close.
-
-        Who connected in the last moment is read too, and told to try another router.
-        """
-        for site in list(self._runner.sites):
-            await site.stop()
-        self._grpc.stop_listening()
-        await self._router.drain(DRAIN_SECONDS)
-        give_up = asyncio.get_running_loop().time() + FAREWELL_SECONDS
-        while self._connected and asyncio.get_running_loop().time() < give_up:  # noqa: ASYNC110 - no event covers all
-            await asyncio.sleep(0.01)
-        self._grpc.close()
-        await self._runner.cleanup()
 
 
 async def serve(options: Options) -> None:
@@ -96,38 +55,58 @@ async def serve(options: Options) -> None:
 
     Raises:
         DocumentError: the pipeline cannot be used.
-        RuntimeError: there is no cluster to follow.
+        RuntimeError: there is no cluster to follow, or nobody who would check the keys that are asked for.
     """
+    if options.sockets is None and options.edge.authenticates:
+        raise RuntimeError("keys and tokens are checked by the door: without one (--edge none) none can be asked for")
     pipeline = _within(load_pipeline(options.pipeline), options.namespace)
     router = Router(pipeline, limits=options.limits, tracer=configured_tracer(pipeline.name))
     async with AsyncExitStack() as stack:
         files = FileWatcher(router, options.plan, options.endpoints)
         files.read()
-        if options.endpoints is None:
-            follow = await _follow_cluster(router, stack)
-        else:
-            follow = files.watch()
+        cluster = None if options.endpoints else await _connect(stack)
+        following = [files.watch() if cluster is None else _follow_cluster(router, cluster)]
         doors = FrontDoors(router)
-        await doors.open(options.host, options.rest_port, options.grpc_port)
-        await _serve_until_stopped(doors, asyncio.ensure_future(follow), options.linger_seconds)
+        if options.sockets is not None:
+            control = await doors.open_behind_envoy(options.sockets, options.edge, lambda: router.most_under_way)
+            if options.edge.keys_file:
+                following.append(follow_file(Path(options.edge.keys_file), control.use_keys))
+            elif options.edge.keys_secret and cluster is not None:
+                namespace = pipeline.metadata.namespace
+                following.append(follow_secret(cluster, namespace, options.edge.keys_secret, control.use_keys))
+        else:
+            log.warning(
+                "no Envoy in front: REST only, without TLS, keys or limits for each client; for trusted callers"
+            )
+            await doors.open_alone(options.host, options.rest_port)
+        await doors.open_admin(options.host, options.admin_port)
+        await _serve_until_stopped(doors, _all(following), options.linger_seconds)
 
 
-async def _follow_cluster(router: Router, stack: AsyncExitStack) -> Awaitable[None]:
+async def _connect(stack: AsyncExitStack) -> "Cluster":
     from trimtab_kubernetes import Cluster, ClusterError  # noqa: PLC0415  (takes a second of processor time to import)
-    from trimtab_router.cluster import ClusterWatcher  # noqa: PLC0415
 
     try:
-        cluster = await stack.enter_async_context(await Cluster.connect())
+        return await stack.enter_async_context(await Cluster.connect())
     except ClusterError as error:
         raise RuntimeError(str(error)) from error
+
+
+def _follow_cluster(router: Router, cluster: "Cluster") -> Awaitable[None]:
+    from trimtab_router.cluster import ClusterWatcher  # noqa: PLC0415  (takes a second of processor time to import)
+
     return ClusterWatcher(router, cluster, router.pipeline.metadata.namespace).watch()
 
 
-async def _serve_until_stopped(doors: FrontDoors, watching: "asyncio.Future[None]", linger_seconds: float) -> None:
+def _all(following: list[Awaitable[None]]) -> "asyncio.Future[Any]":
+    return asyncio.ensure_future(asyncio.gather(*following))
+
+
+async def _serve_until_stopped(doors: FrontDoors, watching: "asyncio.Future[Any]", linger_seconds: float) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    sys.stdout.write(json.dumps({"rest_port": doors.rest_port, "grpc_port": doors.grpc_port}) + "\n")
+    sys.stdout.write(json.dumps({"rest_port": doors.rest_port, "admin_port": doors.admin_port}) + "\n")
     sys.stdout.flush()
     stopped = asyncio.create_task(stopping.wait())
     first: set[asyncio.Future[Any]] = {stopped, watching}

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 from opentelemetry.propagate import extract
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
@@ -17,6 +18,15 @@ from trimtab_router.work import Served
 log = logging.getLogger(__name__)
 
 ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
+DEFAULT_PORT = 4317
+
+
+def collector(endpoint: str | None) -> str | None:
+    """The HOST:PORT of an endpoint as the variable writes it; None without one."""
+    if not endpoint:
+        return None
+    found = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
+    return f"{found.hostname}:{found.port or DEFAULT_PORT}"
 
 
 def configured_tracer(pipeline: str) -> Tracer | None:

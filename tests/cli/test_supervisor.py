@@ -57,7 +57,7 @@ async def local(tmp_path: Path) -> AsyncIterator[Supervisor]:
 
 @pytest.fixture
 async def client(local: Supervisor) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=local.client.url, timeout=90, trust_env=False) as running:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{local.rest_port}", timeout=90, trust_env=False) as running:
         yield running
 
 
@@ -117,7 +117,7 @@ async def test_says_why_the_router_does_not_start(tmp_path: Path) -> None:
         setup = Setup(
             write_echo_pipeline(tmp_path), tmp_path / "run", plan=echo_plan(), rest_port=taken.getsockname()[1]
         )
-        with pytest.raises(StartError, match=r"router[\s\S]*address already in use"):
+        with pytest.raises(StartError, match=r"door[\s\S]*Address already in use"):
             async with Supervisor(setup):
                 pass
     assert not (tmp_path / "run" / "models").exists()

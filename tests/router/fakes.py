@@ -2,9 +2,11 @@
 
 import asyncio
 import io
+import json
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +18,17 @@ from opentelemetry.trace import Tracer
 
 from tests import builders
 from tests.builders import a_plan
+from trimtab.local.door import DoorPorts, make_sockets, open_ports
+from trimtab.local.processes import Module
+from trimtab_pipelines.edge import EdgeSettings
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, Tensor, grpc_messages, rest
+from trimtab_router.doors import FrontDoors
+from trimtab_router.edge.bootstrap import bootstrap
+from trimtab_router.edge.places import Doorstep, Sockets
+from trimtab_router.edge.program import command, program
 from trimtab_router.router import Limits, Router
-from trimtab_router.server import FrontDoors
 
 Model = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
@@ -138,14 +146,42 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 class Rig:
-    """A router with its front doors open, and clients of both."""
+    """A router with its front doors open, and clients of all of them; Envoy stands there once it is needed."""
 
     def __init__(self, router: Router, doors: FrontDoors, session: aiohttp.ClientSession) -> None:
         self.router = router
         self.doors = doors
         self.session = session
         self.url = f"http://127.0.0.1:{doors.rest_port}"
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{doors.grpc_port}")
+        self.admin_url = f"http://127.0.0.1:{doors.admin_port}"
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._door: DoorPorts | None = None
+        self._channel: grpc.aio.Channel | None = None
+
+    async def channel(self) -> grpc.aio.Channel:
+        """GRPC to Envoy."""
+        ports = await self.door()
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}")
+        return self._channel
+
+    async def door(self) -> DoorPorts:
+        """Where Envoy takes callers of this router."""
+        async with self._opening:
+            if self._door is None:
+                sockets = make_sockets()
+                self._stack.callback(shutil.rmtree, sockets.folder)
+                await self.doors.open_behind_envoy(sockets, EdgeSettings(), lambda: self.router.most_under_way)
+                self._door = await self._stack.enter_async_context(an_envoy(self.router.pipeline, sockets))
+            return self._door
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close(None)
+        await self.session.close()
+        await self.doors.close()
+        await self._stack.aclose()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something observable holds."""
@@ -175,12 +211,13 @@ class Rig:
             return 200, rest.decode_response(content, answer.headers.get(rest.HEADER_LENGTH)), answer.headers
 
     async def get(self, path: str) -> tuple[int, Any]:
-        async with self.session.get(self.url + path) as answer:
+        base = self.admin_url if path.startswith(("/metrics", "/trimtab")) else self.url
+        async with self.session.get(base + path) as answer:
             return answer.status, await (answer.text() if path == "/metrics" else answer.json())
 
     async def grpc(self, request: InferRequest, timeout: float | None = None, metadata: Any = None) -> InferResponse:  # noqa: ASYNC109 - a gRPC deadline
-        call = self.channel.unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
         data = grpc_messages.request_to_message(request).SerializeToString()
+        call = (await self.channel()).unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
         answer = await call(data, timeout=timeout, metadata=metadata)
         return grpc_messages.response_from_message(grpc_messages.response_class("ModelInfer").FromString(answer))
 
@@ -208,6 +245,23 @@ class Rig:
 
 
 @asynccontextmanager
+async def an_envoy(
+    pipeline: InferencePipeline, sockets: Sockets, settings: EdgeSettings | None = None, **doorstep: Any
+) -> AsyncIterator[DoorPorts]:
+    """A real Envoy in front of the router behind these sockets."""
+    config = bootstrap(settings or EdgeSettings(), Doorstep(sockets, **doorstep), pipeline=pipeline.name)
+    arguments = command(program(), "--config-yaml", json.dumps(config))
+    log = sockets.folder / "envoy.log"
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(*arguments, stdout=errors, stderr=errors)
+    door = Module(process, "the door", log)
+    try:
+        yield await open_ports(door, sockets, 60)
+    finally:
+        await door.stop(10)
+
+
+@asynccontextmanager
 async def a_rig(
     pipeline: InferencePipeline,
     replicas: Mapping[str, Sequence[FakeReplica]],
@@ -224,7 +278,8 @@ async def a_rig(
     router = Router(pipeline, a_plan(pipeline, **plan), limits=limits, tracer=tracer)
     router.apply_endpoints(endpoints_of(replicas))
     doors = FrontDoors(router)
-    await doors.open("127.0.0.1", 0, 0)
+    await doors.open_alone("127.0.0.1", 0)
+    await doors.open_admin("127.0.0.1", 0)
     async with aiohttp.ClientSession() as session:
         rig = Rig(router, doors, session)
         try:
@@ -235,9 +290,7 @@ async def a_rig(
         finally:
             for fake in fakes:
                 fake.gate.set()
-            await rig.channel.close(None)
-            await session.close()
-            await doors.close()
+            await rig.close()
             for fake in fakes:
                 await fake.stop()
 

@@ -132,7 +132,7 @@ async def test_bodies_in_chunks_or_after_a_100_continue_are_read(rig):
 
 
 async def test_grpc_messages_that_are_none(rig):
-    call = rig.channel.unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
+    call = (await rig.channel()).unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(b"\xff\xff")
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

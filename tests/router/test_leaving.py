@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -15,9 +16,11 @@ import pytest
 import yaml
 
 from tests.builders import a_plan
-from tests.router.fakes import FakeReplica, a_pipeline, a_request, endpoints_of
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, an_envoy, endpoints_of
+from trimtab.local.door import make_sockets
 from trimtab_loadtester.wire import GrpcWire, RestWire, Wire
 from trimtab_pipelines.documents import dump_yaml, write_json
+from trimtab_router.edge.places import Sockets
 
 PIPELINE = a_pipeline(1)
 
@@ -27,19 +30,21 @@ class Running:
     """A router process and where it listens."""
 
     process: asyncio.subprocess.Process
-    rest_port: int
-    grpc_port: int
+    sockets: Sockets
+    admin_port: int
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.rest_port}"
+        return f"http://127.0.0.1:{self.admin_port}"
 
 
 @asynccontextmanager
 async def a_process(folder: Path, *options: str, **environment: str) -> AsyncIterator[Running]:
     (folder / "pipeline.yaml").write_text(dump_yaml(PIPELINE))
     write_json(folder / "plan.json", a_plan(PIPELINE, 7))
+    sockets = make_sockets()
     files = ["--pipeline", str(folder / "pipeline.yaml"), "--plan", str(folder / "plan.json")]
+    files += ["--sockets", str(sockets.folder)]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trimtab_router", *files, *options),
         env=os.environ | environment,
@@ -49,11 +54,12 @@ async def a_process(folder: Path, *options: str, **environment: str) -> AsyncIte
     assert process.stdout is not None
     line = await process.stdout.readline()
     try:
-        yield Running(process, **json.loads(line))
+        yield Running(process, sockets, json.loads(line)["admin_port"])
     finally:
         if process.returncode is None:
             process.kill()
         await process.communicate()
+        shutil.rmtree(sockets.folder)
 
 
 async def until_status(session: aiohttp.ClientSession, url: str, status: int) -> None:
@@ -79,13 +85,17 @@ async def test_a_router_told_to_stop_serves_all_that_still_comes(tmp_path: Path)
     await replica.start()
     write_json(tmp_path / "endpoints.json", endpoints_of({"stage-0": [replica]}))
     options = ("--endpoints", str(tmp_path / "endpoints.json"), "--linger-seconds", "5")
-    async with a_process(tmp_path, *options) as router, aiohttp.ClientSession() as session:
+    async with (
+        a_process(tmp_path, *options) as router,
+        an_envoy(PIPELINE, router.sockets) as door,
+        aiohttp.ClientSession() as session,
+    ):
         await until_status(session, f"{router.url}/v2/health/ready", 200)
         rest_codes: list[str] = []
         grpc_codes: list[str] = []
         sending = asyncio.gather(
-            send_until_gone(RestWire(f"127.0.0.1:{router.rest_port}", "sample"), rest_codes),
-            send_until_gone(GrpcWire(f"127.0.0.1:{router.grpc_port}", "sample"), grpc_codes),
+            send_until_gone(RestWire(f"127.0.0.1:{door.rest_port}", "sample"), rest_codes),
+            send_until_gone(GrpcWire(f"127.0.0.1:{door.grpc_port}", "sample"), grpc_codes),
         )
         await replica.arrived.wait()
         router.process.send_signal(signal.SIGTERM)

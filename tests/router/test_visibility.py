@@ -1,9 +1,9 @@
 """What the router tells: metadata, health, metrics, load, state, traces."""
 
 import asyncio
-import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +19,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.builders import a_plan
-from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoints_of
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, an_envoy, endpoints_of
 from tests.router.test_graph import PAGE, digits, locate, read
+from trimtab.local.door import make_sockets
 from trimtab_pipelines.documents import dump_yaml, write_json
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages
 
@@ -29,7 +30,7 @@ TRACE_PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 async def call(rig, method, **fields):
     request = grpc_messages.request_class(method)(**fields).SerializeToString()
-    answer = await rig.channel.unary_unary(grpc_messages.method_path(method), None, None)(request)
+    answer = await (await rig.channel()).unary_unary(grpc_messages.method_path(method), None, None)(request)
     return grpc_messages.response_class(method).FromString(answer)
 
 
@@ -245,23 +246,25 @@ async def test_tritons_own_clients_are_served_by_the_process(tmp_path):
     (tmp_path / "pipeline.yaml").write_text(dump_yaml(pipeline))
     write_json(tmp_path / "plan.json", a_plan(pipeline))
     write_json(tmp_path / "endpoints.json", endpoints_of({"stage-0": replicas[:1], "stage-1": replicas[1:]}))
-    paths = (f"--{name}={tmp_path / file}" for name, file in FILES.items())
+    sockets = make_sockets()
+    paths = [f"--{name}={tmp_path / file}" for name, file in FILES.items()] + [f"--sockets={sockets.folder}"]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "trimtab_router", *paths, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout is not None
-    ports = json.loads(await process.stdout.readline())
+    await process.stdout.readline()
     script = tmp_path / "client.py"
     script.write_text(textwrap.dedent(TRITON_CLIENT))
-    while True:
-        client = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(script), str(ports["rest_port"]), str(ports["grpc_port"])),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        out, error = await client.communicate()
-        if b"is_server_ready" not in error:
-            break
+    async with an_envoy(pipeline, sockets) as ports:
+        while True:
+            client = await asyncio.create_subprocess_exec(
+                *(sys.executable, str(script), str(ports.rest_port), str(ports.grpc_port)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            out, error = await client.communicate()
+            if b"is_server_ready" not in error:
+                break
     assert (out, client.returncode) == (b"served\n", 0), error.decode()
 
     os.kill(process.pid, signal.SIGTERM)
@@ -269,6 +272,7 @@ async def test_tritons_own_clients_are_served_by_the_process(tmp_path):
     assert process.returncode == 0, error.decode()
     for replica in replicas:
         await replica.stop()
+    shutil.rmtree(sockets.folder)
 
 
 FILES = {"pipeline": "pipeline.yaml", "plan": "plan.json", "endpoints": "endpoints.json"}

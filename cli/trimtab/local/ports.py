@@ -6,12 +6,12 @@ from trimtab.local.processes import StartError
 
 
 class RouterPorts(BaseModel):
-    """The router's ports."""
+    """The router's ports; behind a door it has none for callers."""
 
     model_config = ConfigDict(frozen=True)
 
     rest_port: int
-    grpc_port: int
+    admin_port: int
 
     @classmethod
     def parse(cls, line: bytes) -> "RouterPorts":

@@ -53,10 +53,10 @@ class Counters:
 
 
 class RouterClient:
-    """One router, by its REST port."""
+    """One router, by its administrative port."""
 
-    def __init__(self, rest_port: int) -> None:
-        self.url = f"http://127.0.0.1:{rest_port}"
+    def __init__(self, admin_port: int) -> None:
+        self.url = f"http://127.0.0.1:{admin_port}"
         self._client = httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_SECONDS, trust_env=False)
 
     async def state(self) -> dict[str, Any]:

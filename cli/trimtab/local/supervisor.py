@@ -18,6 +18,7 @@ from typing import Any, Self
 import psutil
 from watchfiles import awatch
 
+from trimtab.local.door import DoorPorts, make_sockets, open_ports, start_door
 from trimtab.local.fleet import Fleet, Site
 from trimtab.local.hosting import memory_bytes_per_replica
 from trimtab.local.ports import RouterPorts
@@ -30,6 +31,7 @@ from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError, load_pipeline, load_plan, write_json
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_router.edge.places import Sockets
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,10 @@ class Setup:
         folder: the run folder; made when missing, what an earlier run left there is removed.
         profiles_file: for the adapter; None runs a fixed plan without one.
         plan: what runs at first; with an adapter only until it decides.
-        rest_port, grpc_port: of the router; 0 takes free ones.
+        rest_port, grpc_port: where callers come in; 0 takes free ones.
+        admin_port: of the router's metrics, state and load.
+        door: whether Envoy stands in front; without it there is REST alone.
+        edge: the file of its settings.
         prometheus: address the adapter takes the load from instead of the router.
     """
 
@@ -59,6 +64,9 @@ class Setup:
     rest_port: int = 0
     grpc_port: int = 0
     prometheus: str | None = None
+    admin_port: int = 0
+    door: bool = True
+    edge: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,10 @@ class Supervisor:
     faults: list[Fault] = field(default_factory=list)
     rest_port: int = 0
     grpc_port: int = 0
+    admin_port: int = 0
+    sockets: Sockets | None = None
     router: Module | None = None
+    door: Module | None = None
     adapter: Module | None = None
     client: RouterClient = field(init=False)
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
@@ -162,13 +173,17 @@ class Supervisor:
         log.info("stopping")
         if self.router is not None:
             await self.router.stop(STOP_SECONDS)
-        if self.rest_port:  # it came up once
+        if self.admin_port:  # it came up once
             await self.client.close()
         stopping = [self.fleet.stop()]
+        if self.door is not None:
+            stopping.append(self.door.stop(STOP_SECONDS))
         if self.adapter is not None:
             stopping.append(self.adapter.stop(STOP_SECONDS))
         await asyncio.gather(*stopping)
         shutil.rmtree(self.setup.folder / "models", ignore_errors=True)
+        if self.sockets is not None:
+            shutil.rmtree(self.sockets.folder, ignore_errors=True)
         if self._log is not None:
             logging.getLogger("trimtab").removeHandler(self._log)
             self._log.close()
@@ -187,7 +202,13 @@ class Supervisor:
         self.fleet.list_endpoints()
         begin_fork_server(modules_to_preload(self.pipeline))
         self._tasks.append(asyncio.create_task(self._roll(), name="rollout"))
+        if self.setup.door:
+            self.sockets = make_sockets()
         await self._start_router()
+        if self.sockets is not None:
+            await self._start_door()
+            door = self._keep("door", lambda: self.door, self._start_door)
+            self._tasks.append(asyncio.create_task(door, name="door"))
         self._tasks += [
             asyncio.create_task(self._follow_plan(), name="plan"),
             asyncio.create_task(self._keep("router", lambda: self.router, self._start_router), name="router"),
@@ -207,10 +228,15 @@ class Supervisor:
         runtime.setLevel(logging.INFO)
 
     async def _start_router(self) -> None:
-        rest_port, grpc_port = self.rest_port or self.setup.rest_port, self.grpc_port or self.setup.grpc_port
         files = ["--pipeline", str(self.setup.pipeline_file), "--plan", str(self.plan_file)]
         files += ["--endpoints", str(self.fleet.site.endpoints_file)]
-        ports = ["--rest-port", str(rest_port), "--grpc-port", str(grpc_port)]
+        ports = ["--admin-port", str(self.admin_port or self.setup.admin_port)]
+        if self.setup.edge is not None:
+            ports += ["--edge", str(self.setup.edge)]
+        if self.sockets is not None:
+            ports += ["--sockets", str(self.sockets.folder)]
+        else:
+            ports += ["--rest-port", str(self.rest_port or self.setup.rest_port)]
         logs = self.setup.folder / "logs" / "router.log"
         self.router = await Module.start("trimtab_router", [*files, *ports], logs, "the router")
         try:
@@ -218,9 +244,24 @@ class Supervisor:
         except StartError:
             await self.router.stop(STOP_SECONDS)  # one that hangs would never be replaced
             raise
-        if announced.rest_port != self.rest_port:
-            self.rest_port, self.grpc_port = announced.rest_port, announced.grpc_port
-            self.client = RouterClient(self.rest_port)
+        if self.sockets is None:
+            self.rest_port = announced.rest_port
+        if announced.admin_port != self.admin_port:
+            self.admin_port = announced.admin_port
+            self.client = RouterClient(self.admin_port)
+
+    async def _start_door(self) -> None:
+        if self.sockets is None:
+            raise StartError("a door needs the sockets of its router")
+        wanted = DoorPorts(self.rest_port or self.setup.rest_port, self.grpc_port or self.setup.grpc_port)
+        logs = self.setup.folder / "logs" / "door.log"
+        self.door = await start_door(self.setup.pipeline_file, self.sockets, self.setup.edge, wanted, logs)
+        try:
+            opened = await open_ports(self.door, self.sockets, START_SECONDS)
+        except StartError:
+            await self.door.stop(STOP_SECONDS)
+            raise
+        self.rest_port, self.grpc_port = opened.rest_port, opened.grpc_port
 
     async def _start_adapter(self) -> None:
         arguments = ["--pipeline", str(self.setup.pipeline_file), "--profiles", str(self.setup.profiles_file)]
@@ -302,7 +343,7 @@ class Supervisor:
         return {name: stage for name, stage in stages.items() if stage["ready_replicas"]}
 
     async def _poll(self) -> None:
-        if not self.rest_port:
+        if not self.admin_port:
             return
         try:
             self.state = await self.client.state()

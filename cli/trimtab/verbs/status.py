@@ -12,7 +12,7 @@ from trimtab.options import console
 
 
 def command(
-    port: Annotated[int, typer.Option(help="The router's REST port")] = 8080,
+    port: Annotated[int, typer.Option(help="The router's administrative port")] = 8082,
     *,
     cluster: Annotated[bool, typer.Option("--cluster", help="Show the pipelines of the cluster instead")] = False,
     namespace: Annotated[str | None, typer.Option(help="With --cluster: only those of this namespace")] = None,

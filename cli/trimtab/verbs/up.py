@@ -10,6 +10,7 @@ from trimtab.live import watching
 from trimtab.local.supervisor import Setup
 from trimtab.options import (
     DurationOption,
+    EdgeOption,
     LoadOption,
     PipelineArgument,
     ProfilesOption,
@@ -19,6 +20,7 @@ from trimtab.options import (
     SpeedUpOption,
     TraceOption,
     console,
+    door,
     load_order,
 )
 from trimtab.preparation import choose_profiles, prepare
@@ -39,6 +41,8 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     seed: SeedOption = 0,
     rest_port: Annotated[int, typer.Option(help="Port of REST; 0 takes a free one")] = 8080,
     grpc_port: Annotated[int, typer.Option(help="Port of gRPC; 0 takes a free one")] = 8081,
+    admin_port: Annotated[int, typer.Option(help="Port of metrics, state and load; 0 takes a free one")] = 8082,
+    edge: EdgeOption = None,
     profiles: ProfilesOption = None,
     plan: Annotated[Path | None, typer.Option(help="Run this plan and never change it")] = None,
     report: ReportOption = None,
@@ -51,7 +55,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     fixed = load_plan(plan) if plan else None
     profile_file = None if fixed else choose_profiles(pipeline, document, profiles, console)
     with RunFolder(folder) as where:
-        setup = Setup(pipeline, where, profile_file, fixed, rest_port, grpc_port, prometheus)
+        setup = Setup(pipeline, where, profile_file, fixed, rest_port, grpc_port, prometheus, admin_port, **door(edge))
         session = Session(document.name, setup, order, duration)
         with watching(session, console):
             run = asyncio.run(session.run())

@@ -1,29 +1,25 @@
-"""REST front door: `/v2/…` with JSON and binary tensors, and the router's own addresses.
+"""REST front door: `/v2/…` with JSON and binary tensors.
 
 A body that cannot be served is refused by its Content-Length, before it is read.
 """
 
-import asyncio
 import json
 import logging
 import re
 import time
 from collections.abc import Callable
-from typing import Any
 
 from aiohttp import web
 
 from trimtab_protocol import InferResponse, ProtocolError, rest
 from trimtab_router.admission import check_model
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
-from trimtab_router.load import HISTORY_SECONDS
 from trimtab_router.refusal import Code, Refusal, invalid, malformed
 from trimtab_router.router import Call, Router
 
 log = logging.getLogger(__name__)
 
 _MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?/?$")
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class RestIngress:
@@ -35,21 +31,10 @@ class RestIngress:
             "/v2": self._metadata,
             "/v2/health/live": self._live,
             "/v2/health/ready": self._ready,
-            "/metrics": self._metrics,
-            "/trimtab/v1/load": self._load,
-            "/trimtab/v1/state": self._state,
-            "/trimtab/v1/welcome": self._welcome,
         }
 
-    def server(self) -> web.Server:
-        """A server that leaves a request as soon as its caller does."""
-        return web.Server(self._answer, request_factory=self._make_request, handler_cancellation=True, access_log=None)
-
-    def _make_request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        loop, limit = asyncio.get_running_loop(), self._router.limits.max_payload_bytes
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=limit)
-
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Serve a request."""
         response = await self._response(request)
         if self._router.leaving:
             response.force_close()  # so that the caller's next request finds another router
@@ -98,23 +83,6 @@ class RestIngress:
     def _ready(self, _: web.BaseRequest) -> web.Response:
         ready = self._router.ready
         return _json({"live": True, "ready": ready}, 200 if ready else 503)
-
-    def _metrics(self, _: web.BaseRequest) -> web.Response:
-        return web.Response(body=self._router.metrics.expose(), headers={"Content-Type": _METRICS_TYPE})
-
-    def _load(self, request: web.BaseRequest) -> web.Response:
-        seconds = request.query.get("seconds", str(HISTORY_SECONDS))
-        if not (seconds.isascii() and seconds.isdigit() and len(seconds) <= 9 and int(seconds) > 0):
-            return _json({"error": f"seconds={seconds[:20]}: expected a whole number of at least 1"}, 400)
-        now = time.time()
-        return _json({"now": now, "rps": self._router.arrivals.history(now, int(seconds))})
-
-    def _state(self, _: web.BaseRequest) -> web.Response:
-        return _json(self._router.state())
-
-    def _welcome(self, _: web.BaseRequest) -> web.Response:
-        welcome = self._router.welcomes_callers
-        return _json({"welcome": welcome}, 200 if welcome else 503)
 
     async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.Response:
         router, length, arrived_at = self._router, request.content_length or 0, time.monotonic()

@@ -1,0 +1,64 @@
+"""Shell: the Envoy in front of the local router, a process like the others, and where it listens."""
+
+import asyncio
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from trimtab.local.processes import Module, StartError
+from trimtab_router.edge.places import Sockets
+
+_LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class DoorPorts:
+    """Where callers come in."""
+
+    rest_port: int
+    grpc_port: int
+
+
+def make_sockets() -> Sockets:
+    """A folder for the sockets, this user's alone; a socket's path must be short, whatever the run folder's is."""
+    return Sockets(Path(tempfile.mkdtemp(prefix="trimtab-")))
+
+
+async def start_door(pipeline: Path, sockets: Sockets, edge: Path | None, ports: DoorPorts, log: Path) -> Module:
+    """Start Envoy in front of the router behind these sockets."""
+    arguments = ["--pipeline", str(pipeline), "--sockets", str(sockets.folder)]
+    arguments += ["--rest-port", str(ports.rest_port), "--grpc-port", str(ports.grpc_port)]
+    if edge is not None:
+        arguments += ["--edge", str(edge)]
+    return await Module.start("trimtab_router.edge", arguments, log, "the door")
+
+
+async def open_ports(door: Module, sockets: Sockets, timeout_seconds: float) -> DoorPorts:
+    """Wait until it takes callers; raises StartError where it does not come up."""
+    ended = asyncio.create_task(door.wait())
+    opened = asyncio.create_task(_opened(sockets))
+    try:
+        await asyncio.wait({ended, opened}, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            raise StartError(door.obituary(ended.result()))
+        if not opened.done():
+            raise StartError(f"the door did not open within {timeout_seconds:g} s")
+        return opened.result()
+    finally:
+        ended.cancel()
+        opened.cancel()
+
+
+async def _opened(sockets: Sockets) -> DoorPorts:
+    transport = httpx.AsyncHTTPTransport(uds=str(sockets.envoy))
+    async with httpx.AsyncClient(transport=transport, base_url="http://envoy", timeout=2.0) as client:
+        while True:
+            with suppress(httpx.HTTPError):
+                if (await client.get("/ready")).status_code == httpx.codes.OK:
+                    listeners = (await client.get("/listeners", params={"format": "json"})).json()["listener_statuses"]
+                    ports = {one["name"]: one["local_address"]["socket_address"]["port_value"] for one in listeners}
+                    return DoorPorts(ports["rest"], ports["grpc"])
+            await asyncio.sleep(_LOOK_SECONDS)

@@ -1,0 +1,50 @@
+"""`python -m trimtab_router.edge`: becomes the Envoy in front of one router."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trimtab_pipelines.documents import DocumentError, load_edge, load_pipeline
+from trimtab_router.edge.bootstrap import bootstrap
+from trimtab_router.edge.places import Doorstep, Sockets
+from trimtab_router.edge.program import command, program
+from trimtab_router.telemetry import ENDPOINT_VARIABLE, collector
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the configuration and become Envoy; exit code 2 for settings that cannot be used, or without an Envoy."""
+    given = _parser().parse_args(arguments)
+    try:
+        settings = load_edge(given.edge)
+        pipeline = load_pipeline(given.pipeline)
+        envoy = program()
+    except (DocumentError, FileNotFoundError) as error:
+        sys.stderr.write(f"trimtab_router.edge: {error}\n")
+        return 2
+    doorstep = Doorstep(
+        Sockets(given.sockets), given.host, given.rest_port, given.grpc_port, given.max_payload_mib * 2**20
+    )
+    traced = collector(os.environ.get(ENDPOINT_VARIABLE))
+    config = given.sockets / "envoy.json"
+    config.write_text(json.dumps(bootstrap(settings, doorstep, pipeline=pipeline.name, otlp=traced)))
+    os.execv(envoy, command(envoy, "--config-path", str(config)))  # noqa: S606 - the program of a locked package
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="trimtab_router.edge", description=__doc__)
+    parser.add_argument("--pipeline", type=Path, required=True, help="pipeline.yaml or its folder")
+    parser.add_argument("--sockets", type=Path, required=True, help="folder of the sockets shared with the router")
+    parser.add_argument("--edge", type=Path, help="settings of the door")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--rest-port", type=int, default=0, help="0 lets the system choose")
+    parser.add_argument("--grpc-port", type=int, default=0, help="0 lets the system choose")
+    parser.add_argument("--max-payload-mib", type=int, default=64, help="largest request taken")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

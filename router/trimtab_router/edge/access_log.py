@@ -1,0 +1,81 @@
+"""What the door tells: a line for each request if wanted, a count of what it refused itself, spans. Pure.
+
+Lines hold what a request was, never what was in it: no bodies, no keys, no query strings.
+"""
+
+from typing import Any
+
+from trimtab_router.edge.filters import CLIENT_HEADER, typed
+
+Json = dict[str, Any]
+
+COLLECTOR = "collector"
+STATS_PREFIX = "door"
+REFUSED = "answered"
+_LINE = {
+    "time": "%START_TIME%",
+    "client": f"%REQ({CLIENT_HEADER})%",
+    "method": "%REQ(:METHOD)%",
+    "path": "%PATH(NQ):256%",
+    "protocol": "%PROTOCOL%",
+    "status": "%RESPONSE_CODE%",
+    "grpc_status": "%GRPC_STATUS%",
+    "reason": "%RESP(X-TRIMTAB-REASON)%",
+    "stage": "%RESP(X-TRIMTAB-STAGE)%",
+    "detail": "%RESPONSE_CODE_DETAILS%",
+    "received_bytes": "%BYTES_RECEIVED%",
+    "sent_bytes": "%BYTES_SENT%",
+    "milliseconds": "%DURATION%",
+    "router_milliseconds": "%RESPONSE_DURATION%",
+    "request_id": "%REQ(X-REQUEST-ID):128%",
+    "from": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%",
+}
+
+
+def loggers(which: str) -> list[Json]:
+    """Return the access loggers: the count always, the lines as the settings say (`Off`, `Refused`, `All`)."""
+    found = [_count()]
+    if which != "Off":
+        lines = typed(
+            "envoy.access_loggers.stdout",
+            "envoy.extensions.access_loggers.stream.v3.StdoutAccessLog",
+            log_format={"json_format": _LINE},
+        )
+        if which == "Refused":
+            lines["filter"] = {"or_filter": {"filters": [_refused(), _grpc_refused()]}}
+        found.append(lines)
+    return found
+
+
+def tracing(pipeline: str) -> Json:
+    """Return the configuration of spans; the router's are children of the door's."""
+    provider = typed(
+        "envoy.tracers.opentelemetry",
+        "envoy.config.trace.v3.OpenTelemetryConfig",
+        grpc_service={"envoy_grpc": {"cluster_name": COLLECTOR}, "timeout": "0.250s"},
+        service_name=f"trimtab-door-{pipeline}",
+    )
+    return {"provider": provider, "max_path_tag_length": 256}
+
+
+def _count() -> Json:
+    """Count answers by cause and status: those that did not come from the router are added to what it counted."""
+    tags = [
+        {"name": "detail", "value_format": "%RESPONSE_CODE_DETAILS%"},
+        {"name": "status", "value_format": "%RESPONSE_CODE%"},
+    ]
+    return typed(
+        "envoy.access_loggers.stats",
+        "envoy.extensions.access_loggers.stats.v3.Config",
+        stats_scope={"prefix": STATS_PREFIX},
+        counters=[{"stat": {"name": REFUSED, "tags": tags}, "value_fixed": 1}],
+    )
+
+
+def _refused() -> Json:
+    comparison = {"op": "GE", "value": {"default_value": 400, "runtime_key": "door.log.status"}}
+    return {"status_code_filter": {"comparison": comparison}}
+
+
+def _grpc_refused() -> Json:
+    return {"grpc_status_filter": {"statuses": ["OK"], "exclude": True}}

@@ -1,0 +1,286 @@
+"""What Envoy starts with: where it listens, whom it trusts, what it bounds. Pure.
+
+Nothing in here changes while the door is open, so no connection is dropped for a change: what does change (keys, how
+many requests may be under way) comes with the routes, which Envoy asks its router for, or through its administration.
+"""
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from trimtab_pipelines.edge import EdgeSettings, JwtIssuer, Tls
+from trimtab_router.edge import access_log, filters
+from trimtab_router.edge.filters import API, typed
+from trimtab_router.edge.places import Doorstep
+from trimtab_router.edge.replies import local_replies
+
+Json = dict[str, Any]
+
+REQUESTS, SERVICES, CONTROL = "requests", "services", "control"
+"""Names of the clusters, each a socket of the router's."""
+ROUTES = "door"
+ROUTES_REFRESH_SECONDS = 1.0
+MAX_HEADERS_KIB = 16
+MAX_HEADERS = 100
+STREAM_WINDOW_BYTES = 2**18
+CONNECTION_WINDOW_BYTES = 2**20
+CONNECTION_BUFFER_BYTES = 2**18
+FIRST_MOST_UNDER_WAY = 128
+"""Requests under way at the router until it says how many it can answer in time."""
+HEAP_SHARE = 0.7
+"""Of the memory limit: the heap Envoy may grow to. The rest is its program and what its allocator keeps."""
+_TRUSTED_CAS = "/etc/ssl/certs/ca-certificates.crt"
+
+
+def bootstrap(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp: str | None = None) -> Json:
+    """Return Envoy's whole configuration.
+
+    Args:
+        settings: what was asked of the door.
+        doorstep: where it listens and where its router is.
+        pipeline: the pipeline's name, which tokens may be bound to.
+        otlp: HOST:PORT of an OpenTelemetry collector that takes spans over gRPC; None traces nothing.
+    """
+    sockets = doorstep.sockets
+    clusters = [
+        _cluster(REQUESTS, _pipe(sockets.requests), _HTTP1, circuit_breakers=_breakers()),
+        _cluster(SERVICES, _pipe(sockets.services), _HTTP2),
+        _cluster(CONTROL, _pipe(sockets.control), _HTTP1),
+        *(_issuer_cluster(number, issuer) for number, issuer in enumerate(settings.jwt) if _is_address(issuer)),
+    ]
+    if otlp:
+        clusters.append(_cluster(access_log.COLLECTOR, _host(otlp), _HTTP2, type="STRICT_DNS"))
+
+    def manager(name: str) -> Json:
+        return _connections(name, settings, doorstep.max_payload_bytes, pipeline, traced=otlp is not None)
+
+    return {
+        "node": {"id": f"door-{pipeline}", "cluster": "trimtab"},
+        "admin": {"address": _pipe(sockets.envoy)},
+        "layered_runtime": {"layers": [{"name": "router", "admin_layer": {}}]},
+        "overload_manager": _overload(settings),
+        "static_resources": {
+            "listeners": [
+                _listener("rest", doorstep.rest_port, settings, doorstep.host, manager("rest")),
+                _listener("grpc", doorstep.grpc_port, settings, doorstep.host, manager("grpc")),
+            ],
+            "clusters": clusters,
+        },
+    }
+
+
+def _listener(name: str, port: int, settings: EdgeSettings, host: str, manager: Json) -> Json:
+    chain: Json = {"filters": [manager]}
+    if settings.tls is not None:
+        chain["transport_socket"] = typed(
+            "envoy.transport_sockets.tls",
+            "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+            **_tls(settings.tls),
+        )
+    return {
+        "name": name,
+        "address": {"socket_address": {"address": host, "port_value": port}},
+        # With it two doors on one port would share its callers instead of one being told that the port is taken.
+        "enable_reuse_port": False,
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
+        "listener_filters_timeout": _seconds(settings.patience.headers_seconds),
+        "filter_chains": [{**chain, "transport_socket_connect_timeout": _seconds(settings.patience.headers_seconds)}],
+    }
+
+
+def _connections(name: str, settings: EdgeSettings, max_payload_bytes: int, pipeline: str, *, traced: bool) -> Json:
+    """The HTTP connection manager: both protocols and both versions on either port."""
+    patience = settings.patience
+    fields: Json = {
+        "stat_prefix": name,
+        "codec_type": "AUTO",
+        "rds": {"route_config_name": ROUTES, "config_source": _from_router()},
+        "http_filters": filters.chain(settings, max_payload_bytes),
+        "local_reply_config": local_replies(),
+        "access_log": access_log.loggers(settings.access_log),
+        "server_name": "trimtab",
+        "use_remote_address": True,
+        "xff_num_trusted_hops": settings.trusted_hops,
+        # Nobody's x-envoy-… headers count, wherever he calls from.
+        "internal_address_config": {"cidr_ranges": [{"address_prefix": "255.255.255.255", "prefix_len": 32}]},
+        "preserve_external_request_id": True,
+        "normalize_path": True,
+        "merge_slashes": True,
+        "path_with_escaped_slashes_action": "REJECT_REQUEST",
+        "max_request_headers_kb": MAX_HEADERS_KIB,
+        "request_headers_timeout": _seconds(patience.headers_seconds),
+        "request_timeout": _seconds(patience.body_seconds),
+        "stream_idle_timeout": _seconds(patience.idle_seconds),
+        "delayed_close_timeout": "1s",
+        "drain_timeout": "5s",
+        "common_http_protocol_options": {
+            "idle_timeout": _seconds(patience.idle_seconds),
+            "max_connection_duration": _seconds(patience.connection_age_seconds),
+            "max_headers_count": MAX_HEADERS,
+        },
+        "http2_protocol_options": {
+            "max_concurrent_streams": settings.max_streams,
+            "initial_stream_window_size": STREAM_WINDOW_BYTES,
+            "initial_connection_window_size": CONNECTION_WINDOW_BYTES,
+            "override_stream_error_on_invalid_http_message": True,
+            "connection_keepalive": {"interval": "30s", "timeout": "10s"},
+        },
+    }
+    if traced:
+        fields["tracing"] = access_log.tracing(pipeline)
+    return typed(
+        "envoy.filters.network.http_connection_manager",
+        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        **fields,
+    )
+
+
+def _from_router() -> Json:
+    source = {
+        "api_type": "REST",
+        "transport_api_version": "V3",
+        "cluster_names": [CONTROL],
+        "refresh_delay": _seconds(ROUTES_REFRESH_SECONDS),
+        "request_timeout": "5s",
+    }
+    return {"resource_api_version": "V3", "api_config_source": source, "initial_fetch_timeout": "0s"}
+
+
+def _tls(tls: Tls) -> Json:
+    context: Json = {
+        "alpn_protocols": ["h2", "http/1.1"],
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+        "tls_certificates": [
+            {
+                "certificate_chain": {"filename": tls.certificate},
+                "private_key": {"filename": tls.key},
+                "watched_directory": _folder_of(tls.certificate),
+            }
+        ],
+    }
+    fields: Json = {"common_tls_context": context}
+    if tls.client_ca:
+        context["validation_context"] = {
+            "trusted_ca": {"filename": tls.client_ca},
+            "watched_directory": _folder_of(tls.client_ca),
+        }
+        fields["require_client_certificate"] = True
+    return fields
+
+
+def _folder_of(file: str) -> Json:
+    return {"path": str(PurePath(file).parent)}
+
+
+def _overload(settings: EdgeSettings) -> Json:
+    """Before memory ends: give back what is free, cut the fattest callers, then take nobody new."""
+    heap, connections = (
+        "envoy.resource_monitors.fixed_heap",
+        "envoy.resource_monitors.global_downstream_max_connections",
+    )
+
+    def above(action: str, share: float) -> Json:
+        return {"name": f"envoy.overload_actions.{action}", "triggers": [{"name": heap, "threshold": {"value": share}}]}
+
+    return {
+        "refresh_interval": "0.25s",
+        "buffer_factory_config": {"minimum_account_to_track_power_of_two": 20},
+        "resource_monitors": [
+            typed(
+                heap,
+                "envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig",
+                max_heap_size_bytes=int(HEAP_SHARE * settings.memory),
+            ),
+            typed(
+                connections,
+                "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+                max_active_downstream_connections=settings.max_connections,
+            ),
+        ],
+        "actions": [
+            above("shrink_heap", 0.8),
+            {
+                "name": "envoy.overload_actions.reset_high_memory_stream",
+                "triggers": [
+                    {"name": heap, "scaled": {"scaling_threshold": 0.85, "saturation_threshold": 0.95}},
+                ],
+            },
+            above("stop_accepting_requests", 0.95),
+            above("stop_accepting_connections", 0.98),
+        ],
+    }
+
+
+def _cluster(name: str, address: Json, protocol: Json, **more: Any) -> Json:
+    protocols = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    options = {
+        "@type": API + protocols,
+        "explicit_http_config": protocol,
+        "common_http_protocol_options": {"idle_timeout": "60s"},
+    }
+    return {
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
+        },
+        "typed_extension_protocol_options": {protocols: options},
+        **more,
+    }
+
+
+def _issuer_cluster(number: int, issuer: JwtIssuer) -> Json:
+    host, _, port = issuer.jwks.removeprefix("https://").partition("/")[0].partition(":")
+    context: Mapping[str, Any] = {
+        "sni": host,
+        "common_tls_context": {
+            "validation_context": {
+                "trusted_ca": {"filename": _TRUSTED_CAS},
+                "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": host}}],
+            }
+        },
+    }
+    return _cluster(
+        f"issuer-{number}",
+        _host(f"{host}:{port or 443}"),
+        _HTTP1,
+        type="STRICT_DNS",
+        transport_socket=typed(
+            "envoy.transport_sockets.tls",
+            "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+            **context,
+        ),
+    )
+
+
+def _breakers() -> Json:
+    bounds = {
+        "max_connections": FIRST_MOST_UNDER_WAY,
+        "max_requests": FIRST_MOST_UNDER_WAY,
+        "max_pending_requests": FIRST_MOST_UNDER_WAY,
+        "max_retries": 16,
+    }
+    return {"thresholds": [bounds]}
+
+
+def _is_address(issuer: JwtIssuer) -> bool:
+    return issuer.jwks.startswith("https://")
+
+
+def _pipe(path: object) -> Json:
+    return {"pipe": {"path": str(path)}}
+
+
+def _host(written: str) -> Json:
+    host, _, port = written.rpartition(":")
+    return {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f}s"
+
+
+_HTTP1: Json = {"http_protocol_options": {"enable_trailers": True}}
+_HTTP2: Json = {"http2_protocol_options": {}}

@@ -1,0 +1,97 @@
+"""Shell: Envoy's administration, over its socket: counts what it refused, bounds what it lets in, lets it drain."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import aiohttp
+
+from trimtab_router.edge.bootstrap import REQUESTS
+from trimtab_router.edge.refused import answered, refused_since
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 2.0
+STEER_SECONDS = 1.0
+
+
+class EnvoyAway(Exception):  # noqa: N818 - reads as what happened
+    """Envoy did not answer its administration's socket."""
+
+
+class Envoy:
+    """The Envoy in front of a router.
+
+    Args:
+        socket: its administration's.
+        count: told how many requests were refused, by (HTTP status, reason), since it was told last.
+    """
+
+    def __init__(self, socket: Path, count: Callable[[Mapping[tuple[int, str], int]], None]) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(str(socket)), timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        )
+        self._count = count
+        self._counted: Mapping[str, int] = {}
+        self._counting = asyncio.Lock()
+        self._most_under_way = 0
+
+    async def catch_up(self) -> None:
+        """Count what was refused since the last time; nothing while Envoy is away."""
+        async with self._counting:
+            try:
+                stats = answered(await self._ask("GET", "/stats?filter=^door\\.answered"))
+            except EnvoyAway as error:
+                log.debug("%s", error)
+                return
+            self._count(refused_since(self._counted, stats))
+            self._counted = stats
+
+    async def bound(self, most_under_way: int) -> None:
+        """Let so many requests at most be under way at the router, and as many wait for a connection."""
+        if most_under_way == self._most_under_way:
+            return
+        names = ("max_connections", "max_requests", "max_pending_requests")
+        query = "&".join(f"circuit_breakers.{REQUESTS}.default.{name}={most_under_way}" for name in names)
+        await self._ask("POST", f"/runtime_modify?{query}")
+        self._most_under_way = most_under_way
+
+    async def steer(self, most_under_way: Callable[[], int]) -> None:
+        """For ever: keep its bound what it should be, and its refusals counted."""
+        while True:
+            try:
+                await self.bound(most_under_way())
+            except EnvoyAway as error:
+                self._most_under_way = 0  # one that comes back starts with its own
+                log.debug("%s", error)
+            await self.catch_up()
+            await asyncio.sleep(STEER_SECONDS)
+
+    async def send_callers_away(self) -> None:
+        """Ask callers to connect elsewhere, while those who come are still served."""
+        await self._try("/drain_listeners?graceful&skip_exit")
+
+    async def stop_listening(self) -> None:
+        """Take no more connections; those there are stay until they are answered."""
+        await self._try("/drain_listeners")
+
+    async def close(self) -> None:
+        """Forget it."""
+        await self._session.close()
+
+    async def _try(self, path: str) -> None:
+        try:
+            await self._ask("POST", path)
+        except EnvoyAway as error:
+            log.info("%s", error)
+
+    async def _ask(self, method: str, path: str) -> str:
+        try:
+            async with self._session.request(method, f"http://envoy{path}") as answer:
+                text = await answer.text()
+                if answer.status != 200:
+                    raise EnvoyAway(f"envoy: {method} {path} answered {answer.status}: {text[:200]}")
+                return text
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise EnvoyAway(f"envoy: {method} {path}: {type(error).__name__} {error}") from error

@@ -1,0 +1,84 @@
+"""Shell: follows the keys that callers may show, in a file or a Secret; one that is taken away is refused at once."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from watchfiles import awatch
+
+from trimtab_router.edge.keys import Found, HashedKey, read_file, read_secret
+
+if TYPE_CHECKING:
+    from trimtab_kubernetes import Cluster
+
+log = logging.getLogger(__name__)
+
+SECRET = "Secret"  # noqa: S105 - a kind
+_POLL_MILLISECONDS = 1000
+_MAX_FILE_BYTES = 4 * 2**20
+Use = Callable[[Sequence[HashedKey]], None]
+
+
+class Keys:
+    """What is known of the keys; tells of each change, once.
+
+    Args:
+        where: what is read, for the log.
+        use: told the keys in force.
+    """
+
+    def __init__(self, where: str, use: Use) -> None:
+        self._where = where
+        self._use = use
+        self._found: Found | None = None
+
+    def take(self, found: Found) -> None:
+        """Put these keys in force."""
+        if found == self._found:
+            return
+        for problem in found.problems:
+            log.warning("%s: %s", self._where, problem)
+        log.info("%s: %d keys are in force: %s", self._where, len(found.keys), _named(found.keys))
+        self._found = found
+        self._use(found.keys)
+
+
+async def follow_file(path: Path, use: Use) -> None:
+    """Follow a file of keys for ever; a file that is gone lets nobody in."""
+    keys, folder = Keys(str(path), use), path.resolve().parent  # noqa: ASYNC240 - once, at the start
+    keys.take(_read(path))
+    async for _ in awatch(
+        folder,
+        recursive=False,
+        step=20,
+        debounce=100,
+        rust_timeout=_POLL_MILLISECONDS,
+        yield_on_timeout=True,
+    ):
+        keys.take(_read(path))
+
+
+async def follow_secret(cluster: "Cluster", namespace: str, name: str, use: Use) -> None:
+    """Follow a Secret of keys for ever; one that is gone lets nobody in."""
+    from trimtab_kubernetes import follow  # noqa: PLC0415  (takes a second of processor time to import)
+
+    keys = Keys(f"Secret {namespace}/{name}", use)
+    async for change in follow(cluster, SECRET, namespace, name=name):
+        if change.synced or change.key != (namespace, name):
+            continue
+        keys.take(Found() if change.deleted or change.object is None else read_secret(change.object.get("data") or {}))
+
+
+def _read(path: Path) -> Found:
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            return Found(problems=(f"more than {_MAX_FILE_BYTES} bytes",))
+        return read_file(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        return Found(problems=(f"cannot be read: {error}",))
+
+
+def _named(keys: Sequence[HashedKey]) -> str:
+    names = [key.client for key in keys[:20]]
+    return ", ".join([*names, "…"] if len(keys) > len(names) else names)

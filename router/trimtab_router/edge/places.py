@@ -1,0 +1,42 @@
+"""Where a door and its router find each other: Unix sockets in one folder that nobody else can enter."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """The sockets between Envoy and the router."""
+
+    folder: Path
+
+    @property
+    def requests(self) -> Path:
+        """The router's, for callers' requests."""
+        return self.folder / "requests.sock"
+
+    @property
+    def services(self) -> Path:
+        """The router's, for gRPC's own health and reflection services."""
+        return self.folder / "services.sock"
+
+    @property
+    def control(self) -> Path:
+        """The router's, for what Envoy itself asks: routes and token issuers' keys."""
+        return self.folder / "control.sock"
+
+    @property
+    def envoy(self) -> Path:
+        """Envoy's administration."""
+        return self.folder / "envoy.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class Doorstep:
+    """Where a door listens for callers, and what a request may weigh."""
+
+    sockets: Sockets
+    host: str = "127.0.0.1"
+    rest_port: int = 0
+    grpc_port: int = 0
+    max_payload_bytes: int = 64 * 2**20

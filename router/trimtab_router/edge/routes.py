@@ -1,0 +1,88 @@
+"""Where requests go, and by which keys: what may change while the door is open. Pure.
+
+Envoy asks for it every second (the REST form of its discovery protocol) and takes a new version without touching a
+connection.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from trimtab_pipelines.edge import EdgeSettings
+from trimtab_router.edge.bootstrap import REQUESTS, ROUTES, SERVICES
+from trimtab_router.edge.filters import API, KEYS_FILTER, NAMES_FILTER
+from trimtab_router.edge.keys import HashedKey
+
+Json = dict[str, Any]
+
+KIND = API + "envoy.config.route.v3.RouteConfiguration"
+OWN_SERVICES = (
+    "/grpc.health.v1.Health/",
+    "/grpc.reflection.v1.ServerReflection/",
+    "/grpc.reflection.v1alpha.ServerReflection/",
+)
+SERVICES_SECONDS = 300.0
+"""How long a caller may watch health or ask for reflection in one stream."""
+
+
+def discovery(routes: Json) -> bytes:
+    """Return the answer to Envoy's question for its routes; the same routes have the same version."""
+    content = json.dumps(routes, sort_keys=True)
+    version = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return json.dumps({"version_info": version, "type_url": KIND, "resources": [routes]}).encode()
+
+
+def door_routes(settings: EdgeSettings, keys: Iterable[HashedKey], *, pipeline: str, longest_seconds: float) -> Json:
+    """Return Envoy's route configuration.
+
+    Args:
+        settings: what was asked of the door.
+        keys: the keys in force.
+        pipeline: whose door it is.
+        longest_seconds: how long a request may take; the router answers or refuses before.
+    """
+    timeout = f"{longest_seconds:.3f}s"
+    to_router = {
+        "cluster": REQUESTS,
+        "timeout": timeout,
+        # Sent again only where nothing was sent yet: the router is just being replaced, or closed an idle connection.
+        "retry_policy": {
+            "retry_on": "connect-failure,reset-before-request",
+            "num_retries": 2,
+            "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.250s"},
+        },
+    }
+    services = {
+        "cluster": SERVICES,
+        "timeout": "0s",
+        "max_stream_duration": {"max_stream_duration": f"{SERVICES_SECONDS:.0f}s"},
+    }
+    grpc = {"match": {"prefix": "/", "grpc": {}}, "route": to_router, "response_headers_to_remove": ["content-length"]}
+    host: Json = {
+        "name": ROUTES,
+        "domains": ["*"],
+        "routes": [
+            *({"match": {"prefix": prefix, "grpc": {}}, "route": services} for prefix in OWN_SERVICES),
+            grpc,
+            {"match": {"prefix": "/"}, "route": to_router},
+        ],
+    }
+    if settings.authenticates:
+        known = {
+            "@type": API + "envoy.extensions.filters.http.lua.v3.LuaPerRoute",
+            "filter_context": _known(settings, keys, pipeline),
+        }
+        host["typed_per_filter_config"] = {KEYS_FILTER: known, NAMES_FILTER: known}
+    return {"@type": KIND, "name": ROUTES, "virtual_hosts": [host]}
+
+
+def _known(settings: EdgeSettings, keys: Iterable[HashedKey], pipeline: str) -> Json:
+    """What keys.lua and tokens.lua look up."""
+    known: Json = {f"sha256:{key.digest}": ("+" if key.may_call(pipeline) else "-") + key.client for key in keys}
+    for issuer in settings.jwt:
+        known[f"issuer:{issuer.issuer}"] = {"client": issuer.client_claim} | (
+            {"pipelines": issuer.pipelines_claim} if issuer.pipelines_claim else {}
+        )
+    taken = {"keys": bool(settings.keys_file or settings.keys_secret), "tokens": bool(settings.jwt)}
+    return known | taken | {"pipeline": pipeline}

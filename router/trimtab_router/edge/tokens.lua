@@ -1,0 +1,29 @@
+-- The second lock: whatever the filters before it overlook, a request without a client's name goes no further.
+-- Names the client of a verified token, and lets it pass where the token names this pipeline or its issuer names none.
+-- The route's filter context holds "issuer:ISS" = {client = CLAIM, pipelines = CLAIM or nil} and "pipeline".
+local function lists(claim, pipeline)
+  if type(claim) ~= "table" then return false end
+  for _, name in pairs(claim) do
+    if name == pipeline or name == "*" then return true end
+  end
+  return false
+end
+
+function envoy_on_request(handle)
+  local context, headers = handle:filterContext(), handle:headers()
+  if not (context:get("keys") or context:get("tokens")) or headers:get("x-trimtab-client") then return end
+  local verified = handle:streamInfo():dynamicMetadata():get("envoy.filters.http.jwt_authn")
+  local claims = verified and verified["claims"]
+  local names = claims and context:get("issuer:" .. tostring(claims["iss"]))
+  if not names then
+    handle:respond({[":status"] = "401", ["www-authenticate"] = "Bearer"}, "unknown")
+    return
+  end
+  local client = claims[names["client"]]
+  local known = type(client) == "string" and #client <= 128 and client:match("^[%w%-_.@:|/+=]+$")
+  if not known or (names["pipelines"] and not lists(claims[names["pipelines"]], context:get("pipeline"))) then
+    handle:respond({[":status"] = "403"}, "forbidden")
+    return
+  end
+  headers:add("x-trimtab-client", "token:" .. client)
+end

@@ -1,0 +1,89 @@
+"""The router's own addresses, on a port that callers do not reach: health, metrics, load and state.
+
+Prometheus, the adapter and the kubelet ask here; callers' own questions (`/v2/health/…`) are answered at the door too.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from trimtab_router.load import HISTORY_SECONDS
+from trimtab_router.router import Router
+
+log = logging.getLogger(__name__)
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_Route = Callable[[web.BaseRequest], Awaitable[web.Response]]
+
+
+async def nothing_to_catch_up() -> None:
+    """What a router without a door of its own asks before it counts."""
+
+
+class AdminIngress:
+    """The HTTP handler of the administrative port.
+
+    Args:
+        router: the router.
+        catch_up: awaited before anything is counted, so that what the door refused is in the sums.
+    """
+
+    def __init__(self, router: Router, catch_up: Callable[[], Awaitable[None]] = nothing_to_catch_up) -> None:
+        self._router = router
+        self._catch_up = catch_up
+        self._routes: dict[str, _Route] = {
+            "/v2/health/live": self._live,
+            "/v2/health/ready": self._ready,
+            "/metrics": self._metrics,
+            "/trimtab/v1/load": self._load,
+            "/trimtab/v1/state": self._state,
+            "/trimtab/v1/welcome": self._welcome,
+        }
+
+    def server(self) -> web.Server:
+        """A server of these addresses."""
+        return web.Server(self.answer, access_log=None)
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """Answer a question."""
+        route = self._routes.get(request.path.rstrip("/"))
+        if route is None:
+            return json_response({"error": f"nothing here; this port has {', '.join(self._routes)}"}, 404)
+        if request.method not in {"GET", "HEAD"}:
+            return json_response({"error": f"{request.path} is only read: use GET"}, 405)
+        return await route(request)
+
+    async def _live(self, _: web.BaseRequest) -> web.Response:
+        return json_response({"live": True, "ready": self._router.ready})
+
+    async def _ready(self, _: web.BaseRequest) -> web.Response:
+        ready = self._router.ready
+        return json_response({"live": True, "ready": ready}, 200 if ready else 503)
+
+    async def _metrics(self, _: web.BaseRequest) -> web.Response:
+        await self._catch_up()
+        return web.Response(body=self._router.metrics.expose(), headers={"Content-Type": _METRICS_TYPE})
+
+    async def _load(self, request: web.BaseRequest) -> web.Response:
+        seconds = request.query.get("seconds", str(HISTORY_SECONDS))
+        if not (seconds.isascii() and seconds.isdigit() and len(seconds) <= 9 and int(seconds) > 0):
+            return json_response({"error": f"seconds={seconds[:20]}: expected a whole number of at least 1"}, 400)
+        await self._catch_up()
+        now = time.time()
+        return json_response({"now": now, "rps": self._router.arrivals.history(now, int(seconds))})
+
+    async def _state(self, _: web.BaseRequest) -> web.Response:
+        await self._catch_up()
+        return json_response(self._router.state())
+
+    async def _welcome(self, _: web.BaseRequest) -> web.Response:
+        welcome = self._router.welcomes_callers
+        return json_response({"welcome": welcome}, 200 if welcome else 503)
+
+
+def json_response(content: object, status: int = 200) -> web.Response:
+    """A JSON answer."""
+    return web.Response(body=json.dumps(content).encode(), status=status, content_type="application/json")

@@ -1,0 +1,61 @@
+"""gRPC's own services, from grpcio's own packages: health and reflection, in a server of their own behind the door."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pool
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from trimtab_protocol import grpc_messages
+from trimtab_router.router import Router
+
+_LOOK_SECONDS = 0.5
+_Status = health_pb2.HealthCheckResponse
+
+
+class GrpcServices:
+    """Answers `grpc.health.v1.Health` and `grpc.reflection.v1alpha.ServerReflection` for a router."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # its stubs lack it
+        self._server: grpc.aio.Server | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def open(self, socket: Path) -> None:
+        """Listen on a Unix socket."""
+        server = grpc.aio.server(options=[("grpc.max_receive_message_length", 2**16)], maximum_concurrent_rpcs=64)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = [grpc_messages.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, server, pool=described())
+        server.add_insecure_port(f"unix:{socket}")
+        await server.start()
+        self._server = server
+        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="health")
+
+    async def close(self) -> None:
+        """End what is watched, and stop."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._server is not None:
+            await self._health.enter_graceful_shutdown()
+            await self._server.stop(grace=0.2)
+
+    async def _watch(self) -> None:
+        while True:
+            status = _Status.SERVING if self._router.ready else _Status.NOT_SERVING
+            for service in ("", grpc_messages.SERVICE, self._router.pipeline.name):
+                await self._health.set(service, status)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def described() -> Any:
+    """All services of a door, for those who ask what there is."""
+    pool = descriptor_pool.DescriptorPool()
+    for file in (grpc_messages.FILE, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+        pool.AddSerializedFile(file if isinstance(file, bytes) else file.serialized_pb)
+    return pool

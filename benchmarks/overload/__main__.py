@@ -54,7 +54,57 @@ PHASES = (
     Phase("open", "without the door's bounds", trimtab, LARGE_BATCH, (REST_MANY,), bounded=False, barred=False),
     Phase("mlserver", "plain MLServer, one stage", mlserver, LARGE_BATCH, (GRPC_SEVERAL,), barred=False),
 )
-HEADER = f"{'situation':27}{'callers':33}{'maximum/s':>10}{'offered/s':>11}{'times':>7}{'kept':>7}{'p99 ms':>9}{'others':>8}  answers"
+HEADER = ("situation", "callers", "maximum/s", "offered/s", "times", "kept", "p99 ms", "others", "answers")
+ROW = "{:27}{:33}{:>10}{:>11}{:>7}{:>7}{:>9}{:>8}  {}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one overload came to, beside the maximum before it."""
+
+    key: str
+    maximum_rps: float
+    tally: Tally
+    others_share: float
+
+    @property
+    def kept(self) -> float:
+        """The share of the maximum that was still answered in time."""
+        return round(self.tally.goodput_rps / self.maximum_rps, 3)
+
+    @property
+    def offered_times(self) -> float:
+        """How often the maximum was offered, as measured."""
+        return round(self.tally.offered_rps / self.maximum_rps, 1)
+
+    def figures(self) -> Figures:
+        """Figures with units in their names."""
+        tally = self.tally
+        own: Figures = {
+            "kept": self.kept,
+            "offered_rps": tally.offered_rps,
+            "offered_times": self.offered_times,
+            "goodput_rps": tally.goodput_rps,
+            "p50_ms": tally.p50_ms,
+            "p99_ms": tally.p99_ms,
+            "lag_p99_ms": tally.lag_p99_ms,
+            "others_share": self.others_share,
+        }
+        return {f"{self.key}_{name}": value for name, value in (own | dict(tally.codes)).items()}
+
+    def row(self, phase: Phase, case: Case) -> str:
+        """A line of the table."""
+        return ROW.format(
+            phase.title,
+            case.name,
+            f"{self.maximum_rps:.0f}",
+            f"{self.tally.offered_rps:.0f}",
+            self.offered_times,
+            f"{self.kept:.0%}",
+            f"{self.tally.p99_ms:.0f}",
+            f"{self.others_share:.0%}",
+            ", ".join(f"{code} {count}" for code, count in self.tally.codes.items()),
+        )
 
 
 async def main() -> int:
@@ -67,7 +117,7 @@ async def main() -> int:
     )
     given = parser.parse_args()
     factors = tuple(float(factor) for factor in given.factors.split(","))
-    sys.stdout.write(HEADER + "\n")
+    sys.stdout.write(ROW.format(*HEADER))
     figures: Figures = {}
     bars: list[Bar] = []
     with generator() as load:
@@ -92,38 +142,17 @@ async def _measure(  # noqa: PLR0913, PLR0917 - what is to be done, and where it
                 for factor in factors:
                     with watching(load.pid) as core:
                         tally = await asyncio.to_thread(load.offer, case, port, factor * best.goodput_rps, seconds)
-                    kept = round(tally.goodput_rps / best.goodput_rps, 3)
-                    figures |= _figures(f"{key}_{factor:g}x", tally, best, kept)
-                    figures[f"{key}_{factor:g}x_others_share"] = core.others_share
-                    _print(phase, case, best, tally, kept, core.others_share)
+                    found = Found(f"{key}_{factor:g}x", best.goodput_rps, tally, core.others_share)
+                    figures |= found.figures()
+                    sys.stdout.write(found.row(phase, case))
+                    sys.stdout.flush()
                     if phase.barred:
                         name = f"{phase.title}: {case.name}: kept of the maximum at {factor:g} times"
-                        bars.append(bar(name, kept, ">=", _least(factor)))
+                        bars.append(bar(name, found.kept, ">=", _least(factor)))
 
 
 def _least(factor: float) -> float:
     return min(least for known, least in KEPT_AT_LEAST.items() if known <= max(factor, min(KEPT_AT_LEAST)))
-
-
-def _figures(key: str, tally: Tally, best: Tally, kept: float) -> Figures:
-    counts: Figures = {f"{key}_{code}": count for code, count in tally.codes.items()}
-    return counts | {
-        f"{key}_kept": kept,
-        f"{key}_offered_rps": tally.offered_rps,
-        f"{key}_offered_times": round(tally.offered_rps / best.goodput_rps, 2),
-        f"{key}_goodput_rps": tally.goodput_rps,
-        f"{key}_p50_ms": tally.p50_ms,
-        f"{key}_p99_ms": tally.p99_ms,
-        f"{key}_lag_p99_ms": tally.lag_p99_ms,
-    }
-
-
-def _print(phase: Phase, case: Case, best: Tally, tally: Tally, kept: float, others: float) -> None:
-    times = tally.offered_rps / best.goodput_rps
-    answers = ", ".join(f"{code} {count}" for code, count in tally.codes.items())
-    line = f"{phase.title:27}{case.name:33}{best.goodput_rps:10.0f}{tally.offered_rps:11.0f}{times:7.1f}{kept:7.0%}"
-    sys.stdout.write(f"{line}{tally.p99_ms:9.0f}{others:8.0%}  {answers}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.overload.door import door
 from benchmarks.overload.driving import SLO_SECONDS
 from benchmarks.overload.generator import Speech
 from benchmarks.router.parts import DELAY_SECONDS, SMALL_NUMBERS
@@ -38,13 +37,10 @@ async def trimtab(batch_size: int, *, bounded: bool) -> AsyncIterator[Target]:
         folder = Path(name)
         write_json(folder / "pipeline.yaml", pipeline)
         plan = echo_plan(pipeline, batch_size, DELAY_SECONDS)
-        async with Supervisor(Setup(folder / "pipeline.yaml", folder / "run", plan=plan)) as local:
+        setup = Setup(folder / "pipeline.yaml", folder / "run", plan=plan, door=bounded)
+        async with Supervisor(setup) as local:
             await local.ready()
-            if not bounded:
-                yield Target({"http1": local.rest_port, "grpc": local.grpc_port})
-                return
-            with door(folder, local.rest_port, local.grpc_port) as (rest_port, grpc_port):
-                yield Target({"http1": rest_port, "h2c": rest_port, "grpc": grpc_port})
+            yield Target({"http1": local.rest_port, "h2c": local.rest_port, "grpc": local.grpc_port})
 
 
 @asynccontextmanager

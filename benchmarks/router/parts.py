@@ -17,6 +17,7 @@ LARGE_NUMBERS = 3 * 224 * 224
 """588 KiB of FP32: one 3×224×224 image."""
 BATCH_SIZE = 8
 DELAY_SECONDS = 0.010
+TURNS, TURN_SECONDS = 4, 1.5
 LONG_SLO_SECONDS = 10.0
 MLSERVERS = {"mlserver": {}, "mlserver_in_process": {"parallel_workers": 0, "metrics_endpoint": None}}
 FRONT_DOORS = {"rest": rest_client, "grpc": grpc_client}
@@ -24,28 +25,50 @@ CODED = {"ok", "late", "429", "503", "504", "RESOURCE_EXHAUSTED", "UNAVAILABLE",
 
 
 async def overhead() -> tuple[Figures, list[Bar]]:
-    """A: what the router adds at concurrency 1, without batching, 4 KiB."""
+    """A: what the router adds at concurrency 1, and its door to that, without batching, 4 KiB.
+
+    All three take turns, several times, and the least of their medians counts: what else runs on the machine adds
+    to a turn, never takes away, and the difference of two medians is small beside it.
+    """
     figures: Figures = {}
-    with served(echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS), 1, 0.0) as target:
-        async with direct_client(target, SMALL_NUMBERS) as send:
-            direct = await closed_loop(send, 1, 4.0, target.servers)
-        figures |= direct.figures("direct")
-        for name, client in FRONT_DOORS.items():
-            async with client(target, SMALL_NUMBERS) as send:
-                tally = await closed_loop(send, 1, 4.0, _all(target))
-            figures |= tally.figures(name)
-            figures[f"{name}_added_p50_ms"] = round(tally.quantile_ms(0.5) - direct.quantile_ms(0.5), 3)
+    pipeline = echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS)
+    with served(pipeline, 1, 0.0, door=False) as bare, served(pipeline, 1, 0.0) as target:
+        ways = {"direct": (bare, direct_client), "bare_rest": (bare, rest_client)}
+        ways |= {name: (target, client) for name, client in FRONT_DOORS.items()}
+        turns: dict[str, list[Tally]] = {name: [] for name in ways}
+        for _ in range(TURNS):
+            for name, (through, client) in ways.items():
+                async with client(through, SMALL_NUMBERS) as send:
+                    turns[name].append(await closed_loop(send, 1, TURN_SECONDS, _all(through)))
+        for name, tallies in turns.items():
+            figures |= min(tallies, key=lambda tally: tally.quantile_ms(0.5)).figures(name)
     figures |= await _mlservers(SMALL_NUMBERS, 1, 4.0)
-    added = max(figures[f"{name}_added_p50_ms"] for name in FRONT_DOORS)
-    return figures, [bar("a: p50 the router adds at concurrency 1, 4 KiB, ms (slower front door)", added, "<=", 2.0)]
+    router = figures["bare_rest_p50_ms"] - figures["direct_p50_ms"]
+    door = figures["rest_p50_ms"] - figures["bare_rest_p50_ms"]
+    figures |= {"router_added_p50_ms": round(router, 3), "door_added_p50_ms": round(door, 3)}
+    figures["grpc_added_p50_ms"] = round(figures["grpc_p50_ms"] - figures["direct_p50_ms"], 3)
+    slower = max(figures[f"{name}_p50_ms"] for name in FRONT_DOORS)
+    return figures, [
+        bar("a: p50 the door adds over what the router adds, concurrency 1, 4 KiB", round(door / router, 3), "<=", 0.5),
+        bar(
+            "a: p50 through door and router over chained MLServers' (slower front door)",
+            round(slower / figures["mlserver_p50_ms"], 3),
+            "<=",
+            0.6,
+        ),
+    ]
 
 
 async def throughput() -> tuple[Figures, list[Bar]]:
-    """B: 4 KiB at concurrency 64, against chained MLServers."""
+    """B: 4 KiB at concurrency 64, against chained MLServers, and against the router without its door."""
     figures = await _closed(SMALL_NUMBERS, 64, 6.0)
+    kept = round(figures["rest_rps"] / figures["bare_rest_rps"], 3)
     return figures, [
-        bar(f"b: {name} throughput over chained MLServers, 4 KiB", _ratio(figures, name), ">=", 3.0)
-        for name in FRONT_DOORS
+        bar("b: rest throughput with the door over without, 4 KiB", kept, ">=", 0.75),
+        *(
+            bar(f"b: {name} throughput over chained MLServers, 4 KiB", _ratio(figures, name), ">=", 3.0)
+            for name in FRONT_DOORS
+        ),
     ]
 
 
@@ -53,12 +76,13 @@ async def large_tensors() -> tuple[Figures, list[Bar]]:
     """C: 588 KiB at concurrency 1 and 16, against chained MLServers."""
     figures: Figures = {}
     with served(echo_pipeline(LARGE_NUMBERS, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0) as target:
-        for name, client in FRONT_DOORS.items():
+        for name, client in {"direct": direct_client, **FRONT_DOORS}.items():
             async with client(target, LARGE_NUMBERS) as send:
                 figures |= (await closed_loop(send, 1, 4.0, _all(target))).figures(f"{name}_alone")
     figures |= await _closed(LARGE_NUMBERS, 16, 6.0)
     slower = max(figures[f"{name}_alone_p50_ms"] for name in FRONT_DOORS)
-    bars = [bar("c: p50 at concurrency 1, 588 KiB, ms (slower front door)", slower, "<=", 10.0)]
+    times = round(slower / figures["direct_alone_p50_ms"], 2)
+    bars = [bar("c: p50 at concurrency 1, 588 KiB, over the model servers' own (slower front door)", times, "<=", 3.0)]
     bars += [
         bar(f"c: {name} throughput over chained MLServers, 588 KiB", _ratio(figures, name), ">=", 8.0)
         for name in FRONT_DOORS
@@ -67,10 +91,19 @@ async def large_tensors() -> tuple[Figures, list[Bar]]:
 
 
 async def batching() -> tuple[Figures, list[Bar]]:
-    """D: a model that takes 10 ms a batch whatever its size: 800 a second at best with batches of 8."""
+    """D: a model that takes 10 ms a batch whatever its size: 800 a second at best with batches of 8.
+
+    How near to it a machine comes is measured first, with whole batches one after the other.
+    """
     figures: Figures = {}
     bars: list[Bar] = []
     with served(echo_pipeline(SMALL_NUMBERS, DELAY_SECONDS, 0.5), BATCH_SIZE, DELAY_SECONDS) as target:
+        async with direct_client(target, SMALL_NUMBERS, BATCH_SIZE) as send:
+            direct = await closed_loop(send, 1, 6.0, _all(target))
+        figures |= direct.figures("direct")
+        stages_at_once = len(target.servers)
+        model_rps = stages_at_once * BATCH_SIZE * direct.goodput_rps
+        figures["model_rps"] = round(model_rps, 1)
         for name, client in FRONT_DOORS.items():
             async with client(target, SMALL_NUMBERS) as send:
                 full = await closed_loop(send, 64, 6.0, _all(target))
@@ -78,9 +111,19 @@ async def batching() -> tuple[Figures, list[Bar]]:
             figures |= full.figures(f"{name}_closed") | calm.figures(f"{name}_open")
             unanswered = calm.codes.total() - calm.codes["ok"]
             bars += [
-                bar(f"d: {name} at concurrency 64, per second", full.goodput_rps, ">=", 720.0),
+                bar(
+                    f"d: {name} at concurrency 64 over the model's own",
+                    round(full.goodput_rps / model_rps, 3),
+                    ">=",
+                    0.9,
+                ),
                 bar(f"d: {name} not ok at 200 a second", unanswered, "==", 0),
-                bar(f"d: {name} p99 at 200 a second, ms", calm.quantile_ms(0.99), "<=", 45.0),
+                bar(
+                    f"d: {name} p99 at 200 a second over a batch's own p99",
+                    round(calm.quantile_ms(0.99) / direct.quantile_ms(0.99), 2),
+                    "<=",
+                    2.0,
+                ),
             ]
     return figures, bars
 
@@ -112,8 +155,11 @@ async def overload() -> tuple[Figures, list[Bar]]:
 
 
 async def _closed(numbers: int, concurrency: int, seconds: float) -> Figures:
-    """The router by both front doors, and chained MLServers, in the same run."""
+    """The router by both front doors and without its door, and chained MLServers, in the same run."""
     figures: Figures = {}
+    with served(echo_pipeline(numbers, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0, door=False) as target:
+        async with rest_client(target, numbers) as send:
+            figures |= (await closed_loop(send, concurrency, seconds, _all(target))).figures("bare_rest")
     with served(echo_pipeline(numbers, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0) as target:
         for name, client in FRONT_DOORS.items():
             async with client(target, numbers) as send:
@@ -132,7 +178,7 @@ async def _mlservers(numbers: int, concurrency: int, seconds: float) -> Figures:
 
 
 def _all(target: Served) -> tuple[int, ...]:
-    return (target.router, *target.servers)
+    return (*target.fronts, *target.servers)
 
 
 def _ratio(figures: Figures, name: str) -> float:

@@ -69,8 +69,8 @@ def grpc_server(refuse_every: int = 0) -> Iterator[int]:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many")
         return message
 
-    class Echo(grpc.GenericRpcHandler[bytes, bytes]):
-        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+    class Echo(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
+        def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
             assert details.method == method_path("ModelInfer")
             return grpc.unary_unary_rpc_method_handler(answer)
 

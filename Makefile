@@ -96,6 +96,10 @@ bench-router: venv ## measure the router against chained MLServers: overhead, th
 clients: venv ## clients that nobody here wrote call a pipeline, over REST and gRPC, and their answers are checked; h2spec too
 	$(PY) -m benchmarks.clients $(CLIENTS)
 
+.PHONY: bench-overload
+bench-overload: venv ## offer 3 and 10 times the maximum over REST and gRPC, calm and with a busy neighbour: what is kept
+	$(PY) -m benchmarks.overload $(OVERLOAD)
+
 .PHONY: demo compare chaos profile
 demo: venv ## serve the digits pipeline under a changing load for three minutes; report in out/demo.html
 	.venv/bin/trimtab demo -o $(OUT)

@@ -13,7 +13,9 @@ from trimtab_router.edge.refused import answered, refused_since
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 2.0
-STEER_SECONDS = 1.0
+STEER_SECONDS, CROWDED_STEER_SECONDS = 1.0, 0.1
+CALM_LOOKS = 20
+"""How many looks without a refusal for want of room make the door calm again."""
 
 
 class EnvoyAway(Exception):  # noqa: N818 - reads as what happened
@@ -37,16 +39,18 @@ class Envoy:
         self._counting = asyncio.Lock()
         self._most_under_way = 0
 
-    async def catch_up(self) -> None:
-        """Count what was refused since the last time; nothing while Envoy is away."""
+    async def catch_up(self) -> Mapping[str, int]:
+        """Count what was refused since the last time, and return it by reason; nothing while Envoy is away."""
         async with self._counting:
             try:
                 stats = answered(await self._ask("GET", "/stats?filter=^door\\.answered"))
             except EnvoyAway as error:
                 log.debug("%s", error)
-                return
-            self._count(refused_since(self._counted, stats))
+                return {}
+            refused = refused_since(self._counted, stats)
             self._counted = stats
+            self._count(refused)
+            return {reason: count for (_, reason), count in refused.items()}
 
     async def bound(self, most_under_way: int) -> None:
         """Let so many requests at most be under way at the router, and as many wait for a connection."""
@@ -59,14 +63,16 @@ class Envoy:
 
     async def steer(self, most_under_way: Callable[[], int]) -> None:
         """For ever: keep its bound what it should be, and its refusals counted."""
+        looks = 0
         while True:
             try:
                 await self.bound(most_under_way())
             except EnvoyAway as error:
                 self._most_under_way = 0  # one that comes back starts with its own
                 log.debug("%s", error)
-            await self.catch_up()
-            await asyncio.sleep(STEER_SECONDS)
+            crowded = (await self.catch_up()).get("Overload", 0) > 0
+            looks = CALM_LOOKS if crowded else max(looks - 1, 0)
+            await asyncio.sleep(CROWDED_STEER_SECONDS if looks else STEER_SECONDS)
 
     async def send_callers_away(self) -> None:
         """Ask callers to connect elsewhere, while those who come are still served."""

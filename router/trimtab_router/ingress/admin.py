@@ -31,7 +31,7 @@ class AdminIngress:
         catch_up: awaited before anything is counted, so that what the door refused is in the sums.
     """
 
-    def __init__(self, router: Router, catch_up: Callable[[], Awaitable[None]] = nothing_to_catch_up) -> None:
+    def __init__(self, router: Router, catch_up: Callable[[], Awaitable[object]] = nothing_to_catch_up) -> None:
         self._router = router
         self._catch_up = catch_up
         self._routes: dict[str, _Route] = {

@@ -9,6 +9,7 @@ import uvloop
 
 from trimtab_pipelines.documents import DocumentError, load_edge
 from trimtab_router.edge.places import Sockets
+from trimtab_router.ingress.admin import AUDIT_LOG
 from trimtab_router.router import MEBIBYTE, Limits
 from trimtab_router.server import Options, serve
 
@@ -59,6 +60,9 @@ def parse_options(arguments: list[str] | None = None) -> Options:
 def main() -> int:
     """Run the router; exit code 2 for a pipeline that cannot be used, 1 for a port that is taken or no cluster."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    audit = logging.getLogger(AUDIT_LOG)
+    audit.addHandler(logging.StreamHandler(sys.stderr))  # its lines are JSON from their first character on
+    audit.propagate = False
     try:
         uvloop.run(serve(parse_options()))
     except DocumentError as error:

@@ -31,7 +31,7 @@ def _mapper(
     which: Json,
     reason: str,
     *,
-    text: str,
+    text: str = "",
     status: int | None = None,
     retry_after_seconds: int | None = None,
 ) -> Json:
@@ -41,13 +41,13 @@ def _mapper(
         headers["grpc-retry-pushback-ms"] = str(1000 * retry_after_seconds)
     mapper: Json = {
         "filter": which,
-        "body": {"inline_string": text},
         "headers_to_add": [
             {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
             for key, value in headers.items()
         ],
     }
-    return mapper if status is None else mapper | {"status_code": status}
+    words = {"body": {"inline_string": text}} if text else {}
+    return mapper | words | ({} if status is None else {"status_code": status})
 
 
 def _flags(*flags: str) -> Json:
@@ -65,6 +65,7 @@ _MAPPERS = (
     _mapper(_flags("UF", "UC", "UH", "LR", "UR"), "RouterAway", text=ROUTER_AWAY, status=503, retry_after_seconds=1),
     _mapper(_flags("OM"), "DoorFull", text="the door's memory is used up; try again later", retry_after_seconds=1),
     _mapper(_flags("UT"), "Timeout", text="the router gave no answer in time"),
+    _mapper(_status(400), "Malformed"),  # in Envoy's own words
     _mapper(_status(401), "Unauthenticated", text=UNAUTHENTICATED),
     _mapper(_status(403), "Forbidden", text="this client may not call this pipeline"),
     _mapper(_status(408), "RequestTimeout", text="the request did not arrive in time"),

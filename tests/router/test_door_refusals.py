@@ -24,15 +24,17 @@ def stats(*lines: str) -> dict[str, int]:
             {(429, "Overload"): 9},
         ),
         (
-            "detail.upstream_reset_before_response_started{connection_failure}.status.503.reason.-: 1",
+            "detail.upstream_reset_before_response_started{connection_failure}.status.503.reason.: 1",
             {(503, "RouterAway"): 1},
         ),
-        ("detail.http1.codec_error.status.400.reason.-: 1", {(400, "Malformed"): 1}),
-        ("detail.request_header_timeout.status.408.reason.-: 1", {(408, "RequestTimeout"): 1}),
-        ("detail.via_upstream.status.200.reason.-: 5", {}),
+        ("detail.http1.codec_error.status.400.reason.: 1", {(400, "Malformed"): 1}),
+        ("detail.request_header_timeout.status.408.reason.: 1", {(408, "RequestTimeout"): 1}),
+        ("detail.http2.header_list_size_too_large.status.0.reason.: 3", {(431, "HeadersTooLarge"): 3}),  # reset, untold
+        ("detail.downstream_remote_disconnect.status.0.reason.: 3", {}),
+        ("detail.via_upstream.status.200.reason.: 5", {}),
         ("detail.via_upstream.status.429.reason.Overload: 5", {}),  # the router counted it
         ("detail.response_timeout.status.504.reason.Timeout: 5", {}),
-        ("detail.upstream_max_stream_duration_reached.status.200.reason.-: 1", {}),  # a health watch that had its time
+        ("detail.upstream_max_stream_duration_reached.status.200.reason.: 1", {}),  # a health watch that had its time
     ],
 )
 def test_a_refusal_is_counted_by_its_reason_over_both_protocols(line: str, refused: dict[tuple[int, str], int]):

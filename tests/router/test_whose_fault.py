@@ -65,6 +65,27 @@ async def test_who_shows_no_key_is_counted_as_a_callers_fault(tmp_path):
     shutil.rmtree(sockets.folder)
 
 
+async def test_what_is_too_large_over_grpc_has_its_code_and_is_counted():
+    sockets = make_sockets()
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        await rig.doors.open_behind_envoy(sockets, EdgeSettings(), lambda: rig.router.window.limit)
+        async with (
+            an_envoy(rig.router.pipeline, sockets, max_payload_bytes=1000) as ports,
+            grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel,
+        ):
+            call = channel.unary_unary(grpc_messages.method_path("ModelInfer"))
+            with pytest.raises(grpc.aio.AioRpcError) as body:
+                await call(b"x" * 2000)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(b"", metadata=[("x-long", "y" * 20_000)])
+            await rig.until(lambda: rig.value("trimtab_requests_received_total") == 2)
+
+        assert body.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await rig.metric("trimtab_refusals_total", code="PAYLOAD_TOO_LARGE", reason="PayloadTooLarge") == 1
+        assert await rig.metric("trimtab_refusals_total", reason="HeadersTooLarge") == 1
+    shutil.rmtree(sockets.folder)
+
+
 async def test_who_leaves_before_the_promise_is_due_does_so_to_himself():
     replica = FakeReplica()
     replica.gate.clear()

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 _STAT = re.compile(
-    r"^door\.answered\.detail\.(?P<detail>.+)\.status\.(?P<status>\d+)\.reason\.(?P<reason>[^.]+): (?P<count>\d+)$"
+    r"^door\.answered\.detail\.(?P<detail>.+)\.status\.(?P<status>\d+)\.reason\.(?P<reason>[^.]*): (?P<count>\d+)$"
 )
 REASONS = {
     "Malformed": 400,
@@ -34,6 +34,12 @@ _BY_DETAIL = {
     "request_payload_too_large": "PayloadTooLarge",
     "upstream_reset_before_response_started{overflow}": "Overload",
 }
+_BY_RESET = {
+    "http2.header_list_size_too_large": "HeadersTooLarge",
+    "http2.invalid.header.field": "Malformed",
+    "http2.too_many_headers": "HeadersTooLarge",
+}
+"""Details of streams that were reset before they were a request, so that they have no status."""
 _BY_STATUS = {401: "Unauthenticated", 403: "Forbidden", 408: "RequestTimeout", 413: "PayloadTooLarge", 429: "Overload"}
 _COUNTED_BY_ROUTER = ("via_upstream", "downstream", "response_timeout", "duration_timeout", "upstream_response_timeout")
 """Answers of the router, and requests that were at the router when their caller or the door gave them up."""
@@ -62,6 +68,7 @@ def _refusal(written_status: str, reason: str, detail: str) -> tuple[int, str] |
     status = int(written_status)
     if detail.startswith(_COUNTED_BY_ROUTER):
         return None
+    reason = _BY_RESET.get(detail, reason)
     if reason in REASONS:
         return (status if status >= 400 else REASONS[reason]), reason
     return (status, _reason(status, detail)) if status >= 400 else None

@@ -1,9 +1,15 @@
 """What the door refused by itself, as its counters tell it."""
 
 import json
+import shutil
+from collections import Counter
+from pathlib import Path
 
 import pytest
+from aiohttp import web
 
+from trimtab.local.door import make_sockets
+from trimtab_router.edge.envoy import Envoy
 from trimtab_router.edge.refused import REASONS, answered, refused_since
 from trimtab_router.edge.replies import local_replies
 
@@ -58,3 +64,43 @@ def test_each_reason_that_callers_are_told_is_counted():
     ]
 
     assert set(headers) - {"Timeout"} == set(REASONS), json.dumps(headers)
+
+
+class FakeEnvoy:
+    """Envoy's administration: counters that grow until it is started anew."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self._runner: web.ServerRunner | None = None
+
+    async def start(self, socket: Path) -> None:
+        self._runner = web.ServerRunner(web.Server(self._answer))
+        await self._runner.setup()
+        await web.UnixSite(self._runner, str(socket)).start()
+
+    async def stop(self) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        assert request.path == "/stats"
+        line = f"door.answered.detail.lua_response.status.401.reason.Unauthenticated: {self.refused}"
+        return web.Response(text=line + "\n")
+
+
+@pytest.mark.parametrize("note", [None, "[]", '{"x": "y"}', "\x00"])
+async def test_a_router_after_another_counts_only_what_is_new_at_its_door(note: str | None):
+    sockets, door, counted = make_sockets(), FakeEnvoy(), Counter[tuple[int, str]]()
+    if note is not None:
+        sockets.counted.write_text(note)
+    await door.start(sockets.envoy)
+    for refused in (3, 5, 5):  # a router each; the door outlives them
+        door.refused = refused
+        envoy = Envoy(sockets.envoy, sockets.counted, counted.update)
+        await envoy.catch_up()
+        await envoy.catch_up()
+        await envoy.close()
+    await door.stop()
+    shutil.rmtree(sockets.folder)
+
+    assert counted == {(401, "Unauthenticated"): 5}

@@ -33,7 +33,7 @@ from trimtab_router.pacing import Pacer
 from trimtab_router.policies import Policy, fixed
 from trimtab_router.queue import DeadlineQueue
 from trimtab_router.recent import RECEIVED, RecentOutcomes
-from trimtab_router.refusal import Code, Refusal, invalid, malformed
+from trimtab_router.refusal import Code, Refusal, code_of, invalid, is_callers_fault, malformed
 from trimtab_router.replicas import Replica
 from trimtab_router.suspects import Suspects
 from trimtab_router.telemetry import record_request
@@ -158,6 +158,7 @@ class Router:
         self.metrics.plan_generation.set(self.plan_generation)
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
         self.metrics.bytes_in_flight.set_function(lambda: self.budget.bytes_in_flight)
+        self.metrics.requests_under_way.set_function(lambda: self.budget.requests)
         self.metrics.window_requests.set_function(lambda: self.window.limit)
 
     @property
@@ -213,7 +214,8 @@ class Router:
             raise
         except asyncio.CancelledError:
             stage = next(iter(journey.works), "") if journey else ""
-            outcome = self._count_refusal(Refusal(Code.CANCELLED, "Cancelled", "the caller left", stage=stage))
+            left = Refusal(Code.CANCELLED, "Cancelled", "the caller left", stage=stage)
+            outcome = self._count_refusal(left, by_own_deadline=self._left_early(call))
             raise
         finally:
             self.metrics.outcomes[outcome].inc()
@@ -285,7 +287,10 @@ class Router:
         for (status, reason), count in refused.items():
             self.metrics.received.inc(count)
             self.metrics.outcomes["refused"].inc(count)
-            self.metrics.refused(Code(status).name if status in _CODES else "INVALID_ARGUMENT", reason, count)
+            code = code_of(status)
+            self.metrics.refused(code.name, reason, count)
+            if is_callers_fault(code, reason):
+                self.metrics.callers_faults.inc(count)
             self._recent.count(now, RECEIVED, count)
             self._recent.count(now, "refused", count)
             if reason == "Overload":  # what was turned away for want of room is load to plan for
@@ -484,8 +489,13 @@ class Router:
         """Whether its own deadline left it less time than the promise."""
         return journey.deadline - journey.arrived_at < self.pipeline.spec.slo.latency_seconds
 
+    def _left_early(self, call: Call) -> bool:
+        """Whether a caller who leaves now does so before the promise was due, and not because we do."""
+        waited_seconds = time.monotonic() - call.arrived_at
+        return not self.draining and waited_seconds < self.pipeline.spec.slo.latency_seconds
+
     def _count_refusal(self, refusal: Refusal, *, by_own_deadline: bool = False) -> str:
-        if refusal.callers_fault or (by_own_deadline and refusal.code is Code.DEADLINE_EXCEEDED):
+        if refusal.callers_fault or (by_own_deadline and refusal.code in {Code.DEADLINE_EXCEEDED, Code.CANCELLED}):
             self.metrics.callers_faults.inc()
         if refusal.reason == "Overload":
             self._pacer.note_overload()
@@ -511,9 +521,6 @@ class Router:
         for name, endpoint in wanted.items():
             if name not in dispatcher.replicas:
                 dispatcher.replicas[name] = Replica(endpoint, dispatcher.wake)
-
-
-_CODES = {code.value for code in Code}
 
 
 def _first_plan(stage: Stage) -> StagePlan:

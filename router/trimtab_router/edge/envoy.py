@@ -1,12 +1,14 @@
 """Shell: Envoy's administration, over its socket: counts what it refused, bounds what it lets in, lets it drain."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import aiohttp
 
+from trimtab_pipelines.documents import write_atomically
 from trimtab_router.edge.bootstrap import REQUESTS
 from trimtab_router.edge.refused import answered, refused_since
 
@@ -27,15 +29,17 @@ class Envoy:
 
     Args:
         socket: its administration's.
+        noted: the file of what was counted of this Envoy, which may outlive its router.
         count: told how many requests were refused, by (HTTP status, reason), since it was told last.
     """
 
-    def __init__(self, socket: Path, count: Callable[[Mapping[tuple[int, str], int]], None]) -> None:
+    def __init__(self, socket: Path, noted: Path, count: Callable[[Mapping[tuple[int, str], int]], None]) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(str(socket)), timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         )
         self._count = count
-        self._counted: Mapping[str, int] = {}
+        self._noted = noted
+        self._counted = _read(noted)
         self._counting = asyncio.Lock()
         self._most_under_way = 0
 
@@ -48,8 +52,10 @@ class Envoy:
                 log.debug("%s", error)
                 return {}
             refused = refused_since(self._counted, stats)
-            self._counted = stats
             self._count(refused)
+            if stats != self._counted:
+                self._counted = stats
+                write_atomically(self._noted, json.dumps(stats))
             return {reason: count for (_, reason), count in refused.items()}
 
     async def bound(self, most_under_way: int) -> None:
@@ -101,3 +107,13 @@ class Envoy:
                 return text
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EnvoyAway(f"envoy: {method} {path}: {type(error).__name__} {error}") from error
+
+
+def _read(noted: Path) -> dict[str, int]:
+    try:
+        return {str(cause): int(count) for cause, count in json.loads(noted.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        log.warning("%s: %s; what the door refused before is counted again", noted, error)
+        return {}

@@ -1,6 +1,6 @@
 """How the door refuses: in the protocol's own form, with the reason and when to try again, as the router does. Pure.
 
-gRPC callers get the status that gRPC maps the HTTP status to, and the same words.
+gRPC callers get the same words, and the status that the router gives for the same reason.
 """
 
 from typing import Any
@@ -9,17 +9,28 @@ Json = dict[str, Any]
 
 OVERLOAD = "the router is overloaded: as many requests are under way as can be answered in time; try again later"
 ROUTER_AWAY = "the router is not there; try again"
+GRPC_STATUS = {"Malformed": 3, "RequestTimeout": 4, "PayloadTooLarge": 8, "Overload": 8, "ClientRate": 8}
+"""Where gRPC would make of the HTTP status another than the router says for the same reason."""
 UNAUTHENTICATED = "no known key or token came along; send one as Authorization: Bearer, a key also as X-API-Key"
 
 
 def local_replies() -> Json:
     """Return the configuration of answers that Envoy gives itself: JSON for REST, the bare words for gRPC."""
     return {
-        "mappers": [
-            mapper | form for mapper in _MAPPERS for form in ({"filter": _grpc(mapper["filter"]), **_WORDS}, {})
-        ],
+        "mappers": [form for mapper in _MAPPERS for form in (_over_grpc(mapper), mapper)],
         "body_format": {"json_format": {"error": "%LOCAL_REPLY_BODY%"}, "content_type": "application/json"},
     }
+
+
+def _over_grpc(mapper: Json) -> Json:
+    headers = mapper["headers_to_add"]
+    status = GRPC_STATUS.get(headers[0]["header"]["value"])
+    more = [] if status is None else [_header("grpc-status", str(status))]
+    return mapper | _WORDS | {"filter": _grpc(mapper["filter"]), "headers_to_add": headers + more}
+
+
+def _header(name: str, value: str) -> Json:
+    return {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
 
 
 def _grpc(which: Json) -> Json:
@@ -42,10 +53,7 @@ def _mapper(
     mapper: Json = {
         "filter": which,
         "body": {"inline_string": text},
-        "headers_to_add": [
-            {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
-            for key, value in headers.items()
-        ],
+        "headers_to_add": [_header(name, value) for name, value in headers.items()],
     }
     return mapper if status is None else mapper | {"status_code": status}
 
@@ -65,6 +73,7 @@ _MAPPERS = (
     _mapper(_flags("UF", "UC", "UH", "LR", "UR"), "RouterAway", text=ROUTER_AWAY, status=503, retry_after_seconds=1),
     _mapper(_flags("OM"), "DoorFull", text="the door's memory is used up; try again later", retry_after_seconds=1),
     _mapper(_flags("UT"), "Timeout", text="the router gave no answer in time"),
+    _mapper(_status(400), "Malformed", text="the request breaks the rules of HTTP, or its path hides another"),
     _mapper(_status(401), "Unauthenticated", text=UNAUTHENTICATED),
     _mapper(_status(403), "Forbidden", text="this client may not call this pipeline"),
     _mapper(_status(408), "RequestTimeout", text="the request did not arrive in time"),

@@ -4,6 +4,7 @@ The command line reads it from a file, the chart writes it from its values `edge
 read the same document. Secrets are never in it, only where they are.
 """
 
+from pathlib import PurePath
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,20 +16,32 @@ Path = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class Tls(Model):
-    """Certificates of the door, as PEM files; replaced files are in force without a restart."""
+    """Certificates of the door, as PEM files; files moved into their folder are in force within seconds.
+
+    A mounted Secret is replaced so; on a machine move new files over the old ones (`mv`), since what is written into a
+    file in place is not noticed.
+    """
 
     certificate: Path = Field(description="The door's certificate and what stands between it and its authority")
-    key: Path = Field(description="The certificate's private key")
+    key: Path = Field(description="The certificate's private key, in the certificate's folder, where both are watched")
     client_ca: Path | None = Field(
         default=None, description="Authority of callers' certificates; with it, who has none cannot connect"
     )
+
+    @model_validator(mode="after")
+    def _one_folder(self) -> Self:
+        if PurePath(self.certificate).parent != PurePath(self.key).parent:
+            raise ValueError("certificate and key: put both into one folder, so that a new pair is noticed as one")
+        return self
 
 
 class JwtIssuer(Model):
     """One issuer of JSON Web Tokens that callers may show."""
 
     issuer: str = Field(min_length=1, max_length=1024, description="What the token's `iss` must be")
-    audiences: tuple[str, ...] = Field(min_length=1, max_length=16, description="One of them must be in its `aud`")
+    audiences: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        min_length=1, max_length=16, description="One of them must be in its `aud`"
+    )
     jwks: str = Field(pattern=r"^(/|https://).+", description="The issuer's public keys: a file, or an https address")
     client_claim: str = Field(default="sub", pattern=r"^[A-Za-z0-9_]+$", description="The claim that names the client")
     pipelines_claim: str | None = Field(
@@ -93,4 +106,12 @@ class EdgeSettings(Model):
     def _one_source_of_keys(self) -> Self:
         if self.keys_file and self.keys_secret:
             raise ValueError("keysFile and keysSecret: name one source of keys, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _issuers_differ(self) -> Self:
+        names = [issuer.issuer for issuer in self.jwt]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"jwt: issuer {', '.join(twice)} stands there twice; name all its audiences in one entry")
         return self

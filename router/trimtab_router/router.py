@@ -9,12 +9,13 @@ import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 from opentelemetry.trace import Tracer
 
+from trimtab_pipelines.edge import ClientLimits
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.routing import Endpoint, Endpoints
@@ -75,6 +76,10 @@ class Limits:
     body_seconds: float = 0.0
     grace_seconds: float = 10.0
     hang_seconds: float = 5.0
+
+    def with_clients(self, clients: ClientLimits) -> Self:
+        """The same with the bounds that a door's settings set for each client."""
+        return replace(self, max_client_requests=clients.concurrency, max_client_bytes=clients.in_flight)
 
     @property
     def answer_bytes(self) -> int:

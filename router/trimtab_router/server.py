@@ -15,7 +15,7 @@ from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.doors import FrontDoors
-from trimtab_router.edge.following import follow_file, follow_secret
+from trimtab_router.edge.following import follow_keys
 from trimtab_router.edge.places import Sockets
 from trimtab_router.plans import FileWatcher
 from trimtab_router.router import Limits, Router
@@ -60,7 +60,8 @@ async def serve(options: Options) -> None:
     if options.sockets is None and options.edge.authenticates:
         raise RuntimeError("keys and tokens are checked by the door: without one (--edge none) none can be asked for")
     pipeline = _within(load_pipeline(options.pipeline), options.namespace)
-    router = Router(pipeline, limits=options.limits, tracer=configured_tracer(pipeline.name))
+    limits = options.limits.with_clients(options.edge.clients)
+    router = Router(pipeline, limits=limits, tracer=configured_tracer(pipeline.name))
     async with AsyncExitStack() as stack:
         files = FileWatcher(router, options.plan, options.endpoints)
         files.read()
@@ -69,11 +70,8 @@ async def serve(options: Options) -> None:
         doors = FrontDoors(router)
         if options.sockets is not None:
             control = await doors.open_behind_envoy(options.sockets, options.edge, lambda: router.window.limit)
-            if options.edge.keys_file:
-                following.append(follow_file(Path(options.edge.keys_file), control.use_keys))
-            elif options.edge.keys_secret and cluster is not None:
-                namespace = pipeline.metadata.namespace
-                following.append(follow_secret(cluster, namespace, options.edge.keys_secret, control.use_keys))
+            keys = follow_keys(options.edge, cluster, pipeline.metadata.namespace, control.use_keys)
+            following += [keys] if keys else []
         else:
             log.warning(
                 "no Envoy in front: REST only, without TLS, keys or limits for each client; for trusted callers"

@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import json
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -25,7 +24,8 @@ from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, Tensor, grpc_messages, rest
 from trimtab_router.doors import FrontDoors
-from trimtab_router.edge.bootstrap import bootstrap
+from trimtab_router.edge import configuration
+from trimtab_router.edge.following import follow_keys
 from trimtab_router.edge.places import Doorstep, Sockets
 from trimtab_router.edge.program import command, program
 from trimtab_router.router import Limits, Router
@@ -157,16 +157,19 @@ async def until(holds: Callable[[], bool]) -> None:
 class Rig:
     """A router with its front doors open, and clients of all of them; Envoy stands there once it is needed."""
 
-    def __init__(self, router: Router, doors: FrontDoors, session: aiohttp.ClientSession) -> None:
+    def __init__(self, router: Router, doors: FrontDoors, session: aiohttp.ClientSession, edge: EdgeSettings) -> None:
         self.router = router
         self.doors = doors
         self.session = session
+        self.edge = edge
+        self.sockets: Sockets | None = None
         self.url = f"http://127.0.0.1:{doors.rest_port}"
         self.admin_url = f"http://127.0.0.1:{doors.admin_port}"
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._door: DoorPorts | None = None
         self._channel: grpc.aio.Channel | None = None
+        self._following: asyncio.Task[None] | None = None
 
     async def channel(self) -> grpc.aio.Channel:
         """GRPC to Envoy."""
@@ -179,15 +182,22 @@ class Rig:
         """Where Envoy takes callers of this router."""
         async with self._opening:
             if self._door is None:
-                sockets = make_sockets()
+                sockets = self.sockets = make_sockets()
                 self._stack.callback(shutil.rmtree, sockets.folder)
-                await self.doors.open_behind_envoy(sockets, EdgeSettings(), lambda: self.router.window.limit)
-                self._door = await self._stack.enter_async_context(an_envoy(self.router.pipeline, sockets))
+                control = await self.doors.open_behind_envoy(sockets, self.edge, lambda: self.router.window.limit)
+                if (keys := follow_keys(self.edge, None, "default", control.use_keys)) is not None:
+                    self._following = asyncio.create_task(keys)
+                most_bytes = self.router.limits.max_payload_bytes
+                opening = an_envoy(self.router.pipeline, sockets, self.edge, max_payload_bytes=most_bytes)
+                self._door = await self._stack.enter_async_context(opening)
             return self._door
 
     async def close(self) -> None:
         if self._channel is not None:
             await self._channel.close(None)
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         await self.session.close()
         await self.doors.close()
         await self._stack.aclose()
@@ -258,8 +268,10 @@ async def an_envoy(
     pipeline: InferencePipeline, sockets: Sockets, settings: EdgeSettings | None = None, **doorstep: Any
 ) -> AsyncIterator[DoorPorts]:
     """A real Envoy in front of the router behind these sockets."""
-    config = bootstrap(settings or EdgeSettings(), Doorstep(sockets, **doorstep), pipeline=pipeline.name)
-    arguments = command(program(), "--config-yaml", json.dumps(config))
+    otlp = doorstep.pop("otlp", None)
+    settings = settings or EdgeSettings()
+    config = configuration.write(settings, Doorstep(sockets, **doorstep), pipeline=pipeline.name, otlp=otlp)
+    arguments = command(program(), "--config-path", str(config))
     log = sockets.folder / "envoy.log"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(*arguments, stdout=errors, stderr=errors)
@@ -278,19 +290,22 @@ async def a_rig(
     limits: Limits | None = None,
     tracer: Tracer | None = None,
     ready: bool = True,
+    edge: EdgeSettings | None = None,
     **plan: Any,
 ) -> AsyncIterator[Rig]:
     """A router over these fakes, by stage; they are started and stopped with it."""
     fakes = [fake for stage in replicas.values() for fake in stage]
     for fake in fakes:
         await fake.start()
+    edge = edge or EdgeSettings()
+    limits = (limits or Limits()).with_clients(edge.clients)
     router = Router(pipeline, a_plan(pipeline, **plan), limits=limits, tracer=tracer)
     router.apply_endpoints(endpoints_of(replicas))
     doors = FrontDoors(router)
     await doors.open_alone("127.0.0.1", 0)
     await doors.open_admin("127.0.0.1", 0)
     async with aiohttp.ClientSession() as session:
-        rig = Rig(router, doors, session)
+        rig = Rig(router, doors, session, edge)
         try:
             if ready:
                 await rig.until_ready()

@@ -1,14 +1,13 @@
 """`python -m trimtab_router.edge`: becomes the Envoy in front of one router."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from trimtab_pipelines.documents import DocumentError, load_edge, load_pipeline
-from trimtab_router.edge.bootstrap import bootstrap
+from trimtab_router.edge import configuration
 from trimtab_router.edge.places import Doorstep, Sockets
 from trimtab_router.edge.program import command, program
 from trimtab_router.telemetry import ENDPOINT_VARIABLE, collector
@@ -21,17 +20,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_edge(given.edge)
         pipeline = load_pipeline(given.pipeline)
         envoy = program()
+        config = configuration.write(settings, _doorstep(given), pipeline=pipeline.name, otlp=_otlp())
     except (DocumentError, FileNotFoundError) as error:
         sys.stderr.write(f"trimtab_router.edge: {error}\n")
         return 2
-    doorstep = Doorstep(
-        Sockets(given.sockets), given.host, given.rest_port, given.grpc_port, given.max_payload_mib * 2**20
-    )
-    traced = collector(os.environ.get(ENDPOINT_VARIABLE))
-    config = given.sockets / "envoy.json"
-    config.write_text(json.dumps(bootstrap(settings, doorstep, pipeline=pipeline.name, otlp=traced)))
     os.execv(envoy, command(envoy, "--config-path", str(config)))  # noqa: S606 - the program of a locked package
     return 1
+
+
+def _doorstep(given: argparse.Namespace) -> Doorstep:
+    most_bytes = given.max_payload_mib * 2**20
+    return Doorstep(Sockets(given.sockets), given.host, given.rest_port, given.grpc_port, most_bytes)
+
+
+def _otlp() -> str | None:
+    return collector(os.environ.get(ENDPOINT_VARIABLE))
 
 
 def _parser() -> argparse.ArgumentParser:

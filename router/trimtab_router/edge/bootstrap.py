@@ -5,11 +5,10 @@ many requests may be under way) comes with the routes, which Envoy asks its rout
 """
 
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
-from trimtab_pipelines.edge import EdgeSettings, JwtIssuer, Tls
-from trimtab_router.edge import access_log, filters
+from trimtab_pipelines.edge import EdgeSettings, JwtIssuer
+from trimtab_router.edge import access_log, certificates, filters
 from trimtab_router.edge.filters import API, typed
 from trimtab_router.edge.places import Doorstep
 from trimtab_router.edge.replies import local_replies
@@ -61,25 +60,25 @@ def bootstrap(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp
         "overload_manager": _overload(settings),
         "static_resources": {
             "listeners": [
-                _listener("rest", doorstep.rest_port, settings, doorstep.host, manager("rest")),
-                _listener("grpc", doorstep.grpc_port, settings, doorstep.host, manager("grpc")),
+                _listener("rest", doorstep.rest_port, settings, doorstep, manager("rest")),
+                _listener("grpc", doorstep.grpc_port, settings, doorstep, manager("grpc")),
             ],
             "clusters": clusters,
         },
     }
 
 
-def _listener(name: str, port: int, settings: EdgeSettings, host: str, manager: Json) -> Json:
+def _listener(name: str, port: int, settings: EdgeSettings, doorstep: Doorstep, manager: Json) -> Json:
     chain: Json = {"filters": [manager]}
     if settings.tls is not None:
         chain["transport_socket"] = typed(
             "envoy.transport_sockets.tls",
             "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-            **_tls(settings.tls),
+            **certificates.context(settings.tls, doorstep.sockets.folder),
         )
     return {
         "name": name,
-        "address": {"socket_address": {"address": host, "port_value": port}},
+        "address": {"socket_address": {"address": doorstep.host, "port_value": port}},
         # With it two doors on one port would share its callers instead of one being told that the port is taken.
         "enable_reuse_port": False,
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
@@ -144,32 +143,6 @@ def _from_router() -> Json:
         "request_timeout": "5s",
     }
     return {"resource_api_version": "V3", "api_config_source": source, "initial_fetch_timeout": "0s"}
-
-
-def _tls(tls: Tls) -> Json:
-    context: Json = {
-        "alpn_protocols": ["h2", "http/1.1"],
-        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
-        "tls_certificates": [
-            {
-                "certificate_chain": {"filename": tls.certificate},
-                "private_key": {"filename": tls.key},
-                "watched_directory": _folder_of(tls.certificate),
-            }
-        ],
-    }
-    fields: Json = {"common_tls_context": context}
-    if tls.client_ca:
-        context["validation_context"] = {
-            "trusted_ca": {"filename": tls.client_ca},
-            "watched_directory": _folder_of(tls.client_ca),
-        }
-        fields["require_client_certificate"] = True
-    return fields
-
-
-def _folder_of(file: str) -> Json:
-    return {"path": str(PurePath(file).parent)}
 
 
 def _overload(settings: EdgeSettings) -> Json:

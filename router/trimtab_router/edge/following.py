@@ -1,12 +1,13 @@
 """Shell: follows the keys that callers may show, in a file or a Secret; one that is taken away is refused at once."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from watchfiles import awatch
 
+from trimtab_pipelines.edge import EdgeSettings
 from trimtab_router.edge.keys import Found, HashedKey, read_file, read_secret
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ class Keys:
         self._use = use
         self._found: Found | None = None
 
+    def take_first(self, found: Found) -> None:
+        """Put these keys in force unless some are."""
+        if self._found is None:
+            self.take(found)
+
     def take(self, found: Found) -> None:
         """Put these keys in force."""
         if found == self._found:
@@ -42,6 +48,23 @@ class Keys:
         log.info("%s: %d keys are in force: %s", self._where, len(found.keys), _named(found.keys))
         self._found = found
         self._use(found.keys)
+
+
+def follow_keys(
+    settings: EdgeSettings, cluster: "Cluster | None", namespace: str, use: Use
+) -> Coroutine[Any, Any, None] | None:
+    """Follow the keys that the settings ask for; None where they ask for none.
+
+    Raises:
+        RuntimeError: they are in a Secret, and there is no cluster.
+    """
+    if settings.keys_file:
+        return follow_file(Path(settings.keys_file), use)
+    if settings.keys_secret is None:
+        return None
+    if cluster is None:
+        raise RuntimeError(f"keysSecret {settings.keys_secret}: there is no cluster to read it from; name a keysFile")
+    return follow_secret(cluster, namespace, settings.keys_secret, use)
 
 
 async def follow_file(path: Path, use: Use) -> None:
@@ -65,7 +88,9 @@ async def follow_secret(cluster: "Cluster", namespace: str, name: str, use: Use)
 
     keys = Keys(f"Secret {namespace}/{name}", use)
     async for change in follow(cluster, SECRET, namespace, name=name):
-        if change.synced or change.key != (namespace, name):
+        if change.synced:
+            keys.take_first(Found())  # there is no such Secret
+        if change.key != (namespace, name):
             continue
         keys.take(Found() if change.deleted or change.object is None else read_secret(change.object.get("data") or {}))
 

@@ -1,7 +1,8 @@
 -- Lets in who shows a known API key, and passes tokens on to the filter that verifies them.
 -- The route's filter context holds "sha256:DIGITS" = "+client" (may call) or "-client" (may not),
 -- "keys" and "tokens" = true where each is taken. Keys are compared by their SHA-256 only. The words of a refusal are
--- in the door's local replies.
+-- in the door's local replies. Where the context says that neither is taken, nobody gets in: this filter is only there
+-- where somebody must say who he is.
 local bit = require("bit")
 local band, bnot, bxor, ror, rshift, tobit = bit.band, bit.bnot, bit.bxor, bit.ror, bit.rshift, bit.tobit
 
@@ -59,10 +60,10 @@ end
 
 function envoy_on_request(handle)
   local context, headers = handle:filterContext(), handle:headers()
-  if not (context:get("keys") or context:get("tokens")) then return end
   headers:remove("x-trimtab-client")
   local key, authorization = headers:get("x-api-key"), headers:get("authorization")
-  local bearer = authorization and authorization:match("^[Bb]earer +(%S+)$")
+  local scheme, bearer = (authorization or ""):match("^(%a+) +(%S+)$")
+  if not scheme or scheme:lower() ~= "bearer" then bearer = nil end
   local is_token = bearer and select(2, bearer:gsub("%.", "")) == 2
   if is_token and not key and context:get("tokens") then
     headers:replace("authorization", "Bearer " .. bearer)

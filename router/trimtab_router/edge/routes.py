@@ -22,6 +22,8 @@ OWN_SERVICES = (
     "/grpc.reflection.v1.ServerReflection/",
     "/grpc.reflection.v1alpha.ServerReflection/",
 )
+SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key")
+"""What the door has read, and nobody behind it needs."""
 SERVICES_SECONDS = 300.0
 """How long a caller may watch health or ask for reflection in one stream."""
 
@@ -62,6 +64,7 @@ def door_routes(settings: EdgeSettings, keys: Iterable[HashedKey], *, pipeline: 
     host: Json = {
         "name": ROUTES,
         "domains": ["*"],
+        "request_headers_to_remove": list(SECRET_HEADERS),
         "routes": [
             *({"match": {"prefix": prefix, "grpc": {}}, "route": services} for prefix in OWN_SERVICES),
             grpc,

@@ -18,7 +18,7 @@ _MAX_JWKS_BYTES = 2**20
 
 
 class ControlIngress:
-    """The HTTP handler of the control socket.
+    """The HTTP handler of the control socket. Where keys are asked for, it tells of no routes before it knows some.
 
     Args:
         settings: what was asked of the door.
@@ -31,7 +31,8 @@ class ControlIngress:
         self._pipeline = pipeline
         self._longest_seconds = longest_seconds
         self._routes = b""
-        self.use_keys(())
+        if not (settings.keys_file or settings.keys_secret):
+            self.use_keys(())
 
     def use_keys(self, keys: Sequence[HashedKey]) -> None:
         """Let these keys in, and no others, from Envoy's next question on."""
@@ -45,6 +46,8 @@ class ControlIngress:
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         if request.path == "/v3/discovery:routes":
             await request.read()
+            if not self._routes:
+                return web.Response(status=503)  # keys are not read yet; the door keeps those that it knows
             return web.Response(body=self._routes, content_type="application/json")
         number = request.path.removeprefix(_JWKS)
         if request.path.startswith(_JWKS) and number.isdecimal() and int(number) < len(self._settings.jwt):

@@ -1,0 +1,45 @@
+"""Shell: writes what Envoy reads when it starts, after a look at the files that it is to read itself."""
+
+import json
+import ssl
+from pathlib import Path
+
+from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.edge import EdgeSettings, Tls
+from trimtab_router.edge.bootstrap import bootstrap
+from trimtab_router.edge.certificates import discovered
+from trimtab_router.edge.places import Doorstep
+
+
+def write(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp: str | None = None) -> Path:
+    """Write Envoy's configuration beside the sockets, and return its file; the arguments are those of `bootstrap`.
+
+    Raises:
+        DocumentError: a certificate cannot be used; Envoy would start, and refuse every connection.
+    """
+    folder = doorstep.sockets.folder
+    if settings.tls is not None:
+        check(settings.tls)
+        for name, content in discovered(settings.tls).items():
+            (folder / name).write_text(json.dumps(content))
+    file = folder / "envoy.json"
+    file.write_text(json.dumps(bootstrap(settings, doorstep, pipeline=pipeline, otlp=otlp)))
+    return file
+
+
+def check(tls: Tls) -> None:
+    """Raise DocumentError, naming the files, where a certificate, its key or the callers' authority cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise DocumentError(f"tls: certificate {tls.certificate} with key {tls.key}: {error}") from error
+    if tls.client_ca is not None:
+        try:
+            context.load_verify_locations(tls.client_ca)
+        except (OSError, ValueError) as error:
+            raise DocumentError(f"tls: clientCa {tls.client_ca}: {error}") from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; give one without a password")

@@ -1,0 +1,36 @@
+"""A door with something else than a router behind it: a test sees what comes through, and says what goes out."""
+
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from tests.router.fakes import a_pipeline, an_envoy
+from trimtab.local.door import DoorPorts, make_sockets
+from trimtab_pipelines.edge import EdgeSettings
+from trimtab_router.doors import Listening
+from trimtab_router.edge.keys import HashedKey
+from trimtab_router.ingress.control import ControlIngress
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def a_stand_in(
+    handler: Handler, settings: EdgeSettings | None = None, keys: Sequence[HashedKey] = ()
+) -> AsyncIterator[DoorPorts]:
+    """A real Envoy with our configuration, and this handler in the router's place."""
+    settings, sockets = settings or EdgeSettings(), make_sockets()
+    control = ControlIngress(settings, pipeline="sample", longest_seconds=60)
+    control.use_keys(keys)
+    listening = [Listening(web.Server(handler)), Listening(control.server())]
+    try:
+        await listening[0].on_socket(sockets.requests)
+        await listening[1].on_socket(sockets.control)
+        async with an_envoy(a_pipeline(1), sockets, settings) as ports:
+            yield ports
+    finally:
+        for server in listening:
+            await server.close()
+        shutil.rmtree(sockets.folder)

@@ -110,7 +110,7 @@ def served(pipeline: InferencePipeline, batch_size: int, delay_seconds: float) -
         servers = [_model_server(stack, pipeline, stage, folder) for stage in STAGES]
         addresses = {stage: f"127.0.0.1:{port}" for stage, (_, port) in zip(STAGES, servers, strict=True)}
         write_json(folder / "pipeline.yaml", pipeline)
-        write_json(folder / "plan.json", _plan(pipeline, batch_size, delay_seconds))
+        write_json(folder / "plan.json", echo_plan(pipeline, batch_size, delay_seconds))
         write_json(folder / "endpoints.json", _endpoints(addresses))
         router, ports = _start(
             stack,
@@ -136,7 +136,8 @@ def chained_mlservers(settings: Mapping[str, Any]) -> Iterator[Chained]:
         yield Chained(tuple(port for _, port in servers), tuple(pid for pid, _ in servers))
 
 
-def _plan(pipeline: InferencePipeline, batch_size: int, delay_seconds: float) -> PipelinePlan:
+def echo_plan(pipeline: InferencePipeline, batch_size: int, delay_seconds: float) -> PipelinePlan:
+    """One replica of each stage of `echo_pipeline`."""
     seconds = dict.fromkeys((1, batch_size), delay_seconds) if delay_seconds else {}
     stages = [
         {

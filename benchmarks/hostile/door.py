@@ -48,6 +48,8 @@ class Door:
         found: dict[str, int] = {}
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
+                if child.status() == psutil.STATUS_ZOMBIE:
+                    continue
                 if child.name() == "envoy":
                     found["envoy"] = child.pid
                 elif "trimtab_router" in child.cmdline():

@@ -117,8 +117,9 @@ async def empty_headers(door: Door) -> Iterable[str]:
     """Header blocks of no field on an open stream, and on new ones."""
     codes = await flooded(door, frames.frame(frames.HEADERS, frames.END_HEADERS, 1), opening=OPEN)
     async with calling(door.grpc) as caller:
-        codes.append(await flood(caller, lambda: b"".join(frames.headers(caller.stream(), b"") for _ in range(1000))))
-    return codes
+        end = await flood(caller, lambda: b"".join(frames.headers(caller.stream(), b"") for _ in range(1000)))
+        told = list(caller.outcome.values())
+    return [*codes, *(told if end == KEPT and told else [end])]
 
 
 @FLOODS.kind("PRIORITY", ENDED)

@@ -11,7 +11,7 @@ from benchmarks.hostile.caller import INFER_PATH, call_fields, calling
 from benchmarks.hostile.door import MODEL, Door
 from benchmarks.hostile.fields import called, good_message
 from benchmarks.hostile.kinds import BROKEN, ENDED, INVALID, LEFT, TOO_MUCH, Family
-from benchmarks.hostile.wire import CUT_WITHIN_SECONDS
+from benchmarks.hostile.wire import CUT_WITHIN_SECONDS, together
 from trimtab_protocol.grpc_messages import request_class
 
 MESSAGES = Family("gRPC messages")
@@ -246,8 +246,7 @@ async def largest_together(door: Door) -> Iterable[str]:
     """On connections of their own."""
     numbers = 12 * MEBIBYTE
     body = frames.message(a_message(shape=[1, numbers], raw=bytes(4 * numbers)).SerializeToString())
-    codes = await asyncio.gather(*(sent(door, body) for _ in range(8)))
-    return [code for each in codes for code in each]
+    return await together(*(sent(door, body) for _ in range(8)))
 
 
 @MESSAGES.kind("a message that never ends", TOO_MUCH | {"DEADLINE_EXCEEDED"})

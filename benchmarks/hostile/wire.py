@@ -1,10 +1,11 @@
 """A TCP connection that sends anything, keeps all it gets, and never raises for what the other side does."""
 
 import asyncio
+import itertools
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
 from benchmarks.hostile.kinds import CUT, HTTP2, NOTHING
@@ -130,6 +131,11 @@ def status_of(head: bytes) -> str:
         return HTTP2
     words = head.split(None, 2)
     return words[1].decode() if len(words) > 1 and words[0].startswith(b"HTTP/") else repr(head[:16])
+
+
+async def together(*asking: Awaitable[Iterable[str]]) -> list[str]:
+    """Wait for all at once; their codes in one list."""
+    return list(itertools.chain.from_iterable(await asyncio.gather(*asking)))
 
 
 async def ask(port: int, *pieces: bytes, patience_seconds: float = PATIENCE_SECONDS, ends: bool = False) -> str:

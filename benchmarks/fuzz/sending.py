@@ -1,5 +1,6 @@
 """Shell: sends generated requests to the door and says how each was met."""
 
+import asyncio
 from random import Random
 
 from benchmarks.fuzz.generated import a_broken_http_request, a_prefixed_message, an_http_request, call_frames
@@ -7,12 +8,13 @@ from benchmarks.hostile import frames
 from benchmarks.hostile.caller import Caller, call_fields, calling
 from benchmarks.hostile.door import Door
 from benchmarks.hostile.kinds import CUT, NOTHING
-from benchmarks.hostile.wire import Wire, ask, connected, reply
+from benchmarks.hostile.wire import Wire, ask
 
 PATIENCE_SECONDS = 5.0
 SHORT_PATIENCE_SECONDS = 0.5
 """For requests that are broken on purpose: whoever waits for the rest of one is right to wait."""
 CALLS_A_CONNECTION = 20
+WAITING = "waiting"
 
 Drawn = list[Random]
 
@@ -23,15 +25,9 @@ async def http_requests(door: Door, drawn: Drawn) -> list[str]:
 
 
 async def broken_http_requests(door: Door, drawn: Drawn) -> list[str]:
-    """Requests broken anywhere, each on a connection of its own that we close halfway."""
-    codes = []
-    for draw in drawn:
-        async with connected(door.rest) as wire:
-            await wire.send(a_broken_http_request(draw))
-            wire.send_end()
-            code = await reply(wire, SHORT_PATIENCE_SECONDS)
-            codes.append(code if code != NOTHING else "waiting")
-    return codes
+    """Requests broken anywhere, all at once, each on a connection of its own."""
+    asking = (ask(door.rest, a_broken_http_request(draw), patience_seconds=SHORT_PATIENCE_SECONDS) for draw in drawn)
+    return [code if code != NOTHING else WAITING for code in await asyncio.gather(*asking)]
 
 
 async def messages(door: Door, drawn: Drawn) -> list[str]:
@@ -57,7 +53,7 @@ async def raw_frames(door: Door, drawn: Drawn) -> list[str]:
         number = caller.stream()
         await caller.send(call_frames(draw, number))
         ended = await caller.end_of(number, SHORT_PATIENCE_SECONDS / 10)
-        codes.append(ended if ended != NOTHING else "waiting")
+        codes.append(ended if ended != NOTHING else WAITING)
         if caller.goaway or caller.wire.closed or ended == CUT:
             caller.wire.close()
             caller = None

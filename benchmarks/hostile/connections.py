@@ -11,7 +11,7 @@ from benchmarks.hostile.door import INFER, Door
 from benchmarks.hostile.http1 import GOOD
 from benchmarks.hostile.kinds import CUT, ENDED, KEPT, LEFT, NOTHING, TOO_SLOW, Family
 from benchmarks.hostile.messages import a_message
-from benchmarks.hostile.wire import CUT_WITHIN_SECONDS, Wire, connected, head, reply, status_of, together
+from benchmarks.hostile.wire import CUT_WITHIN_SECONDS, Wire, answered, connected, head, reply, status_of, together
 
 CONNECTIONS = Family("connections")
 ANNOUNCED = head("POST", INFER, f"Content-Length: {64 * MEBIBYTE}")
@@ -76,7 +76,7 @@ async def drip(port: int, first: bytes, drop: Callable[[], bytes], *, count: int
     try:
         for wire in wires:
             await wire.send(first)
-        while time.monotonic() < give_up and not all(wire.closed or wire.received for wire in wires):
+        while time.monotonic() < give_up and not all(wire.closed or answered(wire) for wire in wires):
             for wire in wires:
                 await wire.send(drop(), 0.01)
             await asyncio.sleep(DRIP_SECONDS)

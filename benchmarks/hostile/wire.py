@@ -14,6 +14,7 @@ PATIENCE_SECONDS = 6.0
 """How long a caller waits for a word where nothing delays one."""
 CUT_WITHIN_SECONDS = 15.0
 """How long a caller that dawdles may be borne with."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LINGER_NOT = struct.pack("ii", 1, 0)
 
 
@@ -123,6 +124,11 @@ async def reply(wire: Wire, patience_seconds: float = PATIENCE_SECONDS) -> str:
     if wire.received:
         return status_of(bytes(wire.received))
     return CUT if wire.closed else NOTHING
+
+
+def answered(wire: Wire) -> bool:
+    """Whether an answer has begun that is not only a leave to go on."""
+    return bool(wire.received.replace(CONTINUE, b""))
 
 
 def status_of(head: bytes) -> str:

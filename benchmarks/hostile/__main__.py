@@ -80,7 +80,8 @@ async def _left(door: Door) -> Aftermath:
     counters = await door.local.client.counters()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     in_flight = sum(sample.value for sample in samples if sample.name == "trimtab_bytes_in_flight")
-    return Aftermath(int(in_flight), door.connections(), counters.received, sum(counters.outcomes.values()))
+    faults = tuple(f"{fault.what} {fault.detail}".strip() for fault in door.local.faults)
+    return Aftermath(int(in_flight), door.connections(), counters.received, sum(counters.outcomes.values()), faults)
 
 
 def _judged(found: Outcome) -> int:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.hostile.door import Door
+from benchmarks.hostile.door import HEALTH, Door
 from benchmarks.hostile.kinds import CUT, Kind, Verdict, judge
 from benchmarks.hostile.phases import CALM, Phase
 from benchmarks.hostile.wire import ask, head
@@ -99,7 +99,7 @@ async def settle(door: Door) -> None:
     while prompt < 2 and time.monotonic() < give_up:
         asked = time.monotonic()
         with suppress(OSError):
-            status = await ask(port, head("GET", "/v2/health/ready", "Connection: close"), patience_seconds=1.0)
+            status = await ask(port, head("GET", HEALTH, "Connection: close"), patience_seconds=1.0)
             prompt = prompt + 1 if status == "200" and time.monotonic() - asked < SETTLED_SECONDS else 0
         await asyncio.sleep(0.05)
 

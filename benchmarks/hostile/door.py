@@ -16,6 +16,8 @@ from trimtab_pipelines.documents import write_json
 SLO_SECONDS = 0.5
 MODEL = "echo"
 INFER = f"/v2/models/{MODEL}/infer"
+HEALTH = "/trimtab/v1/welcome"
+"""The address an administrator asks whether the router is well; its own loop answers."""
 BATCH_SIZE = 8
 DELAY_SECONDS = 0.004
 OPEN_FILES = 16_384

@@ -21,7 +21,7 @@ import aiohttp
 import grpc
 import numpy as np
 
-from benchmarks.hostile.door import INFER, MODEL
+from benchmarks.hostile.door import HEALTH, INFER, MODEL
 from trimtab_protocol import InferRequest, InferResponse, ProtocolError, Tensor, rest
 from trimtab_protocol.grpc_messages import method_path, request_to_message, response_class, response_from_message
 
@@ -169,7 +169,7 @@ async def befriend(given: argparse.Namespace) -> None:
                     await log.note("grpc", over_grpc(infer, number))
 
             async def health() -> str:
-                async with probing.get(f"{given.admin}/v2/health/live") as answer:
+                async with probing.get(f"{given.admin}{HEALTH}") as answer:
                     await answer.read()
                     return "ok" if answer.status == 200 else str(answer.status)
 

@@ -27,6 +27,8 @@ class Aftermath:
     open_connections: int
     received: int
     accounted: int
+    faults: tuple[str, ...] = ()
+    """What ended unasked, as the supervisor noted it: router, Envoy, model servers."""
 
 
 def table(kinds: Sequence[Kind], course: Course, seen: Mapping[str, Seen]) -> Table:
@@ -81,7 +83,8 @@ def outcome(course: Course, seen: Mapping[str, Seen], limits_bytes: Mapping[str,
         "calm_longest_stop_seconds": round(calm.longest_stop_seconds, 4),
         "longest_stop_by": longest,
         "kinds_that_stopped_the_loop": sum(stop > STOP_SHARE * SLO_SECONDS for stop in stops.values()),
-        "processes_ended": "; ".join(f"{who} by {kind}" for kind, who in course.replaced.items()),
+        "ended_by": "; ".join(f"{who} by {kind}" for kind, who in course.replaced.items()),
+        "ended": "; ".join(after.faults),
         **{f"{who}_peak_mib": round(peak / MEBIBYTE, 1) for who, peak in peaks.items()},
     }
     bars = [
@@ -94,7 +97,7 @@ def outcome(course: Course, seen: Mapping[str, Seen], limits_bytes: Mapping[str,
             "<=",
             STOP_SHARE * SLO_SECONDS,
         ),
-        bar("processes that ended", len(course.replaced), "==", 0),
+        bar("processes that ended", max(len(course.replaced), len(after.faults)), "==", 0),
         *_memory(peaks, limits_bytes),
         *_settled(after),
     ]

@@ -1,28 +1,24 @@
 """`python -m benchmarks.fuzz --seed N --requests N`: generated requests against decoders, door, router and models.
 
-Every request is drawn from the seed and its own number alone. One line of JSON at the end.
+Every request is drawn from the seed and its own number alone: `--show "REST bodies/12340"` prints one again. It ends with
+one line of JSON.
 """
 
 import argparse
 import asyncio
-import itertools
 import logging
 import os
 import statistics
 import sys
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from random import Random
 
 import psutil
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks.fuzz import sending
-from benchmarks.fuzz.decoding import decode_body, decode_message
+from benchmarks.fuzz.parts import PARTS, Fuzzed, groups, request
 from benchmarks.hostile.__main__ import ENVOY_LIMIT_BYTES, aftermath
 from benchmarks.hostile.course import HOSTILE_NICENESS, friends
 from benchmarks.hostile.door import SLO_SECONDS, Door, serving
@@ -34,59 +30,10 @@ from trimtab.options import console
 from trimtab_pipelines.outcome import Bar, Outcome, bar
 from trimtab_pipelines.spec import RouterSettings
 
-Send = Callable[[Door, list[Random]], Awaitable[list[str]]]
-
 CALLERS = 6
-GROUP = 20
 WARM_UP_SHARE = 0.1
 MOST_GROWTH = 0.05
 GROUP_SECONDS = 120.0
-FAULTS = {"500", "INTERNAL", NOTHING}
-"""Codes that say the fault was ours."""
-
-
-async def _decode(decode: Callable[[Random], str], drawn: list[Random]) -> list[str]:
-    found = [decode(draw) for draw in drawn]
-    await asyncio.sleep(0)
-    return found
-
-
-PARTS: dict[str, tuple[float, Send]] = {
-    "REST decoder": (0.15, lambda _, drawn: _decode(decode_body, drawn)),
-    "gRPC decoder": (0.15, lambda _, drawn: _decode(decode_message, drawn)),
-    "REST bodies": (0.2, sending.http_requests),
-    "broken HTTP/1.1": (0.15, sending.broken_http_requests),
-    "gRPC messages": (0.2, sending.messages),
-    "HTTP/2 frames": (0.15, sending.raw_frames),
-}
-"""Each part's share of the requests, and what sends them."""
-
-
-@dataclass(slots=True)
-class Fuzzed:
-    """What came of it."""
-
-    codes: dict[str, Counter[str]] = field(default_factory=lambda: {part: Counter() for part in PARTS})
-    faults: list[str] = field(default_factory=list)
-    memory_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    ended: list[str] = field(default_factory=list)
-
-    def note(self, part: str, first: int, codes: list[str]) -> None:
-        """Count a group's codes; keep what says that we were at fault, with the number of its request."""
-        self.codes[part].update(codes)
-        escaped = "decoder" in part
-        for number, code in enumerate(codes, first):
-            if (escaped and code not in {"ok", "refused"}) or code.split(":")[0] in FAULTS:
-                self.faults.append(f"{part} {number}: {code}")
-
-
-def groups(requests: int) -> Iterator[tuple[str, range]]:
-    """The numbers of each part's requests in groups, the parts in turn, so that each runs from beginning to end."""
-    shares = {part: round(requests * share) for part, (share, _) in PARTS.items()}
-    turns = [
-        [(part, range(n, min(n + GROUP, total))) for n in range(0, total, GROUP)] for part, total in shares.items()
-    ]
-    return (group for turn in itertools.zip_longest(*turns) for group in turn if group is not None)
 
 
 async def fuzz(door: Door, seed: int, requests: int, progress: Progress) -> Fuzzed:
@@ -112,9 +59,9 @@ async def _all(
 
     async def caller() -> None:
         for part, numbers in turns:
-            drawn = [Random(f"{seed} {part} {number}") for number in numbers]  # noqa: S311 - to be drawn again
+            drawn = [request(seed, part, number) for number in numbers]
             try:
-                codes = await asyncio.wait_for(PARTS[part][1](door, drawn), GROUP_SECONDS)
+                codes = await asyncio.wait_for(PARTS[part].meet(door, drawn), GROUP_SECONDS)
             except (OSError, TimeoutError) as error:
                 codes = [f"{NOTHING}: {type(error).__name__}"] * len(drawn)
             found.note(part, numbers.start, codes)
@@ -141,6 +88,7 @@ def outcome(found: Fuzzed, seen: Seen, after: Aftermath, seed: int) -> Outcome:
         "seed": seed,
         "requests": requests,
         "faults": len(found.faults),
+        "ended": "; ".join(after.faults),
         "first_faults": "; ".join(found.faults[:10]),
         "friendly_requests": seen.sent,
         "friendly_not_ok": seen.not_ok,
@@ -150,7 +98,7 @@ def outcome(found: Fuzzed, seen: Seen, after: Aftermath, seed: int) -> Outcome:
     }
     bars = [
         bar("requests that met a fault of ours", len(found.faults), "==", 0),
-        bar("processes that ended", len(found.ended), "==", 0),
+        bar("processes that ended", max(len(found.ended), len(after.faults)), "==", 0),
         bar("friendly requests not ok", seen.not_ok, "==", 0),
         bar(
             "longest stop of the router's loop, seconds",
@@ -204,7 +152,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument("--show", metavar="PART/NUMBER", help="print a request as a fault names it, and send nothing")
     given = parser.parse_args()
+    if given.show:
+        part, _, number = given.show.rpartition("/")
+        print(request(given.seed, part, int(number)))
+        return 0
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # writes to connections that were cut are no news
     given.out.mkdir(parents=True, exist_ok=True)
 

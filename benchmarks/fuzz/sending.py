@@ -1,9 +1,8 @@
 """Shell: sends generated requests to the door and says how each was met."""
 
 import asyncio
-from random import Random
+from collections.abc import Sequence
 
-from benchmarks.fuzz.generated import a_broken_http_request, a_prefixed_message, an_http_request, call_frames
 from benchmarks.hostile import frames
 from benchmarks.hostile.caller import Caller, call_fields, calling
 from benchmarks.hostile.door import Door
@@ -13,46 +12,42 @@ from benchmarks.hostile.wire import Wire, ask
 PATIENCE_SECONDS = 5.0
 SHORT_PATIENCE_SECONDS = 0.5
 """For requests that are broken on purpose: whoever waits for the rest of one is right to wait."""
-CALLS_A_CONNECTION = 20
 WAITING = "waiting"
 
-Drawn = list[Random]
 
-
-async def http_requests(door: Door, drawn: Drawn) -> list[str]:
+async def http_requests(door: Door, requests: Sequence[bytes]) -> list[str]:
     """Well-framed requests, each on a connection of its own."""
-    return [await ask(door.rest, an_http_request(draw), patience_seconds=PATIENCE_SECONDS) for draw in drawn]
+    return [await ask(door.rest, request, patience_seconds=PATIENCE_SECONDS) for request in requests]
 
 
-async def broken_http_requests(door: Door, drawn: Drawn) -> list[str]:
+async def broken_http_requests(door: Door, requests: Sequence[bytes]) -> list[str]:
     """Requests broken anywhere, all at once, each on a connection of its own."""
-    asking = (ask(door.rest, a_broken_http_request(draw), patience_seconds=SHORT_PATIENCE_SECONDS) for draw in drawn)
+    asking = (ask(door.rest, request, patience_seconds=SHORT_PATIENCE_SECONDS) for request in requests)
     return [code if code != NOTHING else WAITING for code in await asyncio.gather(*asking)]
 
 
-async def messages(door: Door, drawn: Drawn) -> list[str]:
-    """Messages in right frames, as many calls of one connection at once."""
+async def messages(door: Door, bodies: Sequence[bytes]) -> list[str]:
+    """Framed messages, as many calls of one connection at once."""
     async with calling(door.grpc) as caller:
         block, numbers = frames.block(call_fields()), []
-        for draw in drawn:
+        for body in bodies:
             number = caller.stream()
             numbers.append(number)
             await caller.send(frames.headers(number, block))
-            await caller.send_data(number, a_prefixed_message(draw), ends=True)
+            await caller.send_data(number, body, ends=True)
         return [await caller.end_of(number, PATIENCE_SECONDS) for number in numbers]
 
 
-async def raw_frames(door: Door, drawn: Drawn) -> list[str]:
-    """Frames in any order and shape; once a connection is cut, the next begins."""
+async def raw_frames(door: Door, calls: Sequence[bytes]) -> list[str]:
+    """The frames of calls on streams 1, 3, 5 and so on; once a connection is cut, the next begins."""
     caller: Caller | None = None
     codes = []
-    for draw in drawn:
+    for place, sent in enumerate(calls):
         if caller is None:
             caller = Caller(await Wire.open(door.grpc))
             await caller.send(frames.PREFACE, frames.settings(), frames.frame(frames.SETTINGS, frames.ACK, 0))
-        number = caller.stream()
-        await caller.send(call_frames(draw, number))
-        ended = await caller.end_of(number, SHORT_PATIENCE_SECONDS / 10)
+        await caller.send(sent)
+        ended = await caller.end_of(2 * place + 1, SHORT_PATIENCE_SECONDS / 10)
         codes.append(ended if ended != NOTHING else WAITING)
         if caller.goaway or caller.wire.closed or ended == CUT:
             caller.wire.close()

@@ -1,7 +1,7 @@
 """`python -m benchmarks.fuzz --seed N --requests N`: generated requests against decoders, door, router and models.
 
-Every request is drawn from the seed and its own number alone: `--show "REST bodies/12340"` prints one again. It ends with
-one line of JSON.
+Every request is drawn from the seed and its own number alone: `--show "REST bodies/12340"` prints one again.
+One line of JSON at the end.
 """
 
 import argparse

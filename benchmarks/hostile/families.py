@@ -1,5 +1,6 @@
 """Every kind there is, by name."""
 
+from benchmarks.hostile.addresses import ADDRESSES
 from benchmarks.hostile.bodies import BODIES
 from benchmarks.hostile.connections import CONNECTIONS
 from benchmarks.hostile.fields import FIELDS
@@ -7,7 +8,8 @@ from benchmarks.hostile.floods import FLOODS
 from benchmarks.hostile.http1 import HTTP1
 from benchmarks.hostile.kinds import Kind
 from benchmarks.hostile.messages import MESSAGES
+from benchmarks.hostile.protobufs import PROTOBUFS
+from benchmarks.hostile.values import VALUES
 
-KINDS: tuple[Kind, ...] = tuple(
-    kind for family in (HTTP1, BODIES, FIELDS, MESSAGES, FLOODS, CONNECTIONS) for kind in family.kinds
-)
+FAMILIES = (HTTP1, ADDRESSES, VALUES, BODIES, FIELDS, MESSAGES, PROTOBUFS, FLOODS, CONNECTIONS)
+KINDS: tuple[Kind, ...] = tuple(kind for family in FAMILIES for kind in family.kinds)

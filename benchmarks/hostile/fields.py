@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from benchmarks.hostile import frames
 from benchmarks.hostile.caller import INFER_PATH, Caller, call_fields, calling
 from benchmarks.hostile.door import INFER, MODEL, Door
-from benchmarks.hostile.http1 import GOOD_BODY
+from benchmarks.hostile.http1 import GOOD_BODY, PATIENT_SECONDS
 from benchmarks.hostile.kinds import BROKEN, ENDED, KEPT, Family
 from benchmarks.hostile.wire import connected
 from trimtab_protocol import InferRequest, Tensor
@@ -17,10 +19,9 @@ Field = tuple[bytes, bytes]
 
 def good_message(value: float = 1.0) -> bytes:
     """A right request as one framed gRPC message."""
-    import numpy as np  # noqa: PLC0415  (keeps the builders' own imports light)
-
     x = Tensor.of("x", np.full((1, 2), value, np.float32))
-    return frames.message(request_to_message(InferRequest(MODEL, (x,))).SerializeToString())
+    request = InferRequest(MODEL, (x,), parameters={"timeout": int(1e6 * PATIENT_SECONDS)})
+    return frames.message(request_to_message(request).SerializeToString())
 
 
 async def called(door: Door, *all_fields: Iterable[Field], body: bytes | None = None) -> list[str]:

@@ -89,7 +89,7 @@ def outcome(found: Fuzzed, seen: Seen, after: Aftermath, seed: int) -> Outcome:
         "requests": requests,
         "faults": len(found.faults),
         "ended": "; ".join(after.faults),
-        "first_faults": "; ".join(found.faults[:10]),
+        "first_faults": "; ".join(found.first_faults),
         "friendly_requests": seen.sent,
         "friendly_not_ok": seen.not_ok,
         "friendly_left_to_the_machine": seen.left_to_the_machine,

@@ -56,6 +56,15 @@ class Fuzzed:
         met = enumerate(codes, first)
         self.faults += [f"{part}/{number}: {code}" for number, code in met if PARTS[part].is_fault(code)]
 
+    @property
+    def first_faults(self) -> list[str]:
+        """The first of each part and code, without what stands in a code for one request alone."""
+        first: dict[tuple[str, str], str] = {}
+        for fault in self.faults:
+            name, _, code = fault.partition(": ")
+            first.setdefault((name.partition("/")[0], code[:40]), fault)
+        return list(first.values())
+
 
 def groups(requests: int) -> Iterator[tuple[str, range]]:
     """The numbers of each part's requests in groups, the parts in turn, so that each runs from beginning to end."""

@@ -39,7 +39,7 @@ async def messages(door: Door, bodies: Sequence[bytes]) -> list[str]:
 
 
 async def raw_frames(door: Door, calls: Sequence[bytes]) -> list[str]:
-    """The frames of calls on streams 1, 3, 5 and so on; once a connection is cut, the next begins."""
+    """The frames of calls on streams 1, 3, 5 and so on; a connection that is cut or silent is followed by the next."""
     caller: Caller | None = None
     codes = []
     for place, sent in enumerate(calls):
@@ -49,7 +49,7 @@ async def raw_frames(door: Door, calls: Sequence[bytes]) -> list[str]:
         await caller.send(sent)
         ended = await caller.end_of(2 * place + 1, SHORT_PATIENCE_SECONDS / 10)
         codes.append(ended if ended != NOTHING else WAITING)
-        if caller.goaway or caller.wire.closed or ended == CUT:
+        if caller.goaway or caller.wire.closed or ended in {CUT, NOTHING}:
             caller.wire.close()
             caller = None
     if caller is not None:

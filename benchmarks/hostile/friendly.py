@@ -12,7 +12,8 @@ import json
 import math
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -58,13 +59,25 @@ class Lateness:
         return total
 
 
-def schedule_seconds(pid: int) -> tuple[float, float]:
-    """How long the process's first thread, its loop, has run and waited for a core so far."""
+def schedule_seconds(task: int | str) -> tuple[float, float]:
+    """How long a process's first thread, or a thread, has run and waited for a core so far."""
     try:
-        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
+        ran, waited, _ = Path(f"/proc/{task}/schedstat").read_text(encoding="ascii").split()
     except (OSError, ValueError):
         return math.inf, 0.0
     return int(ran) / 1e9, int(waited) / 1e9
+
+
+def waited_seconds(pids: Iterable[int]) -> float:
+    """How long all threads of these processes have waited for a core so far."""
+    return sum(schedule_seconds(f"{pid}/task/{thread}")[1] for pid in pids for thread in threads(pid))
+
+
+def threads(pid: int) -> list[str]:
+    """The ids of a process's threads; none where it has ended."""
+    with suppress(OSError):
+        return [thread.name for thread in Path(f"/proc/{pid}/task").iterdir()]
+    return []
 
 
 def a_request(number: int) -> InferRequest:
@@ -121,17 +134,18 @@ class Log:
     file: TextIO
     lateness: Lateness
     router: int
+    parts: list[int]
 
     async def note(self, wire: str, asking: Awaitable[str]) -> None:
         """Wait for a request's end and write it down."""
-        began, (ran, waited) = time.monotonic(), schedule_seconds(self.router)
+        began, (ran, waited), all_waited = time.monotonic(), schedule_seconds(self.router), waited_seconds(self.parts)
         code = await told(asking)
         seconds = time.monotonic() - began
         ran_since, waited_since = schedule_seconds(self.router)
         stolen = min(max(self.lateness.since(began), waited_since - waited), seconds)
         busy = min(ran_since - ran, seconds) if ran_since >= ran else seconds
         line = {"wire": wire, "at": began, "seconds": seconds, "stolen_seconds": stolen, "busy_seconds": busy}
-        line["code"] = code
+        line |= {"code": code, "all_waited_seconds": waited_seconds(self.parts) - all_waited}
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
 
@@ -159,7 +173,7 @@ async def befriend(given: argparse.Namespace) -> None:
     ):
         infer = channel.unary_unary(method_path("ModelInfer"), None, None)
         with given.out as file:
-            log = Log(file, lateness, given.router)
+            log = Log(file, lateness, given.router, [given.router, *given.part])
 
             async def request() -> None:
                 number = next(numbers)
@@ -191,6 +205,7 @@ def main() -> None:
     parser.add_argument("--grpc-port", type=int, required=True)
     parser.add_argument("--admin", required=True, help="address of the router's health")
     parser.add_argument("--router", type=int, required=True, help="the router's process id")
+    parser.add_argument("--part", type=int, action="append", default=[], help="the id of another process on the way")
     parser.add_argument("--rps", type=float, default=20.0)
     parser.add_argument("--out", type=argparse.FileType("w", encoding="ascii"), required=True)
     asyncio.run(befriend(parser.parse_args()))

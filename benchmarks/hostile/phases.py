@@ -14,7 +14,8 @@ class Sample(NamedTuple):
     """One friendly request or probe: when it was sent, how long it took, and its end.
 
     `stolen_seconds` is what the machine took: our own loop stood still, or the router waited for a core. `busy_seconds`
-    is how long the router's loop ran meanwhile; one that stops does so because it is busy.
+    is how long the router's loop ran meanwhile; one that stops does so because it is busy. `all_waited_seconds` is how
+    long all threads of all processes on the way waited for a core, one after the other or at once.
     """
 
     wire: str
@@ -23,6 +24,7 @@ class Sample(NamedTuple):
     stolen_seconds: float
     busy_seconds: float
     code: str
+    all_waited_seconds: float = 0.0
 
     @property
     def own_seconds(self) -> float:
@@ -35,9 +37,10 @@ class Sample(NamedTuple):
         return min(self.own_seconds, self.busy_seconds)
 
     def spoilt_by_the_machine(self, slo_seconds: float) -> bool:
-        """Whether it would have been answered well in time, had the machine not taken so much of it."""
+        """Whether it would have been answered well in time by an idle router, had the machine not taken so much of it."""
         refused = self.code != "ok" and not self.code.startswith("wrong")
-        return refused and self.own_seconds < slo_seconds / 2 <= self.stolen_seconds
+        stolen = min(max(self.stolen_seconds, self.all_waited_seconds), self.seconds)
+        return refused and max(self.seconds - stolen, self.busy_seconds) < slo_seconds / 2 <= stolen
 
 
 class Phase(NamedTuple):

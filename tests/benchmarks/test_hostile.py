@@ -108,14 +108,16 @@ def test_friendly_requests_belong_to_the_phase_they_were_sent_in():
 
 def test_what_the_machine_took_is_not_held_against_the_router():
     phase = [Phase("flood", 0.0, 9.0)]
-    paused = a_sample(1.0, 0.7, stolen=0.6, code="504")
+    paused = a_sample(1.0, 0.7, stolen=0.6, busy=0.1, code="504")
+    flooded = a_sample(1.0, 0.7, stolen=0.6, busy=0.3, code="504")
     refused = a_sample(1.0, 0.002, code="429")
     wrong = a_sample(1.0, 0.7, stolen=0.6, code="wrong")
-    slow = a_sample(1.0, 0.7, stolen=0.1, code="504")
+    slow = a_sample(1.0, 0.7, stolen=0.1, busy=0.1, code="504")
+    starved = slow._replace(all_waited_seconds=0.9)
 
-    seen = by_kind([paused, refused, wrong, slow], phase, SLO_SECONDS)["flood"]
+    seen = by_kind([paused, flooded, refused, wrong, slow, starved], phase, SLO_SECONDS)["flood"]
 
-    assert (seen.left_to_the_machine, seen.not_ok) == (1, 3)
+    assert (seen.left_to_the_machine, seen.not_ok) == (2, 4)
 
 
 def test_a_stop_is_time_in_which_the_loop_was_busy_and_had_its_core():

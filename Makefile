@@ -141,3 +141,10 @@ e2e: venv ## in a real cluster: install, apply, three minutes of load, plans tim
 
 chaos-cluster: venv ## in the same cluster, break one part after the other under load
 	$(PY) -m benchmarks.cluster.faults
+
+.PHONY: hostile fuzz
+hostile: venv ## hostile and careless callers of every kind beside friendly ones: who notices (HOSTILE="--only NAME")
+	$(PY) -m benchmarks.hostile --out $(OUT) $(HOSTILE)
+
+fuzz: venv ## 100,000 generated requests: no crash, no stop, no growth (FUZZ="--seed N --requests N")
+	$(PY) -m benchmarks.fuzz --out $(OUT) $(FUZZ)

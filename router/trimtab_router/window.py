@@ -25,7 +25,7 @@ LATE_SHARE = 0.1
 """Of the promise, how late the event loop must be, time after time, to be called overloaded."""
 LATE_TIMES = 3
 AGREEING_TIMES = 2
-"""How many measurements in a row must say that less can be done: one pause of the machine must not turn callers away."""
+"""How many measurements in a row must say that less can be done: one pause of the machine turns nobody away."""
 HOPELESS_TIMES = 4.0
 """How many times what can be answered in time must stand there for one measurement to be enough."""
 PAUSE_SHARE = 0.5

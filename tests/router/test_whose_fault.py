@@ -56,7 +56,7 @@ async def test_who_shows_no_key_is_counted_as_a_callers_fault(tmp_path):
                 assert (answer.status, answer.headers["x-trimtab-reason"]) == (400, "Malformed")
             async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await channel.unary_unary(grpc_messages.method_path("ModelInfer"))(b"")
+                    await channel.unary_unary(grpc_messages.method_path("ModelInfer"), None, None)(b"")
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             await rig.until(lambda: rig.value("trimtab_requests_received_total") == 3)
 
@@ -73,7 +73,7 @@ async def test_what_is_too_large_over_grpc_has_its_code_and_is_counted():
             an_envoy(rig.router.pipeline, sockets, max_payload_bytes=1000) as ports,
             grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel,
         ):
-            call = channel.unary_unary(grpc_messages.method_path("ModelInfer"))
+            call = channel.unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
             with pytest.raises(grpc.aio.AioRpcError) as body:
                 await call(b"x" * 2000)
             with pytest.raises(grpc.aio.AioRpcError):

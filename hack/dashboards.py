@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab_pipelines.generated import write_or_check
+from trimtab_router.edge.refused import REASONS
+from trimtab_router.refusal import CALLERS, CLIENT_BOUNDS
 
 S = 'namespace=~"$namespace",pipeline=~"$pipeline"'
 R = "$__rate_interval"
 PIPELINE = "namespace, pipeline"
+CODES = "|".join(sorted(code.name for code in CALLERS))
+BOUNDS = "|".join(sorted(CLIENT_BOUNDS))
+DOOR = "|".join(sorted(REASONS))
 _WIDTH, _HEIGHT, _ACROSS = 8, 7, 24
 
 
@@ -35,6 +40,12 @@ def zero(query: str, **labels: str) -> str:
     for label, value in labels.items():
         nothing = f'label_replace({nothing}, "{label}", "{value}", "", "")'
     return f"{query} or on() {nothing}"
+
+
+def refusals(*selections: str) -> str:
+    """Return refusals a second by status and reason: those of any of these selections, else none."""
+    rates = [f"sum by (code, reason) (rate(trimtab_refusals_total{{{S},{one}}}[{R}]))" for one in selections]
+    return zero(" or ".join(rates), code="no code", reason="none")
 
 
 def quantile(share: float, metric: str, by: str = "") -> str:
@@ -61,11 +72,12 @@ OVERVIEW = (
     ),
     Panel(
         "Requests not answered well",
-        "Share of requests that were late, dropped, refused or failed.",
+        "Share of requests that were late, dropped, refused or failed, callers' own faults left out.",
         "percentunit",
         {
             "not well": f'1 - sum(rate(trimtab_requests_total{{{S},outcome="ok"}}[{R}])) '
-            f"/ sum(rate(trimtab_requests_total{{{S}}}[{R}]))"
+            f"/ (sum(rate(trimtab_requests_total{{{S}}}[{R}])) "
+            f"- (sum(rate(trimtab_callers_faults_total{{{S}}}[{R}])) or vector(0)))"
         },
         "stat",
     ),
@@ -186,6 +198,31 @@ OVERVIEW = (
         "s",
         {"{{pipeline}}": f"time() - max by ({PIPELINE}) (trimtab_plan_changed_timestamp_seconds{{{S}}})"},
     ),
+    Panel(
+        "Not answered well: callers' own doing",
+        "Requests that their callers' own doing kept from an answer: refused, or left before the promise was due.",
+        "reqps",
+        {"{{pipeline}}": f"sum by ({PIPELINE}) (rate(trimtab_callers_faults_total{{{S}}}[{R}]))"},
+    ),
+    Panel(
+        "Not answered well: ours",
+        "Late, dropped, refused and failed requests without those of callers' own doing; what the alerts watch.",
+        "reqps",
+        {
+            "{{pipeline}}": f"sum by ({PIPELINE}) (rate(trimtab_requests_total{{{S}}}[{R}])) "
+            f'- sum by ({PIPELINE}) (rate(trimtab_requests_total{{{S},outcome="ok"}}[{R}])) '
+            f"- sum by ({PIPELINE}) (rate(trimtab_callers_faults_total{{{S}}}[{R}]))"
+        },
+    ),
+    Panel(
+        "Requests under way, share of the window",
+        "Near 1 the routers turn requests away, because more under way could not be answered in time.",
+        "percentunit",
+        {
+            "{{pipeline}}": f"sum by ({PIPELINE}) (trimtab_requests_under_way{{{S}}}) "
+            f"/ sum by ({PIPELINE}) (trimtab_window_requests{{{S}}})"
+        },
+    ),
 )
 
 ONE_PIPELINE = (
@@ -260,14 +297,39 @@ ONE_PIPELINE = (
         },
     ),
     Panel(
-        "Refusals and failures by reason",
-        "Requests refused at the door or failed, by status and reason.",
+        "Refusals and failures of ours",
+        "Requests refused for want of room or of a replica, or failed; they break the promise and set off alerts.",
+        "reqps",
+        {"{{code}} {{reason}}": refusals(f'code!~"{CODES}",reason!~"{BOUNDS}"')},
+        width=6,
+    ),
+    Panel(
+        "Refusals by callers' own doing",
+        "Malformed, too large, too slow, without a key, more than one client's share; they page nobody.",
+        "reqps",
+        {"{{code}} {{reason}}": refusals(f'code=~"{CODES}"', f'reason=~"{BOUNDS}"')},
+        width=6,
+    ),
+    Panel(
+        "Refused at the door",
+        "By reasons that the door gives; Overload and PayloadTooLarge are the router's too.",
         "reqps",
         {
-            "{{code}} {{reason}}": zero(
-                f"sum by (code, reason) (rate(trimtab_refusals_total{{{S}}}[{R}]))", code="no code", reason="none"
+            "{{reason}}": zero(
+                f'sum by (reason) (rate(trimtab_refusals_total{{{S},reason=~"{DOOR}"}}[{R}]))', reason="none"
             )
         },
+        width=6,
+    ),
+    Panel(
+        "Requests under way against the window",
+        "Let in and not answered yet, and how many may be; who comes while it is full is refused with Overload.",
+        "short",
+        {
+            "under way": f"sum(trimtab_requests_under_way{{{S}}})",
+            "window": f"sum(trimtab_window_requests{{{S}}})",
+        },
+        width=6,
     ),
     Panel(
         "Queue",

@@ -5,6 +5,7 @@
 #   PYTHON=python3.12            the interpreter to use (3.11 or 3.12: MLServer's range)
 #   TRIMTAB_TORCH_INDEX=URL      take torch and torchvision from this package index (for instance
 #                                PyTorch's CPU index) and leave out the CUDA libraries
+#   TRIMTAB_EXTRAS=gurobi        also install requirements/gurobi.txt, which is proprietary; stays until .venv is removed
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +22,12 @@ find_python() {
 }
 
 stamp=.venv/.trimtab-stamp
-wanted=$( (cat requirements.txt pyproject.toml hack/uv.txt; pwd; echo "${TRIMTAB_TORCH_INDEX:-}") | sha256sum)
+extras=()
+for extra in ${TRIMTAB_EXTRAS:-}; do
+  [ "$extra" = gurobi ] || { echo "hack/venv.sh: TRIMTAB_EXTRAS knows gurobi, not $extra" >&2; exit 1; }
+  extras+=("requirements/$extra.txt")
+done
+wanted=$( (cat requirements.txt "${extras[@]}" pyproject.toml hack/uv.txt; pwd; echo "${TRIMTAB_TORCH_INDEX:-}") | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 
 python=$(find_python)
@@ -41,5 +47,6 @@ if [ -n "${TRIMTAB_TORCH_INDEX:-}" ]; then
   "$uv" pip install --index-url "$TRIMTAB_TORCH_INDEX" --no-deps $pins
 fi
 "$uv" pip install --quiet --no-deps --require-hashes -r "$requirements"
+for list in "${extras[@]}"; do "$uv" pip install --quiet --no-deps --require-hashes -r "$list"; done
 "$uv" pip install --quiet --no-deps --no-build-isolation --editable .
 echo "$wanted" >"$stamp"

@@ -62,9 +62,9 @@ class Loop:
         outlets: Outlets,
         senses: Senses,
         forecaster: Forecaster,
-        solving: Executor | None = None,
+        solving: Callable[[InferencePipeline], Executor] | None = None,
     ) -> None:
-        """Take its surroundings; `solving` keeps the event loop free while a decision is made."""
+        """Take its surroundings; `solving` says where to decide, so that the event loop stays free meanwhile."""
         self._documents, self._outlets, self._senses = documents, outlets, senses
         self._forecaster, self._solving = forecaster, solving
         self._recent: list[tuple[float, float]] = []
@@ -263,8 +263,8 @@ class Loop:
         pipeline, profiles = self._documents.pipeline, self._documents.profiles
         if self._solving is None:
             return self._compute(pipeline, profiles, situation)
-        solving = asyncio.get_running_loop().run_in_executor
-        return await solving(self._solving, self._compute, pipeline, profiles, situation)
+        decide_in = asyncio.get_running_loop().run_in_executor
+        return await decide_in(self._solving(pipeline), self._compute, pipeline, profiles, situation)
 
     def _compute(
         self, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation

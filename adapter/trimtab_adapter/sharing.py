@@ -7,13 +7,12 @@ plans in force tell who holds what.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 
 from trimtab_adapter.decide import PlanningError, Situation, decide, plan_of, question_of
 from trimtab_adapter.least_bad import Answer
 from trimtab_adapter.pools import Asked, Member, divide
-from trimtab_adapter.program import TOLERANCE
+from trimtab_adapter.seats import NOTHING, Room, Seat, Table, fits, may_sit, needs, uses, wake_all
 from trimtab_adapter.solvers.limits import limited
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.pool import Pool
@@ -21,65 +20,13 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 
 Planner = Callable[[InferencePipeline, Mapping[str, ModelProfile], Situation], PipelinePlan]
-Room = tuple[float, int]  # cores and GPUs
-_NOTHING: Room = (0.0, 0)
-
-
-@dataclass(slots=True)
-class _Seat:
-    """What a pipeline holds of a pool, how to have it decide again, and its latest wish, if it decides."""
-
-    held: Room
-    wake: Callable[[], None]
-    asked: Asked | None = None
-
-
-@dataclass(slots=True)
-class _Table:
-    """A pool and who sits at it."""
-
-    pool: Pool
-    seats: dict[str, _Seat] = field(default_factory=dict)
-    deciding: threading.Lock = field(default_factory=threading.Lock)  # one decision of a pool at a time
-
-    def left(self) -> Pool:
-        """Return what those that do not decide leave of the pool."""
-        fixed = [seat.held for seat in self.seats.values() if seat.asked is None]
-        cores = max(self.pool.cores - sum(held[0] for held in fixed), TOLERANCE)
-        return self.pool.model_copy(
-            update={"cores": cores, "gpus": max(self.pool.gpus - sum(held[1] for held in fixed), 0)}
-        )
-
-    def room(self, key: str) -> Room:
-        """Return what a pipeline may take now: what the others do not hold, and at least what is its own."""
-        others = [seat.held for other, seat in self.seats.items() if other != key]
-        own_cores, own_gpus = self.seats[key].held if key in self.seats else _NOTHING
-        cores = max(self.pool.cores - sum(held[0] for held in others), own_cores)
-        return cores, max(self.pool.gpus - sum(held[1] for held in others), own_gpus)
-
-    def wishes(self) -> dict[str, Asked]:
-        """Return what those ask that decide."""
-        return {key: seat.asked for key, seat in self.seats.items() if seat.asked is not None}
-
-    def stop_deciding(self, key: str) -> None:
-        """Leave a pipeline what it holds until it asks anew."""
-        if key in self.seats:
-            self.seats[key].asked = None
-
-    def wake_those_due(self, key: str, joint: Mapping[str, Answer]) -> None:
-        """Have the others decide whose part of the joint plan is not what they hold."""
-        _wake(
-            self.seats[other]
-            for other, part in joint.items()
-            if other != key and other in self.seats and _needs(part) != self.seats[other].held
-        )
 
 
 class SharedPools:
     """All pools, and who holds what of them. Safe to use from several threads."""
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
-        self._tables = {name: _Table(pool) for name, pool in pools.items()}
+        self._tables = {name: Table(pool) for name, pool in pools.items()}
         self._lock = threading.Lock()  # around what is noted at the tables; never held while anything is solved
 
     def planner(
@@ -95,8 +42,8 @@ class SharedPools:
 
         with self._lock:
             table = self._tables.get(pipeline.spec.budget.pool or "")
-            if table is not None and _may_sit(table.pool, pipeline):
-                table.seats[key] = _Seat(_uses(current), wake)
+            if table is not None and may_sit(table.pool, pipeline):
+                table.seats[key] = Seat(uses(current), wake)
         return plan
 
     def forget(self, key: str) -> None:
@@ -107,7 +54,7 @@ class SharedPools:
     def _leave(self, key: str, of_all_but: str | None) -> None:
         for name, table in self._tables.items():
             if name != of_all_but and table.seats.pop(key, None) is not None:
-                _wake(table.seats.values())
+                wake_all(table.seats.values())
 
     def _plan(self, key: str, member: Member, wake: Callable[[], None]) -> PipelinePlan:
         name = member.pipeline.spec.budget.pool
@@ -119,25 +66,25 @@ class SharedPools:
         with table.deciding, limited():
             return self._decide(name, table, key, member, wake)
 
-    def _table(self, name: str, pipeline: InferencePipeline) -> _Table:
+    def _table(self, name: str, pipeline: InferencePipeline) -> Table:
         if name not in self._tables:
             known = ", ".join(self._tables) or "none"
             raise PlanningError(f"budget.pool {name!r} is not in the file of pools, which has: {known}")
         table, namespace = self._tables[name], pipeline.metadata.namespace
-        if not _may_sit(table.pool, pipeline):
+        if not may_sit(table.pool, pipeline):
             allowed = ", ".join(table.pool.namespaces)
             raise PlanningError(f"budget.pool {name!r} is not for namespace {namespace}; it is for: {allowed}")
         return table
 
-    def _decide(self, name: str, table: _Table, key: str, member: Member, wake: Callable[[], None]) -> PipelinePlan:
+    def _decide(self, name: str, table: Table, key: str, member: Member, wake: Callable[[], None]) -> PipelinePlan:
         question, forecast = question_of(member.pipeline, member.profiles, member.situation)
         with self._lock:
-            own = table.seats.setdefault(key, _Seat(_uses(member.situation.current), wake))
+            own = table.seats.setdefault(key, Seat(uses(member.situation.current), wake))
             own.asked = Asked(question)
         joint = self._joint(name, table, key)
         with self._lock:
             room = table.room(key)
-            waits = joint is None or not _fits(_needs(joint[key]), room)
+            waits = joint is None or not fits(needs(joint[key]), room)
             if joint is not None and waits:
                 table.wake_those_due(key, joint)
         if joint is None or waits:
@@ -145,13 +92,13 @@ class SharedPools:
         else:
             plan = plan_of(member.pipeline, question, joint[key], forecast, member.situation.now_seconds)
         with self._lock:
-            moved = _uses(plan) != own.held
+            moved = uses(plan) != own.held
             self._take(name, table, key, plan, auto=member.pipeline.spec.mode == "Auto")
             if joint is not None and moved and not waits:
                 table.wake_those_due(key, joint)
         return plan
 
-    def _joint(self, name: str, table: _Table, key: str) -> dict[str, Answer] | None:
+    def _joint(self, name: str, table: Table, key: str) -> dict[str, Answer] | None:
         """Plan for all that decide; None where not even the smallest plans find room together.
 
         Who cannot be planned for sits out: the others share what it leaves. Newcomers wait where they are too many.
@@ -160,7 +107,7 @@ class SharedPools:
         while True:
             with self._lock:
                 left, wishes = table.left(), table.wishes()
-                settled = {other: wish for other, wish in wishes.items() if table.seats[other].held != _NOTHING}
+                settled = {other: wish for other, wish in wishes.items() if table.seats[other].held != NOTHING}
             broken = _unplannable(left, wishes)
             if not broken:
                 break
@@ -169,19 +116,19 @@ class SharedPools:
                     table.stop_deciding(other)
             if key in broken:
                 raise broken[key]
-        joint = divide(name, left, wishes)
+        joint = _divided(name, left, wishes)
         if joint is None and key in settled and len(settled) < len(wishes):
-            joint = divide(name, left, settled)
+            joint = _divided(name, left, settled)
         return joint
 
-    def _take(self, name: str, table: _Table, key: str, plan: PipelinePlan, *, auto: bool) -> None:
+    def _take(self, name: str, table: Table, key: str, plan: PipelinePlan, *, auto: bool) -> None:
         """Note what a pipeline holds from now on; PlanningError where another took it while this plan was made."""
         if not auto or key not in table.seats:
             return
-        if not _fits(_uses(plan), table.room(key)):
+        if not fits(uses(plan), table.room(key)):
             table.seats[key].wake()
             raise PlanningError(f"pool {name}: another pipeline came in between; it is decided anew at once")
-        table.seats[key].held = _uses(plan)
+        table.seats[key].held = uses(plan)
 
 
 def _unplannable(left: Pool, wishes: Mapping[str, Asked]) -> dict[str, PlanningError]:
@@ -195,12 +142,12 @@ def _unplannable(left: Pool, wishes: Mapping[str, Asked]) -> dict[str, PlanningE
     return broken
 
 
-def _may_sit(pool: Pool, pipeline: InferencePipeline) -> bool:
-    return not pool.namespaces or pipeline.metadata.namespace in pool.namespaces
-
-
-def _fits(used: Room, room: Room) -> bool:
-    return used[0] <= room[0] + TOLERANCE and used[1] <= room[1]
+def _divided(name: str, left: Pool, wishes: Mapping[str, Asked]) -> dict[str, Answer] | None:
+    """Divide a pool; None too where the time was up before a plan was found for a part of the load."""
+    try:
+        return divide(name, left, wishes)
+    except PlanningError:
+        return None
 
 
 def _within(member: Member, room: Room, name: str) -> PipelinePlan:
@@ -215,19 +162,3 @@ def _within(member: Member, room: Room, name: str) -> PipelinePlan:
         raise PlanningError(
             f"pool {name} has {free} free until other pipelines have given up theirs: {error}"
         ) from error
-
-
-def _needs(part: Answer) -> Room:
-    choice = part.solution.choice
-    return sum(option.cores for option in choice), sum(option.gpus for option in choice)
-
-
-def _uses(plan: PipelinePlan | None) -> Room:
-    if plan is None or plan.spec.expected is None:
-        return _NOTHING
-    return plan.spec.expected.cores, plan.spec.expected.gpus
-
-
-def _wake(seats: Iterable[_Seat]) -> None:
-    for seat in seats:
-        seat.wake()

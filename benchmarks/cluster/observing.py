@@ -13,7 +13,14 @@ import httpx
 from benchmarks.cluster.setting import POLL_SECONDS, Setting
 from trimtab_kubernetes import ClusterError
 from trimtab_kubernetes.client import Object
-from trimtab_pipelines.cluster import PIPELINE_LABEL, ROUTER_REST_PORT, STAGE_LABEL, router_name
+from trimtab_pipelines.cluster import (
+    PIPELINE_LABEL,
+    ROUTER_ADMIN_PORT,
+    ROUTER_REST_PORT,
+    STAGE_LABEL,
+    router_admin_name,
+    router_name,
+)
 from trimtab_pipelines.profile import ModelProfile
 
 SAMPLE_SECONDS = 0.5
@@ -91,11 +98,14 @@ class Watched:
             await until(self.is_ready, f"Ready of {self.name}", seconds)
         except NotYetError as error:
             raise NotYetError(f"{error}: {told(await self.object())}") from None
-        self.address = await self.setting.address(self.setting.namespace, router_name(self.name), ROUTER_REST_PORT)
+        find, namespace = self.setting.address, self.setting.namespace
+        self.address = await find(namespace, router_name(self.name), ROUTER_REST_PORT)
 
     async def state(self) -> dict[str, Any]:
         """Return what its router says that it runs."""
-        answer = await self.client.get(f"http://{self.address}/trimtab/v1/state")
+        find, namespace = self.setting.address, self.setting.namespace
+        address = await find(namespace, router_admin_name(self.name), ROUTER_ADMIN_PORT)
+        answer = await self.client.get(f"http://{address}/trimtab/v1/state")
         answer.raise_for_status()
         return dict(answer.json())
 

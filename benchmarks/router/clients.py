@@ -52,9 +52,9 @@ class RestConnections:
             connection.close()
 
 
-def an_input(numbers: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """One row of distinct numbers."""
-    return np.arange(numbers, dtype=np.float32).reshape(1, numbers)
+def an_input(numbers: int, rows: int = 1) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Rows of distinct numbers."""
+    return np.arange(rows * numbers, dtype=np.float32).reshape(rows, numbers)
 
 
 def encode(model: str, x: Any) -> tuple[bytes, list[Any]]:
@@ -109,9 +109,9 @@ async def grpc_client(target: Served, numbers: int) -> AsyncIterator[Send]:
 
 
 @asynccontextmanager
-async def direct_client(target: Served, numbers: int) -> AsyncIterator[Send]:
+async def direct_client(target: Served, numbers: int, rows: int = 1) -> AsyncIterator[Send]:
     """Along the model servers' data ports, chained here: what the router is compared with for its overhead."""
-    x = an_input(numbers)
+    x = an_input(numbers, rows)
     hops = [RestConnections(port) for port in target.data_ports]
 
     async def send() -> str:

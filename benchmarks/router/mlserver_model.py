@@ -1,5 +1,7 @@
 """y = x + 1 as one would write it for a plain MLServer."""
 
+import time
+
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec
 from mlserver.types import InferenceRequest, InferenceResponse
@@ -13,6 +15,8 @@ class PlusOne(MLModel):  # type: ignore[misc]  # MLServer is untyped
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Add one."""
+        """Add one, after a delay that is the same whatever the batch."""
         x = NumpyCodec.decode_input(payload.inputs[0])
+        if self._settings.parameters.extra["delay_seconds"]:
+            time.sleep(self._settings.parameters.extra["delay_seconds"])  # noqa: ASYNC251 - as a model would compute
         return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("y", x + 1)])

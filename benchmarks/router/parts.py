@@ -1,14 +1,17 @@
 """The five parts: overhead, throughput, large tensors, batching behind a slow model, overload."""
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from benchmarks.router.clients import direct_client, grpc_client, mlserver_client, rest_client
+from benchmarks.router.clients import Send, direct_client, grpc_client, mlserver_client, rest_client
 from benchmarks.router.drive import Tally, closed_loop, open_loop
 from benchmarks.router.processes import Served, chained_mlservers, echo_pipeline, served, usage
 from trimtab_pipelines.outcome import Bar, bar
 
 Figures = dict[str, float]
+Ways = dict[str, tuple[Served, Callable[[Served, int], AbstractAsyncContextManager[Send]]]]
+"""By name: what is asked, and by which client."""
 Part = Coroutine[Any, Any, tuple[Figures, list[Bar]]]
 
 SMALL_NUMBERS = 1024
@@ -17,6 +20,7 @@ LARGE_NUMBERS = 3 * 224 * 224
 """588 KiB of FP32: one 3×224×224 image."""
 BATCH_SIZE = 8
 DELAY_SECONDS = 0.010
+TURNS, TURN_SECONDS = 4, 2.0
 LONG_SLO_SECONDS = 10.0
 MLSERVERS = {"mlserver": {}, "mlserver_in_process": {"parallel_workers": 0, "metrics_endpoint": None}}
 FRONT_DOORS = {"rest": rest_client, "grpc": grpc_client}
@@ -24,28 +28,50 @@ CODED = {"ok", "late", "429", "503", "504", "RESOURCE_EXHAUSTED", "UNAVAILABLE",
 
 
 async def overhead() -> tuple[Figures, list[Bar]]:
-    """A: what the router adds at concurrency 1, without batching, 4 KiB."""
+    """A: what the router adds at concurrency 1, and its door to that, without batching, 4 KiB.
+
+    All take turns, and of each the least median counts: what else runs on the machine adds to a turn, never takes
+    away, and the difference of two medians is small beside it.
+    """
     figures: Figures = {}
-    with served(echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS), 1, 0.0) as target:
-        async with direct_client(target, SMALL_NUMBERS) as send:
-            direct = await closed_loop(send, 1, 4.0, target.servers)
-        figures |= direct.figures("direct")
-        for name, client in FRONT_DOORS.items():
-            async with client(target, SMALL_NUMBERS) as send:
-                tally = await closed_loop(send, 1, 4.0, _all(target))
-            figures |= tally.figures(name)
-            figures[f"{name}_added_p50_ms"] = round(tally.quantile_ms(0.5) - direct.quantile_ms(0.5), 3)
+    pipeline = echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS)
+    with served(pipeline, 1, 0.0, door=False) as bare, served(pipeline, 1, 0.0) as target:
+        ways: Ways = {"direct": (bare, direct_client), "bare_rest": (bare, rest_client)}
+        ways |= {name: (target, client) for name, client in FRONT_DOORS.items()}
+        tallies = await _in_turns(ways, SMALL_NUMBERS, 1)
+    figures |= _best(tallies, key=lambda tally: -tally.quantile_ms(0.5))
     figures |= await _mlservers(SMALL_NUMBERS, 1, 4.0)
-    added = max(figures[f"{name}_added_p50_ms"] for name in FRONT_DOORS)
-    return figures, [bar("a: p50 the router adds at concurrency 1, 4 KiB, ms (slower front door)", added, "<=", 2.0)]
+    router = figures["bare_rest_p50_ms"] - figures["direct_p50_ms"]
+    door = figures["rest_p50_ms"] - figures["bare_rest_p50_ms"]
+    figures |= {"router_added_p50_ms": round(router, 3), "door_added_p50_ms": round(door, 3)}
+    figures["grpc_added_p50_ms"] = round(figures["grpc_p50_ms"] - figures["direct_p50_ms"], 3)
+    added = max(figures[f"{name}_p50_ms"] for name in FRONT_DOORS) - figures["direct_p50_ms"]
+    over_models = round(added / figures["direct_p50_ms"], 3)
+    return figures, [
+        bar("a: p50 the door adds over what the router adds, concurrency 1, 4 KiB", round(door / router, 3), "<=", 0.5),
+        bar("a: p50 door and router add over the model servers' own (slower front door)", over_models, "<=", 2.0),
+    ]
 
 
 async def throughput() -> tuple[Figures, list[Bar]]:
-    """B: 4 KiB at concurrency 64, against chained MLServers."""
-    figures = await _closed(SMALL_NUMBERS, 64, 6.0)
+    """B: 4 KiB at concurrency 64, against chained MLServers, and against the router without its door."""
+    pipeline = echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS)
+    with (
+        served(pipeline, BATCH_SIZE, 0.0, door=False) as bare,
+        served(pipeline, BATCH_SIZE, 0.0) as target,
+    ):
+        ways: Ways = {"bare_rest": (bare, rest_client)}
+        ways |= {name: (target, client) for name, client in FRONT_DOORS.items()}
+        tallies = await _in_turns(ways, SMALL_NUMBERS, 64)
+    figures = _best(tallies, key=lambda tally: tally.goodput_rps)
+    figures |= await _mlservers(SMALL_NUMBERS, 64, 6.0)
+    kept = round(figures["rest_rps"] / figures["bare_rest_rps"], 3)
     return figures, [
-        bar(f"b: {name} throughput over chained MLServers, 4 KiB", _ratio(figures, name), ">=", 3.0)
-        for name in FRONT_DOORS
+        bar("b: rest throughput with the door over without, 4 KiB", kept, ">=", 0.75),
+        *(
+            bar(f"b: {name} throughput over chained MLServers, 4 KiB", _ratio(figures, name), ">=", 3.0)
+            for name in FRONT_DOORS
+        ),
     ]
 
 
@@ -53,12 +79,13 @@ async def large_tensors() -> tuple[Figures, list[Bar]]:
     """C: 588 KiB at concurrency 1 and 16, against chained MLServers."""
     figures: Figures = {}
     with served(echo_pipeline(LARGE_NUMBERS, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0) as target:
-        for name, client in FRONT_DOORS.items():
+        for name, client in {"direct": direct_client, **FRONT_DOORS}.items():
             async with client(target, LARGE_NUMBERS) as send:
                 figures |= (await closed_loop(send, 1, 4.0, _all(target))).figures(f"{name}_alone")
     figures |= await _closed(LARGE_NUMBERS, 16, 6.0)
     slower = max(figures[f"{name}_alone_p50_ms"] for name in FRONT_DOORS)
-    bars = [bar("c: p50 at concurrency 1, 588 KiB, ms (slower front door)", slower, "<=", 10.0)]
+    times = round(slower / figures["direct_alone_p50_ms"], 2)
+    bars = [bar("c: p50 at concurrency 1, 588 KiB, over the model servers' own (slower front door)", times, "<=", 3.0)]
     bars += [
         bar(f"c: {name} throughput over chained MLServers, 588 KiB", _ratio(figures, name), ">=", 8.0)
         for name in FRONT_DOORS
@@ -67,10 +94,19 @@ async def large_tensors() -> tuple[Figures, list[Bar]]:
 
 
 async def batching() -> tuple[Figures, list[Bar]]:
-    """D: a model that takes 10 ms a batch whatever its size: 800 a second at best with batches of 8."""
+    """D: a model that takes 10 ms a batch whatever its size: 800 a second at best with batches of 8.
+
+    How near to it a machine comes is measured first, with whole batches one after the other.
+    """
     figures: Figures = {}
     bars: list[Bar] = []
     with served(echo_pipeline(SMALL_NUMBERS, DELAY_SECONDS, 0.5), BATCH_SIZE, DELAY_SECONDS) as target:
+        async with direct_client(target, SMALL_NUMBERS, BATCH_SIZE) as send:
+            direct = await closed_loop(send, 1, 6.0, _all(target))
+        figures |= direct.figures("direct")
+        stages_at_once = len(target.servers)
+        model_rps = stages_at_once * BATCH_SIZE / (direct.quantile_ms(0.5) / 1000)
+        figures["model_rps"] = round(model_rps, 1)
         for name, client in FRONT_DOORS.items():
             async with client(target, SMALL_NUMBERS) as send:
                 full = await closed_loop(send, 64, 6.0, _all(target))
@@ -78,9 +114,19 @@ async def batching() -> tuple[Figures, list[Bar]]:
             figures |= full.figures(f"{name}_closed") | calm.figures(f"{name}_open")
             unanswered = calm.codes.total() - calm.codes["ok"]
             bars += [
-                bar(f"d: {name} at concurrency 64, per second", full.goodput_rps, ">=", 720.0),
+                bar(
+                    f"d: {name} at concurrency 64 over the model's own",
+                    round(full.goodput_rps / model_rps, 3),
+                    ">=",
+                    0.9,
+                ),
                 bar(f"d: {name} not ok at 200 a second", unanswered, "==", 0),
-                bar(f"d: {name} p99 at 200 a second, ms", calm.quantile_ms(0.99), "<=", 45.0),
+                bar(
+                    f"d: {name} p99 at 200 a second over a batch's own p99",
+                    round(calm.quantile_ms(0.99) / direct.quantile_ms(0.99), 2),
+                    "<=",
+                    2.0,
+                ),
             ]
     return figures, bars
 
@@ -111,6 +157,23 @@ async def overload() -> tuple[Figures, list[Bar]]:
     return figures, bars
 
 
+async def _in_turns(ways: Ways, numbers: int, concurrency: int) -> dict[str, list[Tally]]:
+    """Measure each way, and all of them again, so that a bad moment of the machine meets none alone."""
+    tallies: dict[str, list[Tally]] = {name: [] for name in ways}
+    for _ in range(TURNS):
+        for name, (target, client) in ways.items():
+            async with client(target, numbers) as send:
+                tallies[name].append(await closed_loop(send, concurrency, TURN_SECONDS, _all(target)))
+    return tallies
+
+
+def _best(tallies: dict[str, list[Tally]], key: Callable[[Tally], float]) -> Figures:
+    figures: Figures = {}
+    for name, turns in tallies.items():
+        figures |= max(turns, key=key).figures(name)
+    return figures
+
+
 async def _closed(numbers: int, concurrency: int, seconds: float) -> Figures:
     """The router by both front doors, and chained MLServers, in the same run."""
     figures: Figures = {}
@@ -132,7 +195,7 @@ async def _mlservers(numbers: int, concurrency: int, seconds: float) -> Figures:
 
 
 def _all(target: Served) -> tuple[int, ...]:
-    return (target.router, *target.servers)
+    return (*target.fronts, *target.servers)
 
 
 def _ratio(figures: Figures, name: str) -> float:

@@ -38,12 +38,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A pipeline that runs: where its front doors and its model servers listen."""
+    """A pipeline that runs: where its front doors and its model servers listen.
+
+    `grpc_port` is 0 without a door; `fronts` are the processes before the model servers: the router, and its door.
+    """
 
     rest_port: int
     grpc_port: int
     data_ports: tuple[int, ...]
     router: int
+    fronts: tuple[int, ...]
     servers: tuple[int, ...]
 
 
@@ -103,40 +107,53 @@ def echo_pipeline(numbers: int, delay_seconds: float, slo_seconds: float) -> Inf
 
 
 @contextlib.contextmanager
-def served(pipeline: InferencePipeline, batch_size: int, delay_seconds: float) -> Iterator[Served]:
-    """Run a pipeline: one model server a stage, and the router."""
+def served(
+    pipeline: InferencePipeline, batch_size: int, delay_seconds: float, *, door: bool = True
+) -> Iterator[Served]:
+    """Run a pipeline: one model server a stage, the router, and its door in front; without it there is REST alone."""
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         servers = [_model_server(stack, pipeline, stage, folder) for stage in STAGES]
         addresses = {stage: f"127.0.0.1:{port}" for stage, (_, port) in zip(STAGES, servers, strict=True)}
         write_json(folder / "pipeline.yaml", pipeline)
-        write_json(folder / "plan.json", _plan(pipeline, batch_size, delay_seconds))
+        write_json(folder / "plan.json", echo_plan(pipeline, batch_size, delay_seconds))
         write_json(folder / "endpoints.json", _endpoints(addresses))
-        router, ports = _start(
-            stack,
-            "trimtab_router",
-            *("--pipeline", str(folder / "pipeline.yaml"), "--plan", str(folder / "plan.json")),
-            *("--endpoints", str(folder / "endpoints.json")),
-        )
-        _until(f"http://127.0.0.1:{ports['rest_port']}/v2/health/ready")
-        yield Served(
-            ports["rest_port"],
-            ports["grpc_port"],
-            tuple(port for _, port in servers),
-            router,
-            tuple(pid for pid, _ in servers),
-        )
+        files = ["--pipeline", str(folder / "pipeline.yaml"), "--plan", str(folder / "plan.json")]
+        files += ["--endpoints", str(folder / "endpoints.json")]
+        sockets = ["--sockets", stack.enter_context(tempfile.TemporaryDirectory(prefix="trimtab-"))]
+        router, ports = _start(stack, "trimtab_router", *files, *(sockets if door else []))
+        _until(f"http://127.0.0.1:{ports['admin_port']}/v2/health/ready")
+        fronts, rest_port, grpc_port = [router], int(ports["rest_port"]), 0
+        if door:
+            envoy, rest_port, grpc_port = _door(stack, folder / "pipeline.yaml", sockets)
+            fronts.append(envoy)
+        data_ports, replicas = tuple(port for _, port in servers), tuple(pid for pid, _ in servers)
+        yield Served(rest_port, grpc_port, data_ports, router, tuple(fronts), replicas)
+
+
+def _door(stack: contextlib.ExitStack, pipeline: Path, sockets: Sequence[str]) -> tuple[int, int, int]:
+    """Start Envoy; return its process and its ports."""
+    rest_port, grpc_port = free_port(), free_port()
+    ports = ["--rest-port", str(rest_port), "--grpc-port", str(grpc_port)]
+    command = [sys.executable, "-m", "trimtab_router.edge", "--pipeline", str(pipeline), *sockets, *ports]
+    process = _spawn(stack, command, subprocess.DEVNULL)
+    _until(f"http://127.0.0.1:{rest_port}/v2/health/ready")
+    return process.pid, rest_port, grpc_port
 
 
 @contextlib.contextmanager
-def chained_mlservers(settings: Mapping[str, Any]) -> Iterator[Chained]:
-    """Run two plain MLServers with `PlusOne`, as shipped but for these settings."""
+def chained_mlservers(
+    settings: Mapping[str, Any], model: Mapping[str, Any] | None = None, delay_seconds: float = 0.0
+) -> Iterator[Chained]:
+    """Run two plain MLServers with `PlusOne`, as shipped but for these settings of theirs and of the model."""
+    told = {**(model or {}), "parameters": {"extra": {"delay_seconds": delay_seconds}}}
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as name, contextlib.ExitStack() as stack:
-        servers = [_mlserver(stack, Path(name) / stage, settings) for stage in STAGES]
+        servers = [_mlserver(stack, Path(name) / stage, settings, told) for stage in STAGES]
         yield Chained(tuple(port for _, port in servers), tuple(pid for pid, _ in servers))
 
 
-def _plan(pipeline: InferencePipeline, batch_size: int, delay_seconds: float) -> PipelinePlan:
+def echo_plan(pipeline: InferencePipeline, batch_size: int, delay_seconds: float) -> PipelinePlan:
+    """One replica a stage, with the times that its model takes."""
     seconds = dict.fromkeys((1, batch_size), delay_seconds) if delay_seconds else {}
     stages = [
         {
@@ -174,11 +191,13 @@ def _model_server(
     return pid, ports["data_port"]
 
 
-def _mlserver(stack: contextlib.ExitStack, folder: Path, settings: Mapping[str, Any]) -> tuple[int, int]:
+def _mlserver(
+    stack: contextlib.ExitStack, folder: Path, settings: Mapping[str, Any], model: Mapping[str, Any]
+) -> tuple[int, int]:
     folder.mkdir()
-    http, grpc, metrics = _free_port(), _free_port(), _free_port()
+    http, grpc, metrics = free_port(), free_port(), free_port()
     implementation = "benchmarks.router.mlserver_model.PlusOne"
-    (folder / "model-settings.json").write_text(json.dumps({"name": "echo", "implementation": implementation}))
+    (folder / "model-settings.json").write_text(json.dumps({"name": "echo", "implementation": implementation, **model}))
     ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "grpc_max_message_length": 2**26}
     (folder / "settings.json").write_text(json.dumps({**ports, **settings}))
     process = _spawn(stack, [str(Path(sys.executable).parent / "mlserver"), "start", str(folder)], subprocess.DEVNULL)
@@ -228,7 +247,8 @@ def _until(url: str) -> None:
     raise RuntimeError(f"{url} did not become ready within {START_SECONDS:.0f} s")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody had a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

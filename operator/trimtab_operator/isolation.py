@@ -14,6 +14,7 @@ from trimtab_pipelines.cluster import (
     COMPONENT,
     DATA_PORT,
     PIPELINE_LABEL,
+    ROUTER_ADMIN_PORT,
     ROUTER_GRPC_PORT,
     ROUTER_REST_PORT,
     profiler_name,
@@ -38,19 +39,19 @@ def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Ob
         _policy(
             (name, pipeline, ROUTER),
             routers,
-            {"ports": _ports(*ROUTER_PORTS)},
+            [{"ports": _ports(*ROUTER_PORTS)}, _admin(settings)],
             _egress(settings, {"to": [{"podSelector": _pods(pipeline, MODEL_SERVER)}], "ports": data}, api_server),
         ),
         _policy(
             (f"{name}-only", pipeline, MODEL_SERVER),
             _pods(pipeline, MODEL_SERVER, PROFILER),
-            {"from": [{"podSelector": routers}], "ports": data},
+            [{"from": [{"podSelector": routers}], "ports": data}],
             _egress(settings, *elsewhere),
         ),
         _policy(
             (profiler_name(pipeline.name), pipeline, PROFILER),
             _pods(pipeline, PROFILER),
-            None,
+            [],
             _egress(settings, api_server),
         ),
     ]
@@ -61,14 +62,21 @@ ROUTER_PORTS = (ROUTER_REST_PORT, ROUTER_GRPC_PORT)
 
 
 def _policy(
-    identity: tuple[str, InferencePipeline, str], pods: Object, ingress: Object | None, egress: list[Object] | None
+    identity: tuple[str, InferencePipeline, str], pods: Object, ingress: list[Object], egress: list[Object] | None
 ) -> Object:
     name, pipeline, component = identity
     directions = ["Ingress"] if egress is None else ["Ingress", "Egress"]
-    spec: Object = {"podSelector": pods, "policyTypes": directions, "ingress": [] if ingress is None else [ingress]}
+    spec: Object = {"podSelector": pods, "policyTypes": directions, "ingress": ingress}
     if egress is not None:
         spec["egress"] = egress
     return owned("NetworkPolicy", name, pipeline, labels(pipeline, component), spec=spec)
+
+
+def _admin(settings: Settings) -> Object:
+    """Let the adapter read load and state, and who is named beside it; the kubelet of the node always may."""
+    release = {"matchLabels": {"kubernetes.io/metadata.name": settings.own_namespace}}
+    adapter = {"namespaceSelector": release, "podSelector": {"matchLabels": {COMPONENT: "adapter"}}}
+    return {"from": [adapter, *settings.admin_peers], "ports": _ports(ROUTER_ADMIN_PORT)}
 
 
 def _egress(settings: Settings, *rules: Object) -> list[Object] | None:

@@ -72,7 +72,8 @@ def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliat
         *measured.objects,
         *replicas.objects,
     ]
-    facts = Facts(site, choice, measured.finding, stage_states(site, choice.plan), observed, now)
+    scheme = "https" if settings.edge.tls else "http"
+    facts = Facts(site, choice, measured.finding, stage_states(site, choice.plan), observed, now, scheme)
     return Reconciliation(
         apply=tuple(stamped(manifest) for manifest in wanted),
         scale=replicas.rescaled,

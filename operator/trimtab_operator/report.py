@@ -40,6 +40,7 @@ class Facts:
     stages: tuple[StageState, ...]
     observed: Observed
     now: float
+    scheme: str = "http"
 
     @property
     def before(self) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def pipeline_report(facts: Facts) -> Object:
     generation = generation_of(pipeline)
     status: Object = {
         "observedGeneration": generation,
-        "url": f"http://{router_name(name)}.{namespace}.svc:{ROUTER_REST_PORT}",
+        "url": f"{facts.scheme}://{router_name(name)}.{namespace}.svc:{ROUTER_REST_PORT}",
         "reason": ready.reason,
         "cores": f"{total(each.held for each in facts.site.sets).cores:g}",
         "conditions": conditions([ready, *findings], before, generation, facts.now),

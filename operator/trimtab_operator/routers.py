@@ -4,7 +4,18 @@ They restart when what they read at the start changes, never for a plan: plans t
 """
 
 import json
+from collections.abc import Iterable
 
+from trimtab_operator.edge import (
+    JWKS_FOLDER,
+    SETTINGS_FILE,
+    SOCKETS,
+    edge_container,
+    edge_files,
+    edge_volumes,
+    in_flight_mib,
+    max_payload_mib,
+)
 from trimtab_operator.objects import ROUTER, Object, labels, owned, uid_of
 from trimtab_operator.pods import (
     image_pull_secrets,
@@ -19,12 +30,15 @@ from trimtab_operator.pods import (
 from trimtab_operator.replica_sets import disruption_budget, fingerprint
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import (
+    ADMIN_PORT_NAME,
     COMPONENT,
     GROUP,
     PIPELINE_LABEL,
     PROFILE_ANNOTATION,
+    ROUTER_ADMIN_PORT,
     ROUTER_GRPC_PORT,
     ROUTER_REST_PORT,
+    router_admin_name,
     router_name,
 )
 from trimtab_pipelines.documents import dump_yaml
@@ -38,7 +52,7 @@ PLAN_FILE = "plan.json"
 PIPELINE_HASH = f"{GROUP}/pipeline-hash"
 _UNREAD = {"mode", "objective", "budget", "adaptation", "router", "rollout", "deployer", "service_account_name"}
 """Fields of a pipeline that a router has no use for: a change of one restarts nothing."""
-_MEBIBYTE = 2**20
+_CALLERS_PORTS = (("rest", ROUTER_REST_PORT), ("grpc", ROUTER_GRPC_PORT))
 
 
 def router_objects(
@@ -47,24 +61,22 @@ def router_objects(
     """Return all objects of a pipeline's router."""
     name, marks = router_name(pipeline.name), labels(pipeline, ROUTER)
     selector = _selector(pipeline)
-    ports = [("rest", ROUTER_REST_PORT), ("grpc", ROUTER_GRPC_PORT)]
+    admin_name, admin = router_admin_name(pipeline.name), [(ADMIN_PORT_NAME, ROUTER_ADMIN_PORT)]
     monitor = {
         "selector": {"matchLabels": selector},
-        "podMetricsEndpoints": [{"port": "rest", "path": "/metrics", "interval": "5s"}],
+        "podMetricsEndpoints": [{"port": ADMIN_PORT_NAME, "path": "/metrics", "interval": "5s"}],
     }
     return [
         owned("ServiceAccount", name, pipeline, marks, automountServiceAccountToken=False),
         role_binding(name, ROUTER_ROLE, pipeline, marks, settings),
-        config_map(pipeline, plan),
+        config_map(pipeline, plan, settings),
+        owned("Service", name, pipeline, marks, spec={"selector": selector, "ports": _ports(_CALLERS_PORTS)}),
         owned(
             "Service",
-            name,
+            admin_name,
             pipeline,
             marks,
-            spec={
-                "selector": selector,
-                "ports": [{"name": n, "port": p, "targetPort": n, "protocol": "TCP"} for n, p in ports],
-            },
+            spec={"selector": selector, "ports": _ports(admin)},
         ),
         _deployment(pipeline, settings),
         disruption_budget(name, pipeline, marks, selector),
@@ -72,9 +84,9 @@ def router_objects(
     ]
 
 
-def config_map(pipeline: InferencePipeline, plan: PipelinePlan | None) -> Object:
-    """Return what a router starts from: the pipeline and the last good plan."""
-    data = {PIPELINE_FILE: dump_yaml(trimmed(pipeline))}
+def config_map(pipeline: InferencePipeline, plan: PipelinePlan | None, settings: Settings) -> Object:
+    """Return what a router and its door start from: the pipeline, the last good plan, the door's settings."""
+    data = {PIPELINE_FILE: dump_yaml(trimmed(pipeline)), **edge_files(pipeline, settings)}
     if plan is not None:
         data[PLAN_FILE] = json.dumps(plan_document(plan), indent=1)
     return owned("ConfigMap", router_name(pipeline.name), pipeline, labels(pipeline, ROUTER), data=data)
@@ -110,6 +122,10 @@ def role_binding(
     )
 
 
+def _ports(named: Iterable[tuple[str, int]]) -> list[Object]:
+    return [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in named]
+
+
 def _selector(pipeline: InferencePipeline) -> dict[str, str]:
     return {PIPELINE_LABEL: pipeline.name, COMPONENT: ROUTER}
 
@@ -120,10 +136,11 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
     template = pod(
         marks,
         [_container(pipeline, settings)],
+        initContainers=[edge_container(settings, FOLDER)],
         serviceAccountName=name,
         automountServiceAccountToken=True,
         securityContext=security_of_pod(),
-        volumes=[*scratch("tmp"), {"name": "config", "configMap": {"name": name}}],
+        volumes=[*scratch("tmp"), {"name": "config", "configMap": {"name": name}}, *edge_volumes(settings)],
         topologySpreadConstraints=[
             {
                 "maxSkew": 1,
@@ -134,7 +151,9 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
         ],
         **image_pull_secrets(settings),
     )
-    template["metadata"]["annotations"] = {PIPELINE_HASH: fingerprint([read, uid_of(pipeline)])}
+    template["metadata"]["annotations"] = {
+        PIPELINE_HASH: fingerprint([read, uid_of(pipeline), edge_files(pipeline, settings)])
+    }
     return owned(
         "Deployment",
         name,
@@ -152,35 +171,45 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
 
 def _container(pipeline: InferencePipeline, settings: Settings) -> Object:
     asked = pipeline.spec.router.resources
-    in_flight_mib = max(asked.memory // _MEBIBYTE // 4, 16)
     arguments = {
         "--pipeline": f"{FOLDER}/{PIPELINE_FILE}",
         "--plan": f"{FOLDER}/{PLAN_FILE}",
         "--namespace": pipeline.metadata.namespace,
         "--host": "0.0.0.0",  # noqa: S104
-        "--rest-port": str(ROUTER_REST_PORT),
-        "--grpc-port": str(ROUTER_GRPC_PORT),
-        "--max-in-flight-mib": str(in_flight_mib),
-        "--max-payload-mib": str(min(in_flight_mib, 64)),
+        "--admin-port": str(ROUTER_ADMIN_PORT),
+        "--sockets": SOCKETS,
+        "--edge": f"{FOLDER}/{SETTINGS_FILE}",
+        "--max-in-flight-mib": str(in_flight_mib(pipeline)),
+        "--max-payload-mib": str(max_payload_mib(pipeline, settings)),
     }
+    environment = {"HOME": "/tmp"}  # noqa: S108
+    if settings.otlp_collector:
+        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://{settings.otlp_collector}"
+    mounts: list[Object] = [
+        {"name": "config", "mountPath": FOLDER, "readOnly": True},
+        {"name": "sockets", "mountPath": SOCKETS},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+    ]
+    if settings.edge_jwks_config_map:
+        mounts.append({"name": "jwks", "mountPath": JWKS_FOLDER, "readOnly": True})
     return {
         "name": ROUTER,
         "image": settings.control_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["python", "-m", "trimtab_router"],
         "args": ["--cluster", *(part for pair in arguments.items() for part in pair)],
-        "env": variables({"HOME": "/tmp"}),  # noqa: S108
-        "ports": [
-            {"name": "rest", "containerPort": ROUTER_REST_PORT, "protocol": "TCP"},
-            {"name": "grpc", "containerPort": ROUTER_GRPC_PORT, "protocol": "TCP"},
-        ],
+        "env": variables(environment),
+        "ports": [{"name": ADMIN_PORT_NAME, "containerPort": ROUTER_ADMIN_PORT, "protocol": "TCP"}],
         "resources": resources(asked.cpu, asked.memory),
         "securityContext": security_of_container(),
-        "startupProbe": probe("/v2/health/live", "rest", periodSeconds=1, timeoutSeconds=5, failureThreshold=120),
-        "readinessProbe": probe("/trimtab/v1/welcome", "rest", periodSeconds=2, timeoutSeconds=5, failureThreshold=2),
-        "livenessProbe": probe("/v2/health/live", "rest", periodSeconds=10, timeoutSeconds=10, failureThreshold=6),
-        "volumeMounts": [
-            {"name": "config", "mountPath": FOLDER, "readOnly": True},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
-        ],
+        "startupProbe": probe(
+            "/v2/health/live", ADMIN_PORT_NAME, periodSeconds=1, timeoutSeconds=5, failureThreshold=120
+        ),
+        "readinessProbe": probe(
+            "/trimtab/v1/welcome", ADMIN_PORT_NAME, periodSeconds=2, timeoutSeconds=5, failureThreshold=2
+        ),
+        "livenessProbe": probe(
+            "/v2/health/live", ADMIN_PORT_NAME, periodSeconds=10, timeoutSeconds=10, failureThreshold=6
+        ),
+        "volumeMounts": mounts,
     }

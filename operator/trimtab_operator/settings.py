@@ -3,8 +3,11 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
+
+from trimtab_pipelines.edge import EdgeSettings
+from trimtab_pipelines.quantity import parse_quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,19 @@ class Settings:
     api_server_ports: tuple[int, ...] = (443, 6443)
     extra_egress: tuple[dict[str, Any], ...] = ()
     """Further rules for all pods of pipelines, as a NetworkPolicy has them."""
+    edge: EdgeSettings = field(default_factory=EdgeSettings)
+    """Of the doors of all pipelines."""
+    edge_image: str = ""
+    """Another Envoy than the one in the control image."""
+    edge_cores: float = 0.05
+    edge_tls_secret: str = ""
+    """The Secret of each pipeline's namespace that holds its door's certificate."""
+    edge_jwks_config_map: str = ""
+    """The ConfigMap of each pipeline's namespace that holds token issuers' public keys."""
+    otlp_collector: str | None = None
+    """HOST:PORT of the collector that doors and routers send spans to."""
+    admin_peers: tuple[dict[str, Any], ...] = ()
+    """Who may read the routers' metrics and state beside the adapter, as a NetworkPolicy names peers."""
     namespaces: tuple[str, ...] = ()
     """Where to look for pipelines; empty means everywhere."""
     identity: str = "trimtab-operator"
@@ -48,6 +64,13 @@ class Settings:
             egress_blocked=_listed(environment.get("TRIMTAB_EGRESS_BLOCKED", ",".join(default.egress_blocked))),
             api_server_ports=tuple(map(int, _listed(environment.get("TRIMTAB_API_SERVER_PORTS", "443,6443")))),
             extra_egress=tuple(json.loads(environment.get("TRIMTAB_EXTRA_EGRESS", "[]"))),
+            edge=EdgeSettings.model_validate_json(environment.get("TRIMTAB_EDGE", "{}")),
+            edge_image=environment.get("TRIMTAB_EDGE_IMAGE", ""),
+            edge_cores=parse_quantity(environment.get("TRIMTAB_EDGE_CPU", default.edge_cores)),
+            edge_tls_secret=environment.get("TRIMTAB_EDGE_TLS_SECRET", ""),
+            edge_jwks_config_map=environment.get("TRIMTAB_EDGE_JWKS_CONFIG_MAP", ""),
+            otlp_collector=environment.get("TRIMTAB_OTLP_COLLECTOR") or None,
+            admin_peers=tuple(json.loads(environment.get("TRIMTAB_ADMIN_PEERS", "[]"))),
             namespaces=_listed(environment.get("TRIMTAB_NAMESPACES", "")),
             identity=environment.get("POD_NAME") or f"{os.uname().nodename}-{os.getpid()}",
             own_namespace=environment.get("POD_NAMESPACE", default.own_namespace),

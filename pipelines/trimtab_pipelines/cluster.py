@@ -27,6 +27,9 @@ CREDENTIALS_PREFIX = "TRIMTAB_SECRET_"
 
 ROUTER_REST_PORT = 8080
 ROUTER_GRPC_PORT = 8081
+ROUTER_ADMIN_PORT = 8082
+"""Metrics, load, state and readiness: out of callers' reach."""
+ADMIN_PORT_NAME = "admin"
 DATA_PORT = 9000
 MLSERVER_HTTP_PORT = 8080
 MLSERVER_GRPC_PORT = 8081
@@ -38,6 +41,11 @@ _LONGEST_NAME = 52  # a Deployment's pods add 11 characters and must stay a DNS 
 def router_name(pipeline: str) -> str:
     """Name of a router's Deployment, Service, ConfigMap, ServiceAccount and RoleBinding."""
     return _fitting(f"{pipeline}-router", f"{pipeline}-router")
+
+
+def router_admin_name(pipeline: str) -> str:
+    """Name of the Service of the routers' administrative ports, apart from the one that callers use."""
+    return _fitting(f"{pipeline}-router-admin", f"{pipeline}-router-admin")
 
 
 def replica_set_name(pipeline: str, stage: str, hosting_group: str) -> str:

@@ -6,6 +6,7 @@ and a client of the model servers. Fields that the protocol does not know are ig
 is an error.
 """
 
+import gc
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -40,6 +41,8 @@ BINARY_CONTENT_TYPE = "application/octet-stream"
 JSON_CONTENT_TYPE = "application/json"
 BINARY_SIZE = "binary_data_size"
 _MOST_DIGITS = 15
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_LONG_JSON_BYTES = 2**16
 _Described = tuple[TensorHeader, Callable[[], Tensor], int]
 """A tensor, how to decode it, and how many bytes of binary data are its."""
 _TYPE_WORDS: Mapping[type, str] = {dict: "an object", list: "a list", str: "a string"}
@@ -143,7 +146,7 @@ def encode_json(inputs: Sequence[Tensor], parameters: Parameters, request_id: st
     """Write a request all in JSON, for a server that reads no binary data; ProtocolError for what JSON cannot hold."""
     entries, _ = _encode_tensors(inputs, frozenset())
     header = _identity(request_id, parameters)
-    return json.dumps(_finite(header) | {"inputs": entries}, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(_finite(header) | {"inputs": entries}).encode()
 
 
 def encode_response(response: InferResponse, binary: frozenset[str]) -> tuple[list[Buffer], int | None]:
@@ -196,7 +199,7 @@ def _split(body: Buffer, header_length: str | int | None) -> tuple[dict[str, Any
     whole = memoryview(body).cast("B")
     length = whole.nbytes if header_length is None else _checked_length(header_length, whole.nbytes)
     try:
-        header = json.loads(bytes(whole[:length]))
+        header = _loaded(bytes(whole[:length]))
     except RecursionError as error:
         raise ProtocolError("the JSON header cannot be read: it is nested too deeply") from error
     except ValueError as error:
@@ -204,6 +207,17 @@ def _split(body: Buffer, header_length: str | int | None) -> tuple[dict[str, Any
     if not isinstance(header, dict):
         raise ProtocolError("the JSON header must be an object")
     return header, whole[length:]
+
+
+def _loaded(text: bytes) -> Any:
+    """Parse JSON; a long one without the garbage collector, which would look through all its lists again and again."""
+    if len(text) < _LONG_JSON_BYTES or not gc.isenabled():
+        return json.loads(text)
+    gc.disable()
+    try:
+        return json.loads(text)
+    finally:
+        gc.enable()
 
 
 def _checked_length(header_length: str | int, body_bytes: int) -> int:
@@ -329,5 +343,5 @@ def _encode_tensors(tensors: Sequence[Tensor], binary: frozenset[str]) -> tuple[
 
 
 def _join(header: Mapping[str, Any], raw: Sequence[Buffer]) -> tuple[list[Buffer], int]:
-    encoded = json.dumps(_finite(header), separators=(",", ":"), allow_nan=False).encode()
+    encoded = _ENCODER.encode(_finite(header)).encode()
     return [encoded, *raw], len(encoded)

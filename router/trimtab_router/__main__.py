@@ -9,6 +9,7 @@ import uvloop
 
 from trimtab_pipelines.documents import DocumentError, load_edge
 from trimtab_router.edge.places import Sockets
+from trimtab_router.ingress.admin import AUDIT_LOG
 from trimtab_router.router import MEBIBYTE, Limits
 from trimtab_router.server import Options, serve
 
@@ -36,9 +37,12 @@ def parse_options(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--max-in-flight-mib", type=int, default=256, help="payload of all requests under way")
     parser.add_argument("--grace-seconds", type=float, default=10.0, help="how long to hold rows without a replica")
     given = parser.parse_args(arguments)
+    edge = load_edge(given.edge)
     limits = Limits(
         max_bytes_in_flight=given.max_in_flight_mib * MEBIBYTE,
         max_payload_bytes=given.max_payload_mib * MEBIBYTE,
+        max_client_requests=edge.clients.concurrency,
+        max_client_bytes=edge.clients.in_flight,
         grace_seconds=given.grace_seconds,
     )
     return Options(
@@ -51,7 +55,7 @@ def parse_options(arguments: list[str] | None = None) -> Options:
         rest_port=given.rest_port,
         admin_port=given.admin_port,
         sockets=None if given.sockets is None else Sockets(given.sockets),
-        edge=load_edge(given.edge),
+        edge=edge,
         limits=limits,
     )
 
@@ -59,6 +63,9 @@ def parse_options(arguments: list[str] | None = None) -> Options:
 def main() -> int:
     """Run the router; exit code 2 for a pipeline that cannot be used, 1 for a port that is taken or no cluster."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    audit = logging.getLogger(AUDIT_LOG)
+    audit.addHandler(logging.StreamHandler(sys.stderr))  # its lines are JSON from their first character on
+    audit.propagate = False
     try:
         uvloop.run(serve(parse_options()))
     except DocumentError as error:

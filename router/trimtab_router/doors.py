@@ -95,7 +95,7 @@ class FrontDoors:
         longest_seconds = self._router.longest_seconds
         self.control = ControlIngress(settings, pipeline=self._router.pipeline.name, longest_seconds=longest_seconds)
         self._others.append(await Listening(self.control.server()).on_socket(sockets.control))
-        self.envoy = Envoy(sockets.envoy, self._router.count_refused_at_door)
+        self.envoy = Envoy(sockets.envoy, sockets.counted, self._router.count_refused_at_door)
         self._steering = asyncio.create_task(self.envoy.steer(most_under_way), name="steer envoy")
         return self.control
 

@@ -51,6 +51,7 @@ class Metrics:
         ).labels(*base)
         self.plan_generation = self._gauge("trimtab_plan_generation", "Generation of the plan in force")
         self.bytes_in_flight = self._gauge("trimtab_bytes_in_flight", "Payload of the requests under way")
+        self.requests_under_way = self._gauge("trimtab_requests_under_way", "Requests let in and not answered yet")
         self.window_requests = self._gauge("trimtab_window_requests", "How many requests may be under way now")
         self.arrivals_peak = self._gauge(
             "trimtab_arrivals_peak_rps", "Most arrivals in one of the last ten whole seconds"

@@ -25,8 +25,17 @@ class Code(Enum):
     DEADLINE_EXCEEDED = 504
 
 
-CALLERS = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.REQUEST_TIMEOUT, Code.PAYLOAD_TOO_LARGE})
-CLIENT_BOUNDS = frozenset({"ClientConcurrency", "ClientBytes"})
+CALLERS = frozenset(
+    {
+        Code.INVALID_ARGUMENT,
+        Code.UNAUTHENTICATED,
+        Code.PERMISSION_DENIED,
+        Code.NOT_FOUND,
+        Code.REQUEST_TIMEOUT,
+        Code.PAYLOAD_TOO_LARGE,
+    }
+)
+CLIENT_BOUNDS = frozenset({"ClientRate", "ClientConcurrency", "ClientBytes"})
 _OUTCOMES = {Code.INTERNAL: "failed", Code.DEADLINE_EXCEEDED: "dropped", Code.CANCELLED: "dropped"}
 
 
@@ -59,7 +68,18 @@ class Refusal(Exception):  # noqa: N818 - an answer to the caller, not an error 
     @property
     def callers_fault(self) -> bool:
         """Whether the caller alone is the cause, so that it says nothing about how well the pipeline serves."""
-        return self.code in CALLERS or self.reason in CLIENT_BOUNDS
+        return is_callers_fault(self.code, self.reason)
+
+
+def is_callers_fault(code: Code, reason: str) -> bool:
+    """Whether what is refused so is the caller's own doing."""
+    return code in CALLERS or reason in CLIENT_BOUNDS
+
+
+def code_of(status: int) -> Code:
+    """The code of an HTTP status; one that is nobody's is the caller's fault below 500, and from there on ours."""
+    known = {code.value: code for code in Code}
+    return known.get(status, Code.INVALID_ARGUMENT if status < 500 else Code.UNAVAILABLE)
 
 
 def invalid(message: str) -> Refusal:

@@ -27,6 +27,8 @@ PROBE_INTERVAL_SECONDS = 1.0
 PROBE_TIMEOUT_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_PROBE_BYTES = 2**20
+JSON_MULTIPLE = 16
+"""How many times its binary size a tensor may have as JSON."""
 BINARY_EXTENSION = "binary_tensor_data"
 
 
@@ -173,7 +175,7 @@ class Replica:
             async with asyncio.timeout(batch.timeout_seconds):
                 connection = await self._connections.take()
                 delivered = True
-                reply = await connection.exchange(head, body, most_body_bytes=batch.most_answer_bytes)
+                reply = await connection.exchange(head, body, most_body_bytes=self._most_answer_bytes(batch))
         except TimeoutError as error:
             message = f"{self.name} gave no answer within {batch.timeout_seconds:.1f} s"
             raise ReplicaLost(message, delivered=delivered) from error
@@ -189,6 +191,10 @@ class Replica:
             raise
         self._connections.give_back(connection)
         return answer
+
+    def _most_answer_bytes(self, batch: BatchRequest) -> int:
+        """As many as the tensors have; a server not of ours may write them as JSON."""
+        return batch.most_answer_bytes * (JSON_MULTIPLE if self.endpoint.model_names else 1)
 
     def _read(self, batch: BatchRequest, reply: Reply) -> InferResponse:
         if reply.status != 200:

@@ -7,9 +7,8 @@ up: received = ok + late + dropped + refused + failed.
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Self
@@ -35,7 +34,7 @@ from trimtab_router.pacing import Pacer
 from trimtab_router.policies import Policy, fixed
 from trimtab_router.queue import DeadlineQueue
 from trimtab_router.recent import RECEIVED, RecentOutcomes
-from trimtab_router.refusal import Code, Refusal, invalid, malformed
+from trimtab_router.refusal import Code, Refusal, code_of, invalid, is_callers_fault, malformed
 from trimtab_router.replicas import Replica
 from trimtab_router.suspects import Suspects
 from trimtab_router.telemetry import record_request
@@ -108,7 +107,6 @@ class Call:
     deadline_seconds: float | None = None
     request_id: str = ""
     trace_parent: str = ""
-    client: str = ""
     admitted: Admitted | None = None
     reservation: Reservation | None = None
 
@@ -165,6 +163,7 @@ class Router:
         self.metrics.plan_generation.set(self.plan_generation)
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
         self.metrics.bytes_in_flight.set_function(lambda: self.budget.bytes_in_flight)
+        self.metrics.requests_under_way.set_function(lambda: self.budget.requests)
         self.metrics.window_requests.set_function(lambda: self.window.limit)
 
     @property
@@ -220,7 +219,8 @@ class Router:
             raise
         except asyncio.CancelledError:
             stage = next(iter(journey.works), "") if journey else ""
-            outcome = self._count_refusal(Refusal(Code.CANCELLED, "Cancelled", "the caller left", stage=stage))
+            left = Refusal(Code.CANCELLED, "Cancelled", "the caller left", stage=stage)
+            outcome = self._count_refusal(left, by_own_deadline=self._left_early(call))
             raise
         finally:
             self.metrics.outcomes[outcome].inc()
@@ -246,13 +246,6 @@ class Router:
                 raise self.turn_away(error) from error
             raise
         return reservation
-
-    async def enter(self, arrived_at: float) -> None:
-        """Wait at the door for a turn of the event loop; raises Refusal, already counted, in overload."""
-        try:
-            await self._turnstile.enter(arrived_at)
-        except Refusal as refusal:
-            raise self.turn_away(refusal) from refusal
 
     async def admit(self, pending: PendingRequest, reservation: Reservation) -> Admitted:
         """Check a request and decode its tensors, in a thread where that takes long; the loop goes on meanwhile.
@@ -299,24 +292,15 @@ class Router:
         for (status, reason), count in refused.items():
             self.metrics.received.inc(count)
             self.metrics.outcomes["refused"].inc(count)
-            self.metrics.refused(Code(status).name if status in _CODES else "INVALID_ARGUMENT", reason, count)
+            code = code_of(status)
+            self.metrics.refused(code.name, reason, count)
+            if is_callers_fault(code, reason):
+                self.metrics.callers_faults.inc(count)
             self._recent.count(now, RECEIVED, count)
             self._recent.count(now, "refused", count)
             if reason == "Overload":  # what was turned away for want of room is load to plan for
                 self.arrivals.record(time.time(), count)
                 self._pacer.note_overload(count)
-
-    def reserve(self, size_bytes: int) -> AbstractContextManager[None]:
-        """A share of the bytes in flight, held until the returned context ends; raises Refusal without room."""
-        self.budget.take("", size_bytes)
-        return self._reserved(size_bytes)
-
-    @contextmanager
-    def _reserved(self, size_bytes: int) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.budget.note("", -size_bytes)
 
     def apply_plan(self, plan: PipelinePlan) -> None:
         """Follow a new plan from the next batch on."""
@@ -510,8 +494,13 @@ class Router:
         """Whether its own deadline left it less time than the promise."""
         return journey.deadline - journey.arrived_at < self.pipeline.spec.slo.latency_seconds
 
+    def _left_early(self, call: Call) -> bool:
+        """Whether a caller who leaves now does so before the promise was due, and not because we do."""
+        waited_seconds = time.monotonic() - call.arrived_at
+        return not self.draining and waited_seconds < self.pipeline.spec.slo.latency_seconds
+
     def _count_refusal(self, refusal: Refusal, *, by_own_deadline: bool = False) -> str:
-        if refusal.callers_fault or (by_own_deadline and refusal.code is Code.DEADLINE_EXCEEDED):
+        if refusal.callers_fault or (by_own_deadline and refusal.code in {Code.DEADLINE_EXCEEDED, Code.CANCELLED}):
             self.metrics.callers_faults.inc()
         if refusal.reason == "Overload":
             self._pacer.note_overload()
@@ -537,9 +526,6 @@ class Router:
         for name, endpoint in wanted.items():
             if name not in dispatcher.replicas:
                 dispatcher.replicas[name] = Replica(endpoint, dispatcher.wake)
-
-
-_CODES = {code.value for code in Code}
 
 
 def _first_plan(stage: Stage) -> StagePlan:

@@ -24,6 +24,14 @@ GROWTH = 1.25
 LATE_SHARE = 0.1
 """Of the promise, how late the event loop must be, time after time, to be called overloaded."""
 LATE_TIMES = 3
+AGREEING_TIMES = 2
+"""How many measurements in a row must say that less can be done: one pause of the machine turns nobody away."""
+HOPELESS_TIMES = 4.0
+"""How many times what can be answered in time must stand there for one measurement to be enough."""
+PAUSE_SHARE = 0.5
+"""Of a measurement, how long the loop may have stood still; more, once, was a pause of the machine and says nothing."""
+FULL_SHARE = 0.9
+"""Of the limit, from which on it counts as reached: where a door in front keeps to it, nobody is refused here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,7 @@ class Window:
         self._since: Observation | None = None
         self._late: deque[float] = deque(maxlen=LATE_TIMES)
         self._fullest = 0
+        self._targets: deque[float] = deque(maxlen=AGREEING_TIMES)
 
     @property
     def limit(self) -> int:
@@ -96,19 +105,27 @@ class Window:
         longest_seconds = max(LONGEST_MEASURED_SECONDS, self._slo_seconds)
         if seconds < least_seconds or (answered < ENOUGH_ANSWERS and seconds < longest_seconds):
             return
-        self._follow(since, seen, answered / seconds)
+        paused = seen.late_seconds > PAUSE_SHARE * seconds and min(self._late) < LATE_SHARE * self._slo_seconds
+        if not paused:
+            self._follow(since, seen, answered / seconds)
         self._since, self._fullest = seen, 0
 
     def _follow(self, since: Observation, seen: Observation, rate: float) -> None:
         slo_seconds = self._slo_seconds
         late = min(self._late) if len(self._late) == LATE_TIMES else 0.0
         slow = late > LATE_SHARE * slo_seconds and self._fullest >= self._bounds.least
-        crowded = min(since.under_way, seen.under_way) > max(rate * slo_seconds, self._bounds.least)
-        if slow or crowded or seen.refused > since.refused:
-            target = rate * max(SLO_SHARE * slo_seconds - late, LEAST_SHARE * slo_seconds)
-            self._limit = min(max(target, self._bounds.least), self.limit * 2.0)
+        standing = min(since.under_way, seen.under_way)
+        crowded = standing > max(rate * slo_seconds, self._bounds.least)
+        full = self._fullest >= FULL_SHARE * self.limit
+        if slow or crowded or full or seen.refused > since.refused:
+            self._targets.append(rate * max(SLO_SHARE * slo_seconds - late, LEAST_SHARE * slo_seconds))
+            hopeless = seen.under_way > HOPELESS_TIMES * max(rate * slo_seconds, self._bounds.least)
+            if len(self._targets) == AGREEING_TIMES or hopeless:
+                self._limit = min(max(*self._targets, self._bounds.least), self.limit * 2.0)
         else:
             self._limit = min(self.limit * GROWTH, self._bounds.most)
+            if self._targets:
+                self._targets.popleft()
 
     def forget(self) -> None:
         """Nothing was under way: what was counted until now says nothing about the next crowd."""

@@ -14,7 +14,7 @@ from trimtab_adapter.__main__ import parse
 from trimtab_adapter.cluster import run
 from trimtab_kubernetes import Cluster, follow
 from trimtab_kubernetes.client import Object
-from trimtab_pipelines.cluster import profile_name, router_name
+from trimtab_pipelines.cluster import ADMIN_PORT_NAME, profile_name, router_admin_name
 from trimtab_pipelines.spec import InferencePipeline
 
 INTERVAL = "1s"
@@ -62,12 +62,12 @@ def a_slice(namespace: str, pipeline: str, ports: list[int], **conditions: bool)
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
             "metadata": {
-                "name": f"{router_name(pipeline)}-{n}",
+                "name": f"{router_admin_name(pipeline)}-{n}",
                 "namespace": namespace,
-                "labels": {"kubernetes.io/service-name": router_name(pipeline)},
+                "labels": {"kubernetes.io/service-name": router_admin_name(pipeline)},
             },
             "addressType": "IPv4",
-            "ports": [{"name": "rest", "port": port, "protocol": "TCP"}],
+            "ports": [{"name": ADMIN_PORT_NAME, "port": port, "protocol": "TCP"}],
             "endpoints": [{"addresses": [own_address()], "conditions": {"ready": True} | conditions}],
         }
         for n, port in enumerate(ports)

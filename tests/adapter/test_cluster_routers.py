@@ -104,7 +104,7 @@ async def test_absurd_counts_of_one_router_are_no_sum():
 
 async def test_no_router_at_all_is_said():
     async with httpx.AsyncClient() as client:
-        with pytest.raises(ObservationError, match="no router is ready behind Service here/sample-router"):
+        with pytest.raises(ObservationError, match="no router is ready behind Service here/sample-router-admin"):
             await RoutersSource(client, Known(), ("here", "sample")).load(NOW)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.adapter.scenes import a_ladder, expected, profiles_of
+from trimtab_adapter.cluster.solving import Solving
 from trimtab_adapter.decide import PlanningError, Situation
 from trimtab_adapter.pools import Member, plan_together
 from trimtab_adapter.sharing import SharedPools
@@ -233,3 +234,15 @@ def test_a_pool_is_for_the_namespaces_it_names():
     ):
         table.tick("one", 5.0)
     assert Table("one", namespaces=("default",)).tick("one", 5.0) is None
+
+
+def test_decisions_of_a_pool_take_no_thread_from_pipelines_without_one():
+    pooled, alone, gate = a_ladder(budget={"cores": "4", "pool": "shared"}), a_ladder(), threading.Event()
+    solving = Solving(["shared"])
+    try:
+        waiting = [solving.threads(pooled).submit(gate.wait, 60) for _ in range(4)]
+        assert solving.threads(alone).submit(str, 1).result(60) == "1"
+        assert not any(decision.done() for decision in waiting)
+    finally:
+        gate.set()
+        solving.close()

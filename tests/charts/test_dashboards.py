@@ -27,6 +27,7 @@ from tests.charts.helm import VALUES
 from tests.control_plane import tool
 from tests.prometheus import prometheus as a_prometheus
 from trimtab_router.metrics import Metrics
+from trimtab_router.refusal import Code, is_callers_fault
 
 METRIC = re.compile(r"\btrimtab_[a-z0-9_]+")
 SAMPLE = re.compile(r"^([^#\n].*)$", re.MULTILINE)
@@ -79,6 +80,8 @@ def router_text() -> str:
     metrics.latency.observe(0.05)
     metrics.accuracy.observe(0.9)
     metrics.plan_generation.set(3)
+    metrics.requests_under_way.set(2)
+    metrics.window_requests.set(64)
     stage = metrics.stage("read")
     stage.watch(lambda: 2.0, lambda: 1.0)
     stage.queue_seconds.observe(0.01)
@@ -192,6 +195,38 @@ def test_the_expressions_return_data(prometheus: str):
         answers = [ask(client, expression) for expression in everything("a", "p", "5s")]
 
     assert [(a.expression.where, a.expression.title, a.error) for a in answers if not a.series] == []
+
+
+def series(query: str, text: str) -> set[tuple[str, str]]:
+    """Code and reason of each series in a text that one of the selections of a query takes."""
+    taken = set()
+    for labels in re.findall(r"^trimtab_refusals_total\{(.*)\}", text, re.MULTILINE):
+        found = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        for selection in re.findall(r"trimtab_refusals_total\{([^}]*)\}", query):
+            matchers = re.findall(r'(code|reason)([=!]~)"([^"]*)"', selection)
+            if all(
+                (re.fullmatch(allowed, found[name]) is not None) == (how == "=~") for name, how, allowed in matchers
+            ):
+                taken.add((found["code"], found["reason"]))
+    return taken
+
+
+def test_each_refusal_is_on_the_callers_panel_or_on_ours():
+    refused = {
+        (code, reason)
+        for code in Code
+        for reason in ("ClientRate", "ClientBytes", "Overload", "Unauthenticated", "RouterAway")
+    }
+    metrics = Metrics("a", "p", 0.4)
+    for code, reason in refused:
+        metrics.refused(code.name, reason)
+    text = metrics.expose().decode()
+    panels = {one.title: series(one.query, text) for one in dashboard_expressions() if "refusals_total" in one.query}
+    callers = panels["Refusals by callers' own doing: {{code}} {{reason}}"]
+    ours = panels["Refusals and failures of ours: {{code}} {{reason}}"]
+
+    assert callers == {(code.name, reason) for code, reason in refused if is_callers_fault(code, reason)}
+    assert ours == {(code.name, reason) for code, reason in refused} - callers
 
 
 def test_the_alerts_are_quiet_while_all_is_well(prometheus: str):

@@ -107,6 +107,11 @@ def test_the_operator_reads_what_the_chart_tells_it():
     assert wide.model_server_image == "images.example/trimtab-model-server:0.1.0"
     assert (wide.image_pull_secrets, wide.role_kind, wide.namespaces) == (("images",), "ClusterRole", ())
     assert wide.node_cache == "/var/cache/trimtab"
+    assert wide.limits_egress
+    assert wide.egress_blocked == ("169.254.169.254/32",)
+    assert wide.api_server_ports == (443, 16443)
+    assert [rule["ports"][0]["port"] for rule in wide.extra_egress] == [4317]
+    assert narrow.egress_blocked == Settings().egress_blocked
     assert (narrow.role_kind, narrow.namespaces) == ("Role", ("team-a", "team-b"))
 
 
@@ -114,7 +119,21 @@ def test_the_adapter_can_read_the_pools(tmp_path):
     found = next(m for m in rendered("everything") if m["metadata"]["name"] == "tabs-pools")
     (tmp_path / "pools.yaml").write_text(found["data"]["pools.yaml"])
 
-    assert load_pools(tmp_path / "pools.yaml").pools["shared"].cores == 16.0
+    shared = load_pools(tmp_path / "pools.yaml").pools["shared"]
+    assert (shared.cores, shared.gpus, shared.namespaces, shared.max_gain) == (16.0, 2, ("team-a",), 5.0)
+
+
+def test_each_part_of_the_chart_is_limited_in_who_calls_it_and_whom_it_calls():
+    policies = {m["metadata"]["name"]: m["spec"] for m in rendered("everything") if m["kind"] == "NetworkPolicy"}
+    pods = pod_specs(rendered("everything"))
+
+    assert set(policies) == set(pods) == {"tabs-operator", "tabs-adapter", "tabs-trainer"}
+    for spec in policies.values():
+        assert spec["policyTypes"] == ["Ingress", "Egress"]
+        assert {"ports": [{"port": 443}, {"port": 16443}]} in spec["egress"]
+        assert spec["egress"][-1]["ports"] == [{"port": 4317, "protocol": "TCP"}]
+    assert policies["tabs-trainer"]["ingress"] == []
+    assert "kind: NetworkPolicy" not in template("--set", "networkPolicies.enabled=false").stdout
 
 
 def test_no_pod_asks_for_more_than_the_restricted_level_gives():

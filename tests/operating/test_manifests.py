@@ -1,6 +1,8 @@
 """What is written, compared with files that people can read. TRIMTAB_UPDATE_GOLDEN=1 writes them anew."""
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from trimtab_operator.profile_jobs import profile_job, profiler_account
 from trimtab_operator.replica_sets import deployment, memory_bytes, replica_set_budget, service
 from trimtab_operator.routers import router_objects
 from trimtab_operator.seldon import seldon_deployment
+from trimtab_operator.settings import Settings
+from trimtab_pipelines.edge import EdgeSettings, Tls
 from trimtab_pipelines.hosting import hosting_groups
 from trimtab_pipelines.profiling import profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
@@ -51,6 +55,19 @@ STAGE = PIPELINE.spec.stages[0]
 GROUPS = {variant.name: group for group in hosting_groups(STAGE) for variant in group.variants}
 
 
+SECURE = replace(
+    SETTINGS,
+    edge=EdgeSettings(
+        tls=Tls(certificate="/etc/trimtab-tls/tls.crt", key="/etc/trimtab-tls/tls.key"), keys_secret="callers"
+    ),
+    edge_image="registry/envoy:1",
+    edge_tls_secret="certificate",
+    edge_jwks_config_map="issuers",
+    otlp_collector="collector:4317",
+    admin_peers=({"podSelector": {"matchLabels": {"app": "prometheus"}}},),
+)
+
+
 def replica_set(variant: str) -> list[dict[str, Any]]:
     group = GROUPS[variant]
     return [
@@ -58,6 +75,17 @@ def replica_set(variant: str) -> list[dict[str, Any]]:
         service(PIPELINE, STAGE, group),
         replica_set_budget(PIPELINE, STAGE, group),
     ]
+
+
+def router(settings: Settings) -> list[dict[str, Any]]:
+    """A router's objects; Envoy's own configuration has goldens of its own."""
+    written = router_objects(PIPELINE, a_plan(PIPELINE), settings, pod_monitor=True)
+    for one in written:
+        if one["kind"] == "ConfigMap":
+            one["data"]["envoy.json"] = sorted(json.loads(one["data"]["envoy.json"]))
+        if one["kind"] == "Deployment":
+            del one["spec"]["template"]["metadata"]["annotations"]["trimtab.dev/pipeline-hash"]
+    return written
 
 
 def profiling() -> list[dict[str, Any]]:
@@ -71,8 +99,10 @@ def profiling() -> list[dict[str, Any]]:
         ("model-server", replica_set("small")),
         ("gpu", replica_set("large")),
         ("container", replica_set("own")),
-        ("router", router_objects(PIPELINE, a_plan(PIPELINE), SETTINGS, pod_monitor=True)),
+        ("router", router(SETTINGS)),
+        ("router-secure", router(SECURE)),
         ("isolation", network_policies(PIPELINE, SETTINGS)),
+        ("isolation-secure", network_policies(PIPELINE, SECURE)),
         ("profiling", profiling()),
         ("seldon", [seldon_deployment(PIPELINE, STAGE, GROUPS["small"], SETTINGS, replicas=2)]),
         ("seldon-gpu", [seldon_deployment(PIPELINE, STAGE, GROUPS["large"], SETTINGS, replicas=1)]),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trimtab_protocol import InferRequest, InferResponse, ProtocolError, RequestedOutput, Tensor, rest
-from trimtab_protocol.tensors import bytes_array
+from trimtab_protocol.tensors import MAX_BYTES_ELEMENTS, bytes_array, decode_raw
 
 IMAGE = Tensor.of("image", np.arange(12, dtype=np.float32).reshape(2, 6))
 LABEL = Tensor("label", "BYTES", bytes_array([b"a", b"\xff\x00"], (2,)))
@@ -139,3 +139,29 @@ def test_binary_data_that_no_tensor_claims():
         ProtocolError, match="3 bytes of binary data came, but the tensors' 'binary_data_size' sum to 0"
     ):
         rest.decode_request("m", header + b"abc", len(header))
+
+
+def test_numbers_that_json_lacks_are_null():
+    outputs = (Tensor.of("y", np.array([1.0, np.nan, np.inf], np.float32)),)
+    answer = InferResponse("m", outputs, parameters={"score": float("nan")})
+    buffers, _ = rest.encode_response(answer, frozenset())
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    read = json.loads(joined(buffers), parse_constant=refuse)
+    assert read["outputs"][0]["data"] == [1.0, None, None]
+    assert read["parameters"] == {"score": None}
+
+
+def test_half_a_surrogate_pair_is_the_callers_fault():
+    with pytest.raises(ProtocolError, match="half a surrogate pair"):
+        rest.decode_request("m", body(inputs=[tensor(datatype="BYTES", shape=[1], data=["\ud800"])]), None)
+
+
+def test_strings_without_end_are_refused_before_they_are_read():
+    raw = bytes(4) * (MAX_BYTES_ELEMENTS + 1)
+    with pytest.raises(ProtocolError, match="elements of BYTES are too many"):
+        decode_raw("x", "BYTES", [MAX_BYTES_ELEMENTS + 1], raw)
+    with pytest.raises(ProtocolError, match="needs 2 elements, but more came"):
+        decode_raw("x", "BYTES", [2], raw)

@@ -89,14 +89,19 @@ class FakeReplica:
 
     async def kill(self) -> None:
         """Go away as after kill -9: connections are cut, batches are lost."""
+        self.cut()
+        assert self._runner is not None
+        self.gate.set()
+        await self._runner.cleanup()
+        self._runner = None
+
+    def cut(self) -> None:
+        """Cut all connections."""
         assert self._runner is not None
         assert self._runner.server is not None
         for connection in self._runner.server.connections:
             if connection.transport is not None:
                 connection.transport.abort()
-        self.gate.set()
-        await self._runner.cleanup()
-        self._runner = None
 
     async def stop(self) -> None:
         self.gate.set()

@@ -1,5 +1,6 @@
 """Batches: as full as the most urgent member can afford; who is dropped, and when."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +45,21 @@ def test_when_the_backlog_cannot_be_served_in_time_the_urgent_row_goes_rather_th
     queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=0.3) for _ in range(40)))
 
     assert formed_rows(queue, 0.0, terms()) == (8, 1)
+
+
+@pytest.mark.parametrize("patient", [0, 1, 5, 20])
+def test_a_patient_caller_hides_no_overload(patient):
+    urgent = [a_work(deadline=0.05) for _ in range(8)]
+    others = [a_work(deadline=0.4) for _ in range(60)]
+    very_patient = [a_work(deadline=86_400.0) for _ in range(patient)]
+
+    assert formed_rows(a_queue(*urgent, *others, *very_patient), 0.0, terms()) == (8, 8)
+
+
+def test_urgent_rows_are_served_before_patient_ones_however_many_of_them():
+    queue = a_queue(*(a_work(deadline=0.045) for _ in range(4)), *(a_work(deadline=60.0) for _ in range(400)))
+
+    assert formed_rows(queue, 0.0, terms()) == (3, 0)
 
 
 def test_more_replicas_carry_the_same_backlog():

@@ -1,6 +1,7 @@
 """Plans and endpoints change while requests are under way: nothing is lost, and what changes does so when it can."""
 
 import asyncio
+import json
 from functools import partial
 
 import pytest
@@ -155,3 +156,13 @@ async def test_files_are_followed_and_broken_ones_change_nothing(watched):
     await until(lambda: router.state()["plan_generation"] == 5)
     await until(lambda: "replica-0" in router.state()["stages"]["stage-0"]["endpoints"])
     assert not router.ready
+
+
+async def test_a_plan_of_a_newer_adapter_comes_into_force_without_what_is_new(watched):
+    router, folder, pipeline = watched
+    written = a_plan(pipeline, 7, batchSize=5).model_dump(mode="json", by_alias=True, exclude_none=True)
+    written["spec"]["tokens"] = {"budget": 3}
+    (folder / "plan.json").write_text(json.dumps(written))
+    await until(lambda: router.state()["plan_generation"] == 7)
+
+    assert router.state()["stages"]["stage-0"]["batch_size"] == 5

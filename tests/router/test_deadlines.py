@@ -8,6 +8,7 @@ import pytest
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, seconds_in
 from trimtab_router.router import Limits
+from trimtab_router.window import FLOOR_REQUESTS
 
 SECOND = 1_000_000
 
@@ -58,6 +59,53 @@ async def test_predicted_drops_alone_while_the_replica_is_still_busy():
         assert [(await call)[0] for call in (first, patient)] == [200, 200]
         assert await rig.outcomes() == {"ok": 2, "dropped": 1}
         assert await rig.metric("trimtab_drops_total", stage="stage-0", reason="Predicted") == 1
+
+
+async def test_a_deadline_is_at_most_ten_times_the_slo():
+    async with a_rig(a_pipeline(1, slo={"latency": "100ms"}), {}, ready=False, limits=Limits(grace_seconds=60)) as rig:
+        begun = time.monotonic()
+        status, message, _ = await rig.rest(a_request(parameters={"timeout": 10**18}))
+
+        assert (status, message.startswith("stage stage-0: no replica became ready")) in {(503, True), (504, False)}
+        assert time.monotonic() - begun >= 1.0
+        assert rig.router.state()["stages"]["stage-0"]["queue_rows"] == 0
+
+
+async def test_one_patient_caller_turns_no_overload_control_off():
+    replica = FakeReplica()
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=1, serviceSeconds={1: 10.0}) as rig:
+        first = await blocked(rig, replica)
+        patient = asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 500 * SECOND})))
+        await rig.until(queued(rig, 1))
+        queue = []
+        for number in range(3):
+            queue.append(asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 50 * SECOND}))))
+            await rig.until(queued(rig, 2 + number))
+        status, message, _ = await rig.rest(a_request(parameters={"timeout": 49 * SECOND + 1_000_000}))
+
+        assert (status, "but it needs 30.000 s in the queue" in message) == (504, True), message
+        replica.gate.set()
+        assert [(await call)[0] for call in (first, patient, *queue)] == [200] * 5
+
+
+async def test_more_than_can_be_answered_in_time_is_not_let_in():
+    replica = FakeReplica()
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=1, serviceSeconds={1: 10.0}) as rig:
+        first = await blocked(rig, replica)
+        most = FLOOR_REQUESTS  # more than the 12 that one replica answers within twice the SLO
+        calls = [
+            asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 600 * SECOND}))) for _ in range(most - 1)
+        ]
+        await rig.until(queued(rig, most - 1))
+        await rig.until(lambda: rig.router.window.limit == most)
+
+        status, message, headers = await rig.rest(a_request(parameters={"timeout": 600 * SECOND}))
+        assert (status, headers["x-trimtab-reason"], headers["Retry-After"]) == (429, "Overload", "1")
+        assert message.startswith("the router is overloaded: 16 requests are under way")
+        replica.gate.set()
+        assert [(await call)[0] for call in (first, *calls)] == [200] * most
+        assert (await rig.rest(a_request()))[0] == 200
+        assert await rig.outcomes() == {"ok": most + 1, "refused": 1}
 
 
 async def test_past_drops_once_the_deadline_is_past():

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from tests.builders import a_stage
 from tests.ports import held_port
 from tests.router.fakes import a_pipeline, a_request, a_rig
 from trimtab_pipelines.routing import Endpoint, Endpoints
-from trimtab_protocol import InferResponse, Tensor, rest
+from trimtab_protocol import InferRequest, InferResponse, Tensor, rest
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENT = {"timeout": 60_000_000}
@@ -94,6 +95,28 @@ class TheirServer:
         )
         headers = {rest.HEADER_LENGTH: str(length_out)} if length_out else {}
         return web.Response(body=b"".join(buffers), headers=headers)
+
+
+@pytest.mark.parametrize("extensions", [("binary_tensor_data", "statistics"), ("model_repository_extension",), ()])
+async def test_answers_in_json_may_be_as_large_as_json_makes_them(extensions):
+    theirs, width = TheirServer(*extensions), 100
+    runner = web.ServerRunner(web.Server(theirs, access_log=None))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    output = {"name": "y", "datatype": "FP32", "shape": [width]}
+    pipeline = a_pipeline(
+        [a_stage("stage-0", outputs=[output])], inputs=[{"name": "x", "datatype": "FP32", "shape": [width]}]
+    )
+    async with a_rig(pipeline, {"stage-0": []}, ready=False, batchSize=64) as rig:
+        rig.router.apply_endpoints(at(runner.addresses[0][1]))
+        await rig.until_ready()
+        x = np.full((64, width), 0.1, np.float32)
+        parameters = PATIENT | {"binary_data_output": True}
+        status, answer, _ = await rig.rest(InferRequest("sample", (Tensor.of("x", x),), parameters=parameters))
+
+        assert status == 200, answer
+        np.testing.assert_array_equal(answer.outputs[0].array, x + np.float32(1))
+    await runner.cleanup()
 
 
 @pytest.mark.parametrize("extensions", [("binary_tensor_data", "statistics"), ("model_repository_extension",), ()])

@@ -142,3 +142,10 @@ def test_pieces_join_in_row_order_however_they_come_back(rows, order):
         work.add_piece(start, stop - start, {"y": x[start:stop] + 1}, Served("v", "default", 1, 0.0, 0.0, 1.0, 0))
 
     np.testing.assert_array_equal(work.owner.outputs["y"], x + 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 2)), max_size=40), st.integers(-1, 10))
+def test_rows_ahead_are_those_due_by_then(works, deadline):
+    queue = a_queue(*(a_work(1, due, width) for due, width in works))
+
+    assert round(queue.rows_before(deadline), 6) == sum(due <= deadline for due, _ in works)

@@ -158,6 +158,17 @@ def test_seconds_before_the_counting_began_are_unknown_not_empty():
     assert counter.history(1002.0) == [0, 0]
 
 
+def test_a_clock_that_is_set_back_heaps_up_no_peak():
+    counter = ArrivalCounter(1000.0)
+    counter.record(1000.5, 7)
+    for number in range(6000):
+        counter.record(940.0 + number / 100)
+
+    assert counter.peak(1001.5) == 100
+    assert max(counter.history(1001.5)) == 100
+    assert counter.history(1003.0)[-2:] == [0, 0]
+
+
 def test_rows_per_request():
     rows = RowCounter()
     assert rows.per_request(0.0) == {}

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.builders import a_pipeline, a_stage
 from tests.router.test_graph import digits
 from trimtab_protocol import Tensor
-from trimtab_router.scatter import BrokenAnswer, scatter
+from trimtab_router.scatter import BrokenAnswer, most_answer_bytes, scatter
 
 STAGE = digits().stage("locate")
 
@@ -51,3 +52,18 @@ def test_scattering_a_batch_gives_each_member_what_it_would_get_alone(members):
 def test_answers_that_are_not_what_the_stage_promises(answer, message):
     with pytest.raises(BrokenAnswer, match=message):
         scatter(STAGE, answer, [1])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "least", "most"),
+    [
+        ([{"name": "y", "datatype": "FP32", "shape": [4]}], 160, 160 + 2**16),
+        ([{"name": "y", "datatype": "FP64", "shape": []}, {"name": "z", "datatype": "BOOL", "shape": [3]}], 110, 2**17),
+        ([{"name": "y", "datatype": "FP32", "shape": [-1]}], 777, 777),
+        ([{"name": "y", "datatype": "BYTES", "shape": [1]}], 777, 777),
+    ],
+)
+def test_an_answer_is_at_most_as_large_as_the_stage_says(outputs, least, most):
+    stage = a_pipeline([a_stage("s", outputs=outputs)], outputs=[{"name": "y", "from": "s.outputs.y"}]).spec.stages[0]
+
+    assert least <= most_answer_bytes(stage, 10, 777) <= most

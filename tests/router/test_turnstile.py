@@ -62,10 +62,17 @@ async def test_the_crowd_is_bounded():
 
 async def test_callers_who_left_take_nobodys_turn():
     turnstile = Turnstile(10.0)
-    crowd = [asyncio.ensure_future(turnstile.enter(time.monotonic())) for _ in range(3 * PER_TURN)]
-    await asyncio.sleep(0)
-    for leaving in crowd[PER_TURN : 2 * PER_TURN]:
-        leaving.cancel()
-    outcomes = await asyncio.gather(*crowd, return_exceptions=True)
+    at_once, leaving, staying = (
+        [asyncio.ensure_future(turnstile.enter(time.monotonic())) for _ in range(PER_TURN)] for _ in range(3)
+    )
+    await asyncio.sleep(0)  # all have asked: a first turn's worth is in, two wait
+    assert ([call.done() for call in at_once], any(call.done() for call in leaving + staying)) == ([True] * 8, False)
+    for call in leaving:
+        call.cancel()
+    turns = 0
+    while not all(call.done() for call in staying):
+        await asyncio.sleep(0)
+        turns += 1
 
-    assert sum(outcome is None for outcome in outcomes) >= 2 * PER_TURN
+    assert all(call.cancelled() for call in leaving)
+    assert turns <= 2, "those who left were given the turn of those who stayed"

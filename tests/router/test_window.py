@@ -124,3 +124,16 @@ def test_it_stays_between_what_keeps_replicas_busy_and_what_they_could_ever_carr
     assert Bounds.of(3.0, None) == Bounds(FLOOR_REQUESTS, MOST_REQUESTS)
     assert Bounds.of(3.0, 5.0) == Bounds(FLOOR_REQUESTS, FLOOR_REQUESTS)
     assert Bounds.of(1e9, 1e12) == Bounds(MOST_REQUESTS, MOST_REQUESTS)
+
+
+def test_one_pause_of_the_machine_turns_nobody_away():
+    """Callers who come again once they are answered: so many are under way, and hardly one is answered in a pause."""
+    window = Window(SLO)
+    answered = 0
+    for number in range(60):
+        paused = number == 30
+        answered += 2 if paused else 60
+        now = number * 0.1 + (0.8 if number >= 30 else 0.0)
+        window.observe(Observation(now, answered, 0, 64, 0.8 if paused else 0.002))
+
+        assert window.limit > 64

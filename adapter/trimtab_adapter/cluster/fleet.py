@@ -5,7 +5,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +15,7 @@ from trimtab_adapter.cluster.known import PIPELINE, PLAN, PROFILE, SERVICE_LABEL
 from trimtab_adapter.cluster.outlets import ClusterOutlets
 from trimtab_adapter.cluster.reporter import Reporter
 from trimtab_adapter.cluster.routers import RoutersSource, addresses
+from trimtab_adapter.cluster.solving import Solving
 from trimtab_adapter.forecasting import CurrentForecaster, TrainedWeights
 from trimtab_adapter.loop import LOOK_SECONDS, Loop, Senses
 from trimtab_adapter.metrics import AdapterMetrics
@@ -25,13 +25,12 @@ from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.client import Object
 from trimtab_kubernetes.follow import Key
-from trimtab_pipelines.cluster import router_name
+from trimtab_pipelines.cluster import router_admin_name
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.pool import Pool
 
 log = logging.getLogger(__name__)
 
-SOLVERS = 2
 LOOKS_PER_SECOND = 50.0  # of all loops together, at their routers' newest second
 LATE_INTERVALS = 3.0
 LATE_SECONDS = 60.0  # at the least: the longest decision and its rest are no reason to be restarted
@@ -72,7 +71,7 @@ class Fleet:
         self._ending: dict[Key, asyncio.Task[None]] = {}
         self._closing = False
         self._pools = None if surroundings.pools is None else SharedPools(surroundings.pools)
-        self._solving = ThreadPoolExecutor(SOLVERS, thread_name_prefix="solve")
+        self._solving = Solving(surroundings.pools or ())
 
     async def run(self) -> None:
         """Plan for all pipelines; ends by cancellation, when every loop has ended and said so."""
@@ -87,7 +86,7 @@ class Fleet:
                 task.cancel()
             await asyncio.gather(following, starting, return_exceptions=True)
             await asyncio.gather(*(self._stop(key) for key in list(self._members)), *self._ending.values())
-            self._solving.shutdown(wait=False, cancel_futures=True)
+            self._solving.close()
 
     def late(self) -> list[str]:
         """Name the pipelines whose loop has not ticked for three intervals, nor for a minute."""
@@ -157,7 +156,7 @@ class Fleet:
             ClusterOutlets(around.cluster, self._known, key, report),
             Senses(loads, routers, self._look_seconds),
             CurrentForecaster(lambda: documents.pipeline.spec.adaptation, around.weights),
-            self._solving,
+            self._solving.threads,
         )
         if self._pools is not None:
             wake = partial(_wake_from_anywhere, asyncio.get_running_loop(), loop)
@@ -180,7 +179,7 @@ class Fleet:
 
     def _routers_changed(self, namespace: str, service: str) -> None:
         for key in list(self._members):
-            if key[0] == namespace and router_name(key[1]) == service:
+            if key[0] == namespace and router_admin_name(key[1]) == service:
                 self._wake(key)
 
     def _wake(self, key: Key) -> None:
@@ -197,7 +196,7 @@ class Fleet:
         """What is worth a decision at once: the wish, the room, the profiles, the routers, whether it has a plan."""
         pipeline = self._known.get(PIPELINE, key) or {"metadata": {}}
         profiles = self._known.belonging(PROFILE, *key)
-        slices = self._known.belonging(SLICE, key[0], router_name(key[1]))
+        slices = self._known.belonging(SLICE, key[0], router_admin_name(key[1]))
         return (
             pipeline["metadata"].get("generation"),
             str((pipeline.get("status") or {}).get("schedulable")),

@@ -17,11 +17,10 @@ from trimtab_adapter.observation import Load, ObservationError, State, merge_sta
 from trimtab_adapter.sources import RouterSource
 from trimtab_kubernetes.client import Object
 from trimtab_kubernetes.follow import Key
-from trimtab_pipelines.cluster import ROUTER_REST_PORT, router_name
+from trimtab_pipelines.cluster import ADMIN_PORT_NAME, ROUTER_ADMIN_PORT, router_admin_name
 from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_router.load import HISTORY_SECONDS
 
-REST_PORT_NAMES = ("rest", "http")
 Answer = TypeVar("Answer", Load, State)
 
 
@@ -66,7 +65,7 @@ class RoutersSource:
         """Return each answer, None for a router that ought to have answered; raise where no ready one did."""
         asked = self._addresses()
         if not any(address.ready for address in asked):
-            name = f"{self._key[0]}/{router_name(self._key[1])}"
+            name = f"{self._key[0]}/{router_admin_name(self._key[1])}"
             raise ObservationError(f"no router is ready behind Service {name}", "Missing")
         sources = [RouterSource(self._client, address.url) for address in asked]
         found = await asyncio.gather(*(source.load(0.0, seconds) for source in sources), return_exceptions=True)
@@ -85,14 +84,14 @@ class RoutersSource:
         return answers
 
     def _addresses(self) -> list[Address]:
-        return addresses(self._known.belonging(SLICE, self._key[0], router_name(self._key[1])))
+        return addresses(self._known.belonging(SLICE, self._key[0], router_admin_name(self._key[1])))
 
 
 def addresses(slices: Iterable[Object]) -> list[Address]:
-    """Return the REST addresses of all routers that serve, those that are ending included; each once."""
+    """Return the administrative addresses of all routers that serve, those that are ending included; each once."""
     found: dict[str, bool] = {}
     for one in slices:
-        port = _rest_port(one.get("ports") or [])
+        port = _admin_port(one.get("ports") or [])
         for endpoint in one.get("endpoints") or []:
             conditions = endpoint.get("conditions") or {}
             ready = conditions.get("ready") is not False
@@ -104,10 +103,9 @@ def addresses(slices: Iterable[Object]) -> list[Address]:
     return [Address(url, ready) for url, ready in sorted(found.items())]
 
 
-def _rest_port(ports: Iterable[Mapping[str, object]]) -> int:
+def _admin_port(ports: Iterable[Mapping[str, object]]) -> int:
     by_name = {str(port.get("name") or ""): port.get("port") for port in ports}
-    named = next((by_name[name] for name in REST_PORT_NAMES if by_name.get(name)), ROUTER_REST_PORT)
-    return int(str(named))
+    return int(str(by_name.get(ADMIN_PORT_NAME) or ROUTER_ADMIN_PORT))
 
 
 def recent(loads: Mapping[str, Load], now_seconds: float) -> dict[str, Load]:

@@ -93,6 +93,13 @@ names the Secrets its pods are given, as who may create pods does (docs/install.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
+{{- with include "trimtab.edgeKeysSecret" . }}
+# The hashed keys of its callers, and no other Secret.
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [{{ . }}]
+  verbs: [get, list, watch]
+{{- end }}
 {{- end }}
 
 {{/* Given to each pipeline's profile Job by a RoleBinding of the operator. */}}

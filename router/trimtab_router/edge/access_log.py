@@ -12,6 +12,7 @@ Json = dict[str, Any]
 COLLECTOR = "collector"
 STATS_PREFIX = "door"
 REFUSED = "answered"
+REASON_HEADER = "x-trimtab-reason"
 _LINE = {
     "time": "%START_TIME%",
     "client": f"%REQ({CLIENT_HEADER})%",
@@ -20,7 +21,7 @@ _LINE = {
     "protocol": "%PROTOCOL%",
     "status": "%RESPONSE_CODE%",
     "grpc_status": "%GRPC_STATUS%",
-    "reason": "%RESP(X-TRIMTAB-REASON)%",
+    "reason": f"%RESP({REASON_HEADER})%",
     "stage": "%RESP(X-TRIMTAB-STAGE)%",
     "detail": "%RESPONSE_CODE_DETAILS%",
     "received_bytes": "%BYTES_RECEIVED%",
@@ -59,10 +60,14 @@ def tracing(pipeline: str) -> Json:
 
 
 def _count() -> Json:
-    """Count answers by cause and status: those that did not come from the router are added to what it counted."""
+    """Count answers by cause, status and reason: those that did not come from the router are added to what it counted.
+
+    The reason is needed because what is refused over gRPC has status 200.
+    """
     tags = [
         {"name": "detail", "value_format": "%RESPONSE_CODE_DETAILS%"},
         {"name": "status", "value_format": "%RESPONSE_CODE%"},
+        {"name": "reason", "value_format": f"%RESP({REASON_HEADER})%"},
     ]
     return typed(
         "envoy.access_loggers.stats",

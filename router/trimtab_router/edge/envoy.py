@@ -1,19 +1,23 @@
 """Shell: Envoy's administration, over its socket: counts what it refused, bounds what it lets in, lets it drain."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import aiohttp
 
+from trimtab_pipelines.documents import write_atomically
 from trimtab_router.edge.bootstrap import REQUESTS
 from trimtab_router.edge.refused import answered, refused_since
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 2.0
-STEER_SECONDS = 1.0
+STEER_SECONDS, CROWDED_STEER_SECONDS = 1.0, 0.1
+CALM_LOOKS = 20
+"""How many looks without a refusal for want of room make the door calm again."""
 
 
 class EnvoyAway(Exception):  # noqa: N818 - reads as what happened
@@ -25,28 +29,34 @@ class Envoy:
 
     Args:
         socket: its administration's.
+        noted: the file of what was counted of this Envoy, which may outlive its router.
         count: told how many requests were refused, by (HTTP status, reason), since it was told last.
     """
 
-    def __init__(self, socket: Path, count: Callable[[Mapping[tuple[int, str], int]], None]) -> None:
+    def __init__(self, socket: Path, noted: Path, count: Callable[[Mapping[tuple[int, str], int]], None]) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(str(socket)), timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         )
         self._count = count
-        self._counted: Mapping[str, int] = {}
+        self._noted = noted
+        self._counted = _read(noted)
         self._counting = asyncio.Lock()
         self._most_under_way = 0
 
-    async def catch_up(self) -> None:
-        """Count what was refused since the last time; nothing while Envoy is away."""
+    async def catch_up(self) -> Mapping[str, int]:
+        """Count what was refused since the last time, and return it by reason; nothing while Envoy is away."""
         async with self._counting:
             try:
                 stats = answered(await self._ask("GET", "/stats?filter=^door\\.answered"))
             except EnvoyAway as error:
                 log.debug("%s", error)
-                return
-            self._count(refused_since(self._counted, stats))
-            self._counted = stats
+                return {}
+            refused = refused_since(self._counted, stats)
+            self._count(refused)
+            if stats != self._counted:
+                self._counted = stats
+                write_atomically(self._noted, json.dumps(stats))
+            return {reason: count for (_, reason), count in refused.items()}
 
     async def bound(self, most_under_way: int) -> None:
         """Let so many requests at most be under way at the router, and as many wait for a connection."""
@@ -59,14 +69,16 @@ class Envoy:
 
     async def steer(self, most_under_way: Callable[[], int]) -> None:
         """For ever: keep its bound what it should be, and its refusals counted."""
+        looks = 0
         while True:
             try:
                 await self.bound(most_under_way())
             except EnvoyAway as error:
                 self._most_under_way = 0  # one that comes back starts with its own
                 log.debug("%s", error)
-            await self.catch_up()
-            await asyncio.sleep(STEER_SECONDS)
+            crowded = (await self.catch_up()).get("Overload", 0) > 0
+            looks = CALM_LOOKS if crowded else max(looks - 1, 0)
+            await asyncio.sleep(CROWDED_STEER_SECONDS if looks else STEER_SECONDS)
 
     async def send_callers_away(self) -> None:
         """Ask callers to connect elsewhere, while those who come are still served."""
@@ -95,3 +107,13 @@ class Envoy:
                 return text
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EnvoyAway(f"envoy: {method} {path}: {type(error).__name__} {error}") from error
+
+
+def _read(noted: Path) -> dict[str, int]:
+    try:
+        return {str(cause): int(count) for cause, count in json.loads(noted.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        log.warning("%s: %s; what the door refused before is counted again", noted, error)
+        return {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """The sockets between Envoy and the router."""
+    """The sockets between Envoy and the router, and a note that outlives either."""
 
     folder: Path
 
@@ -29,6 +29,11 @@ class Sockets:
     def envoy(self) -> Path:
         """Envoy's administration."""
         return self.folder / "envoy.sock"
+
+    @property
+    def counted(self) -> Path:
+        """The router's note of what it counted of Envoy's refusals, for the router after it."""
+        return self.folder / "counted.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,24 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-_STAT = re.compile(r"^door\.answered\.detail\.(?P<detail>.+)\.status\.(?P<status>\d+): (?P<count>\d+)$")
-_REASONS = {
+_STAT = re.compile(
+    r"^door\.answered\.detail\.(?P<detail>.+)\.status\.(?P<status>\d+)\.reason\.(?P<reason>[^.]*): (?P<count>\d+)$"
+)
+REASONS = {
+    "Malformed": 400,
+    "Unauthenticated": 401,
+    "Forbidden": 403,
+    "NotFound": 404,
+    "RequestTimeout": 408,
+    "PayloadTooLarge": 413,
+    "ClientRate": 429,
+    "Overload": 429,
+    "HeadersTooLarge": 431,
+    "DoorFull": 503,
+    "RouterAway": 503,
+}
+"""Why the door refuses, with the HTTP status; over gRPC the status is always 200, and the reason says which it is."""
+_BY_DETAIL = {
     "jwt_authn": "Unauthenticated",
     "local_rate_limited": "ClientRate",
     "overload": "DoorFull",
@@ -19,34 +35,50 @@ _REASONS = {
     "request_payload_too_large": "PayloadTooLarge",
     "upstream_reset_before_response_started{overflow}": "Overload",
 }
+_BY_RESET = {
+    "http2.header_list_size_too_large": "HeadersTooLarge",
+    "http2.invalid.header.field": "Malformed",
+    "http2.too_many_headers": "HeadersTooLarge",
+}
+"""Details of streams that were reset before they were a request, so that they have no status."""
 _BY_STATUS = {401: "Unauthenticated", 403: "Forbidden", 408: "RequestTimeout", 413: "PayloadTooLarge", 429: "Overload"}
 _COUNTED_BY_ROUTER = ("via_upstream", "downstream", "response_timeout", "duration_timeout", "upstream_response_timeout")
 """Answers of the router, and requests that were at the router when their caller or the door gave them up."""
-_MALFORMED = "Malformed"
 
 
 def answered(text: str) -> dict[str, int]:
-    """Read Envoy's text of `door.answered` counters: how often each cause and status was answered."""
+    """Read Envoy's text of `door.answered` counters: how often each status, reason and cause was answered."""
     matches = (_STAT.match(line) for line in text.splitlines())
-    return {f"{match['status']} {match['detail']}": int(match["count"]) for match in matches if match}
+    return {f"{match['status']} {match['reason']} {match['detail']}": int(match["count"]) for match in matches if match}
 
 
 def refused_since(before: Mapping[str, int], now: Mapping[str, int]) -> Mapping[tuple[int, str], int]:
     """How many requests the door refused in between, by (HTTP status, reason); a count that fell began anew."""
     refused: Counter[tuple[int, str]] = Counter()
     for cause, count in now.items():
-        written_status, _, detail = cause.partition(" ")
-        status, known = int(written_status), before.get(cause, 0)
+        known = before.get(cause, 0)
         more = count - known if count >= known else count
-        if more and status >= 400 and not detail.startswith(_COUNTED_BY_ROUTER):
-            refused[status, _reason(status, detail)] += more
+        refusal = _refusal(*cause.split(" ", 2))
+        if more and refusal is not None:
+            refused[refusal] += more
     return refused
 
 
+def _refusal(written_status: str, reason: str, detail: str) -> tuple[int, str] | None:
+    """What was refused with such an answer; None where it was no refusal, or the router counted it."""
+    status = int(written_status)
+    if detail.startswith(_COUNTED_BY_ROUTER):
+        return None
+    reason = _BY_RESET.get(detail, reason)
+    if reason in REASONS:
+        return (status if status >= 400 else REASONS[reason]), reason
+    return (status, _reason(status, detail)) if status >= 400 else None
+
+
 def _reason(status: int, detail: str) -> str:
-    for begin, reason in _REASONS.items():
+    for begin, reason in _BY_DETAIL.items():
         if detail.startswith(begin):
             return reason
     if detail.startswith("upstream_reset") or status == 503:
         return "RouterAway"
-    return _BY_STATUS.get(status, _MALFORMED)
+    return _BY_STATUS.get(status, "Malformed")

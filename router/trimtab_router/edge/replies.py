@@ -1,10 +1,8 @@
 """How the door refuses: in the protocol's own form, with the reason and when to try again, as the router does. Pure.
 
-gRPC callers get the status that gRPC maps the HTTP status to, and the same words.
+gRPC callers get the same words, and the status that the router gives for the same reason.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from trimtab_protocol import grpc_messages
@@ -13,6 +11,8 @@ Json = dict[str, Any]
 
 OVERLOAD = "the router is overloaded: as many requests are under way as can be answered in time; try again later"
 ROUTER_AWAY = "the router is not there; try again"
+GRPC_STATUS = {"Malformed": 3, "RequestTimeout": 4, "Timeout": 4, "PayloadTooLarge": 8, "Overload": 8, "ClientRate": 8}
+"""Where gRPC would make of the HTTP status another than the router says for the same reason."""
 UNAUTHENTICATED = "no known key or token came along; send one as Authorization: Bearer, a key also as X-API-Key"
 NOT_FOUND = (
     f"nothing is served there; over gRPC {grpc_messages.SERVICE} is, without streams, beside health and reflection"
@@ -22,54 +22,45 @@ NOT_FOUND = (
 def local_replies() -> Json:
     """Return the configuration of answers that Envoy gives itself: JSON for REST, the bare words for gRPC."""
     return {
-        "mappers": [form for mapper in _MAPPERS for form in (_for_grpc(mapper), mapper.written)],
+        "mappers": [form for mapper in _MAPPERS for form in (_over_grpc(mapper), mapper)],
         "body_format": {"json_format": {"error": "%LOCAL_REPLY_BODY%"}, "content_type": "application/json"},
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Mapper:
-    """How to refuse in one case; `grpc_status` where it is not what gRPC makes of the HTTP status by itself."""
-
-    which: Json
-    reason: str
-    text: str
-    status: int | None = None
-    grpc_status: int | None = None
-    retry_after_seconds: int | None = None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        seconds = self.retry_after_seconds
-        again = {} if seconds is None else {"retry-after": f"{seconds}", "grpc-retry-pushback-ms": f"{1000 * seconds}"}
-        return {"x-trimtab-reason": self.reason, **again}
-
-    @property
-    def written(self) -> Json:
-        status = {} if self.status is None else {"status_code": self.status}
-        return {
-            "filter": self.which,
-            "body": {"inline_string": self.text},
-            "headers_to_add": _added(self.headers),
-            **status,
-        }
+def _over_grpc(mapper: Json) -> Json:
+    headers = mapper["headers_to_add"]
+    status = GRPC_STATUS.get(headers[0]["header"]["value"])
+    more = [] if status is None else [_header("grpc-status", str(status))]
+    return mapper | _WORDS | {"filter": _grpc(mapper["filter"]), "headers_to_add": headers + more}
 
 
-def _for_grpc(mapper: _Mapper) -> Json:
+def _header(name: str, value: str) -> Json:
+    return {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
+def _grpc(which: Json) -> Json:
     content = {"header": {"name": "content-type", "string_match": {"prefix": "application/grpc"}}}
-    status = {} if mapper.grpc_status is None else {"grpc-status": str(mapper.grpc_status)}
-    return mapper.written | {
-        "filter": {"and_filter": {"filters": [{"header_filter": content}, mapper.which]}},
-        "headers_to_add": _added(mapper.headers | status),
-        "body_format_override": {"text_format_source": {"inline_string": "%LOCAL_REPLY_BODY%"}},
+    return {"and_filter": {"filters": [{"header_filter": content}, which]}}
+
+
+def _mapper(
+    which: Json,
+    reason: str,
+    *,
+    text: str,
+    status: int | None = None,
+    retry_after_seconds: int | None = None,
+) -> Json:
+    headers = {"x-trimtab-reason": reason}
+    if retry_after_seconds is not None:
+        headers["retry-after"] = str(retry_after_seconds)
+        headers["grpc-retry-pushback-ms"] = str(1000 * retry_after_seconds)
+    mapper: Json = {
+        "filter": which,
+        "body": {"inline_string": text},
+        "headers_to_add": [_header(name, value) for name, value in headers.items()],
     }
-
-
-def _added(headers: Mapping[str, str]) -> list[Json]:
-    return [
-        {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
-        for key, value in headers.items()
-    ]
+    return mapper if status is None else mapper | {"status_code": status}
 
 
 def _flags(*flags: str) -> Json:
@@ -81,17 +72,18 @@ def _status(code: int) -> Json:
     return {"status_code_filter": {"comparison": comparison}}
 
 
-_DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED = 4, 8
+_WORDS: Json = {"body_format_override": {"text_format_source": {"inline_string": "%LOCAL_REPLY_BODY%"}}}
 _MAPPERS = (
-    _Mapper(_flags("UO"), "Overload", OVERLOAD, status=429, retry_after_seconds=1),
-    _Mapper(_flags("UF", "UC", "UH", "LR", "UR"), "RouterAway", ROUTER_AWAY, status=503, retry_after_seconds=1),
-    _Mapper(_flags("OM"), "DoorFull", "the door's memory is used up; try again later", retry_after_seconds=1),
-    _Mapper(_flags("UT"), "Timeout", "the router gave no answer in time", grpc_status=_DEADLINE_EXCEEDED),
-    _Mapper(_status(401), "Unauthenticated", UNAUTHENTICATED),
-    _Mapper(_status(403), "Forbidden", "this client may not call this pipeline"),
-    _Mapper(_status(404), "NotFound", NOT_FOUND),
-    _Mapper(_status(408), "RequestTimeout", "the request did not arrive in time", grpc_status=_DEADLINE_EXCEEDED),
-    _Mapper(_status(413), "PayloadTooLarge", "the body is larger than is taken here", grpc_status=_RESOURCE_EXHAUSTED),
-    _Mapper(_status(429), "ClientRate", "this client sends more requests than it may", retry_after_seconds=1),
-    _Mapper(_status(431), "HeadersTooLarge", "the headers are larger than is taken here"),
+    _mapper(_flags("UO"), "Overload", text=OVERLOAD, status=429, retry_after_seconds=1),
+    _mapper(_flags("UF", "UC", "UH", "LR", "UR"), "RouterAway", text=ROUTER_AWAY, status=503, retry_after_seconds=1),
+    _mapper(_flags("OM"), "DoorFull", text="the door's memory is used up; try again later", retry_after_seconds=1),
+    _mapper(_flags("UT"), "Timeout", text="the router gave no answer in time"),
+    _mapper(_status(400), "Malformed", text="the request breaks the rules of HTTP, or its path hides another"),
+    _mapper(_status(401), "Unauthenticated", text=UNAUTHENTICATED),
+    _mapper(_status(403), "Forbidden", text="this client may not call this pipeline"),
+    _mapper(_status(404), "NotFound", text=NOT_FOUND),
+    _mapper(_status(408), "RequestTimeout", text="the request did not arrive in time"),
+    _mapper(_status(413), "PayloadTooLarge", text="the body is larger than is taken here"),
+    _mapper(_status(429), "ClientRate", text="this client sends more requests than it may", retry_after_seconds=1),
+    _mapper(_status(431), "HeadersTooLarge", text="the headers are larger than is taken here"),
 )

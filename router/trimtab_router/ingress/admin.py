@@ -1,6 +1,7 @@
 """The router's own addresses, on a port that callers do not reach: health, metrics, load and state.
 
 Prometheus, the adapter and the kubelet ask here; callers' own questions (`/v2/health/…`) are answered at the door too.
+Everything here is only read; who else reads, or tries to do more, is told in the audit log.
 """
 
 import json
@@ -10,10 +11,12 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from trimtab_router.ingress.audit import AdminCall, Audit
 from trimtab_router.load import HISTORY_SECONDS
 from trimtab_router.router import Router
 
-log = logging.getLogger(__name__)
+AUDIT_LOG = "trimtab_router.audit"
+log = logging.getLogger(AUDIT_LOG)
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Route = Callable[[web.BaseRequest], Awaitable[web.Response]]
@@ -31,9 +34,10 @@ class AdminIngress:
         catch_up: awaited before anything is counted, so that what the door refused is in the sums.
     """
 
-    def __init__(self, router: Router, catch_up: Callable[[], Awaitable[None]] = nothing_to_catch_up) -> None:
+    def __init__(self, router: Router, catch_up: Callable[[], Awaitable[object]] = nothing_to_catch_up) -> None:
         self._router = router
         self._catch_up = catch_up
+        self._audit = Audit()
         self._routes: dict[str, _Route] = {
             "/v2/health/live": self._live,
             "/v2/health/ready": self._ready,
@@ -49,6 +53,14 @@ class AdminIngress:
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Answer a question."""
+        response = await self._answer(request)
+        call = AdminCall(request.method, request.path, request.remote or "", response.status)
+        line = self._audit.line(call, time.time())
+        if line is not None:
+            log.info(line)
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
         route = self._routes.get(request.path.rstrip("/"))
         if route is None:
             return json_response({"error": f"nothing here; this port has {', '.join(self._routes)}"}, 404)

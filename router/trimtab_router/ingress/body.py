@@ -43,6 +43,9 @@ async def read_body(
     await _continue(request)
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     try:
+        if length is not None and encoding in _IDENTITY and request.content.is_eof():  # a small one, already here
+            reservation.grow(length)
+            return memoryview(request.content.read_nowait())
         async with asyncio.timeout(seconds):
             if encoding not in _IDENTITY:
                 unpacking = Unpacking(encoding, "the body", reservation, most_bytes, advice)

@@ -29,8 +29,8 @@ _MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/inf
 _JOIN_BELOW_BYTES = 64 * 2**10
 """Answers up to this size go out as one buffer; copying them costs less than another write."""
 _WRITTEN_BYTES = 2**20
-JSON_BYTES_A_NUMBER = 8
-"""Of the bound on JSON, what a number of an answer counts: so many are written within some tens of milliseconds."""
+JSON_BYTES_A_NUMBER = 16
+"""What a number of an answer counts of the bound on JSON: about as it is written, within some tens of milliseconds."""
 _USE_BINARY = "use binary tensors (extension binary_tensor_data)"
 
 

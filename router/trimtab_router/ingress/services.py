@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from google.protobuf import descriptor_pool
@@ -30,7 +30,7 @@ class GrpcServices:
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", 2**16)], maximum_concurrent_rpcs=64)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [grpc_messages.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, server, pool=described())
+        reflection.enable_server_reflection(names, server, pool=cast("Any", Described()))
         server.add_insecure_port(f"unix:{socket}")
         await server.start()
         self._server = server
@@ -53,9 +53,24 @@ class GrpcServices:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-def described() -> Any:
-    """All services of a door, for those who ask what there is."""
-    pool = descriptor_pool.DescriptorPool()
-    for file in (grpc_messages.FILE, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
-        pool.AddSerializedFile(file if isinstance(file, bytes) else file.serialized_pb)
-    return pool
+class Described:
+    """All services of a door, for those who ask what there is: a pool, which cannot be inherited from.
+
+    Some ask for the file of a method, which is its service's; protobuf's own pool knows files of services only.
+    """
+
+    def __init__(self) -> None:
+        self._pool = descriptor_pool.DescriptorPool()
+        for file in (grpc_messages.FILE, health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb):
+            self._pool.AddSerializedFile(file)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a pool is asked."""
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> Any:  # noqa: N802 - the pool's own name
+        """The file that declares a symbol; KeyError where none does."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            return self._pool.FindServiceByName(symbol.rpartition(".")[0]).file

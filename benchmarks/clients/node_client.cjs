@@ -1,0 +1,47 @@
+// Asks a pipeline by @grpc/grpc-js. One line of JSON on stdin: {modules, descriptors, address, service, ca, headers,
+// question, patience_seconds}.
+// One line of JSON on stdout: {live, numbers, unknown}.
+"use strict";
+const fs = require("node:fs");
+const { createRequire } = require("node:module");
+
+const order = JSON.parse(fs.readFileSync(0, "utf8"));
+const installed = createRequire(order.modules + "/");
+const grpc = installed("@grpc/grpc-js");
+const loader = installed("@grpc/proto-loader");
+
+const options = { longs: Number, keepCase: true };
+const definition = loader.loadFileDescriptorSetFromBuffer(fs.readFileSync(order.descriptors), options);
+const Service = order.service.split(".").reduce((at, name) => at[name], grpc.loadPackageDefinition(definition));
+const credentials = order.ca ? grpc.credentials.createSsl(fs.readFileSync(order.ca)) : grpc.credentials.createInsecure();
+const client = new Service(order.address, credentials);
+
+function call(method, message) {
+  const metadata = new grpc.Metadata();
+  for (const [name, value] of Object.entries(order.headers)) metadata.set(name, value);
+  const deadline = Date.now() + 1000 * order.patience_seconds;
+  return new Promise((resolve, reject) =>
+    client[method](message, metadata, { deadline }, (error, answer) => (error ? reject(error) : resolve(answer))),
+  );
+}
+
+async function main() {
+  const { live } = await call("ServerLive", {});
+  // proto-loader takes a map that it knows from descriptors as what it is on the wire: entries.
+  const parameters = Object.entries(order.question.parameters).map(([key, value]) => ({ key, value }));
+  const question = { ...order.question, parameters };
+  const answer = await call("ModelInfer", question);
+  const raw = answer.raw_output_contents[0];
+  const numbers = Array.from({ length: raw.length / 4 }, (_, index) => raw.readFloatLE(4 * index));
+  const unknown = await call("ModelInfer", { ...question, model_name: "no-such-model" }).then(
+    () => "OK",
+    (error) => grpc.status[error.code],
+  );
+  console.log(JSON.stringify({ live, numbers, unknown }));
+  client.close();
+}
+
+main().catch((error) => {
+  console.error(String(error));
+  process.exit(1);
+});

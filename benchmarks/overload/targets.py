@@ -1,0 +1,70 @@
+"""What is knocked at: a pipeline as `trimtab up` runs it, with its door or without, and a plain MLServer."""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.overload.driving import SLO_SECONDS
+from benchmarks.overload.generator import Speech
+from benchmarks.router.parts import DELAY_SECONDS, SMALL_NUMBERS
+from benchmarks.router.processes import SERVER_CORE, chained_mlservers, echo_pipeline, echo_plan, pin
+from trimtab.local.supervisor import Setup, Supervisor
+from trimtab_pipelines.documents import write_json
+
+LARGE_BATCH, SMALL_BATCH = 128, 8
+"""With the first the door and the router give out, with the second the model does."""
+NEIGHBOURS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where each speech is understood."""
+
+    ports: Mapping[Speech, int]
+
+
+@asynccontextmanager
+async def trimtab(batch_size: int, *, bounded: bool) -> AsyncIterator[Target]:
+    """Run the echo pipeline on the servers' core, behind its door or without one."""
+    pin(SERVER_CORE)
+    pipeline = echo_pipeline(SMALL_NUMBERS, DELAY_SECONDS, SLO_SECONDS)
+    with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as name:
+        folder = Path(name)
+        write_json(folder / "pipeline.yaml", pipeline)
+        plan = echo_plan(pipeline, batch_size, DELAY_SECONDS)
+        setup = Setup(folder / "pipeline.yaml", folder / "run", plan=plan, door=bounded)
+        async with Supervisor(setup) as local:
+            await local.ready()
+            yield Target({"http1": local.rest_port, "h2c": local.rest_port, "grpc": local.grpc_port})
+
+
+@asynccontextmanager
+async def mlserver(batch_size: int, *, bounded: bool) -> AsyncIterator[Target]:
+    """Run one plain MLServer with the same model and its own batching: one stage, so half of the work."""
+    del bounded  # it has no bounds
+    model = {"max_batch_size": batch_size, "max_batch_time": DELAY_SECONDS}
+    starting = chained_mlservers({}, model, DELAY_SECONDS)
+    plain = await asyncio.to_thread(starting.__enter__)
+    try:
+        yield Target({"grpc": plain.grpc_ports[0]})
+    finally:
+        await asyncio.to_thread(starting.__exit__, None, None, None)
+
+
+@contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """Keep the servers' core busy: each neighbour in a session of its own weighs as much as one of the servers."""
+    pin(SERVER_CORE)
+    command = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()

@@ -1,0 +1,24 @@
+{{/* The door of each pipeline, as its router reads it: where things are in the pods, never what is in them. */}}
+{{- define "trimtab.edge" -}}
+{{- $edge := .Values.edge }}
+{{- $settings := dict "clients" $edge.clients "patience" $edge.patience "maxConnections" (int $edge.maxConnections) "maxStreams" (int $edge.maxStreams) "trustedHops" (int $edge.trustedHops) "accessLog" $edge.accessLog "memory" $edge.memory "jwt" $edge.jwt }}
+{{- if include "trimtab.edgeTlsSecret" . }}
+{{- $tls := dict "certificate" "/etc/trimtab-tls/tls.crt" "key" "/etc/trimtab-tls/tls.key" }}
+{{- if $edge.tls.clientCa }}
+{{- $_ := set $tls "clientCa" "/etc/trimtab-tls/ca.crt" }}
+{{- end }}
+{{- $_ := set $settings "tls" $tls }}
+{{- end }}
+{{- with include "trimtab.edgeKeysSecret" . }}
+{{- $_ := set $settings "keysSecret" . }}
+{{- end }}
+{{- toJson $settings }}
+{{- end }}
+
+{{- define "trimtab.edgeTlsSecret" -}}
+{{- .Values.edge.tls.secretName | default (.Values.edge.secure | ternary "trimtab-tls" "") }}
+{{- end }}
+
+{{- define "trimtab.edgeKeysSecret" -}}
+{{- .Values.edge.keysSecret | default (.Values.edge.secure | ternary "trimtab-keys" "") }}
+{{- end }}

@@ -1,0 +1,162 @@
+"""The generator of benchmarks.overload keeps to its schedule, and accounts for every request from when it was due."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+
+import grpc
+import pytest
+from aiohttp import web
+
+from benchmarks.overload.__main__ import Found
+from benchmarks.overload.board import CUT, GAVE_UP, GRPC, OK, Board, Tally, tally
+from benchmarks.overload.generator import Order, Speech, offer
+from trimtab_protocol.grpc_messages import method_path
+
+SECONDS, RATE_RPS, PATIENT_SECONDS = 1.0, 300.0, 20.0
+
+
+@contextmanager
+def http_server(refuse_every: int = 0, *, hang_up: bool = False) -> Iterator[int]:
+    """A plain HTTP/1.1 server; answers every n-th request with 429, and closes the connection after each if asked."""
+    loop, started, ports = asyncio.new_event_loop(), threading.Event(), []
+    asked = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        await request.read()
+        response = web.Response(status=429 if refuse_every and asked % refuse_every == 0 else 200, body=b"y" * 4096)
+        if hang_up:
+            response.force_close()
+        return response
+
+    async def start() -> web.AppRunner:
+        app = web.Application()
+        app.router.add_post("/v2/models/echo/infer", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        ports.append(runner.addresses[0][1])
+        started.set()
+        return runner
+
+    def run() -> None:
+        runner = loop.run_until_complete(start())
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    started.wait()
+    yield ports[0]
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@contextmanager
+def grpc_server(refuse_every: int = 0) -> Iterator[int]:
+    """A gRPC server of grpcio's own; answers every n-th call with RESOURCE_EXHAUSTED."""
+    asked = 0
+
+    def answer(message: bytes, context: grpc.ServicerContext) -> bytes:
+        nonlocal asked
+        asked += 1
+        if refuse_every and asked % refuse_every == 0:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many")
+        return message
+
+    class Echo(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
+        def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+            assert details.method == method_path("ModelInfer")
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+    server = grpc.server(futures.ThreadPoolExecutor(1), handlers=[Echo()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield port
+    server.stop(None).wait()
+
+
+def an_order(speech: Speech, port: int, connections: int = 4, slo_seconds: float = PATIENT_SECONDS) -> Order:
+    return Order(speech, port, connections, RATE_RPS, SECONDS, slo_seconds)
+
+
+@pytest.mark.parametrize("hang_up", [False, True])
+def test_every_request_over_http1_has_its_code(hang_up):
+    with http_server(refuse_every=3, hang_up=hang_up) as port:
+        found = offer(an_order("http1", port))
+    total = sum(found.codes.values())
+    assert set(found.codes) == {"ok", "429"}
+    assert found.codes["429"] == total // 3
+    assert found.offered_rps == pytest.approx(total / SECONDS, abs=0.1)
+
+
+def test_every_call_over_grpc_has_its_code():
+    with grpc_server(refuse_every=3) as port:
+        found = offer(an_order("grpc", port))
+    total = sum(found.codes.values())
+    assert set(found.codes) == {"ok", "RESOURCE_EXHAUSTED"}
+    assert found.codes["RESOURCE_EXHAUSTED"] == total // 3
+
+
+def test_the_same_seed_offers_the_same_schedule():
+    with http_server() as port:
+        counts = {sum(offer(an_order("http1", port)).codes.values()) for _ in range(2)}
+    assert len(counts) == 1
+
+
+def test_who_finds_no_connection_gives_up_and_is_not_offered():
+    """One connection to somebody who never answers: the first request waits on it, all others wait for it."""
+    held = asyncio.Event()
+
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await held.wait()
+        writer.close()
+
+    async def measure() -> Tally:
+        server = await asyncio.start_server(never, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        found = await asyncio.to_thread(offer, an_order("http1", port, connections=1, slo_seconds=0.2))
+        held.set()
+        server.close()
+        return found
+
+    found = asyncio.run(measure())
+    assert found.codes["no_answer"] == 1
+    assert found.codes["gave_up"] == sum(found.codes.values()) - 1
+    assert found.offered_rps == pytest.approx(1 / SECONDS)
+
+
+def test_latency_runs_from_the_moment_a_request_was_due():
+    board = Board([10.0, 10.0, 10.0, 10.0, 10.0])
+    for index, (sent, code, ended) in enumerate(
+        [(10.0, OK, 10.1), (10.3, OK, 10.6), (10.0, GRPC + 14, 10.1), (10.0, CUT, 10.2)]
+    ):
+        board.begin(index, sent)
+        board.end(index, code, ended)
+    board.codes[4] = GAVE_UP
+    found = tally(board, seconds=2.0, slo_seconds=0.5)
+    assert found.codes == {"ok": 1, "late": 1, "UNAVAILABLE": 1, "cut": 1, "gave_up": 1}
+    assert (found.offered_rps, found.goodput_rps) == (2.0, 0.5)
+    assert [found.p99_ms, found.lag_p99_ms] == pytest.approx([600, 300])
+
+
+def test_what_was_kept_is_a_share_of_the_maximum_and_says_how_often_it_was_offered():
+    tally_of_it = Tally(2900.0, 950.0, 100.0, 300.0, 1.0, {"ok": 950, "429": 1950})
+    found = Found("door_grpc_8_3x", 1000.0, tally_of_it, others_share=0.25)
+    assert found.figures() == {
+        "door_grpc_8_3x_kept": 0.95,
+        "door_grpc_8_3x_offered_rps": 2900.0,
+        "door_grpc_8_3x_offered_times": 2.9,
+        "door_grpc_8_3x_goodput_rps": 950.0,
+        "door_grpc_8_3x_p50_ms": 100.0,
+        "door_grpc_8_3x_p99_ms": 300.0,
+        "door_grpc_8_3x_lag_p99_ms": 1.0,
+        "door_grpc_8_3x_others_share": 0.25,
+        "door_grpc_8_3x_ok": 950,
+        "door_grpc_8_3x_429": 1950,
+    }

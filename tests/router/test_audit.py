@@ -1,0 +1,108 @@
+"""The audit log of the administrative port: who else than probes and scrapes calls, and what was refused."""
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.builders import a_plan
+from tests.router.fakes import FakeReplica, a_pipeline, a_rig
+from trimtab_pipelines.documents import dump_yaml, write_json
+from trimtab_pipelines.routing import Endpoints
+from trimtab_router.ingress.admin import AUDIT_LOG
+from trimtab_router.ingress.audit import MAX_CALLERS, READING_SECONDS, REFUSED_SECONDS, AdminCall, Audit
+
+STATE = AdminCall("GET", "/trimtab/v1/state", "10.0.0.7", 200)
+POST = AdminCall("POST", "/trimtab/v1/state", "10.0.0.9", 405)
+
+
+def told(audit: Audit, calls: Sequence[tuple[AdminCall, float]]) -> list[dict[str, Any]]:
+    lines = [audit.line(call, now) for call, now in calls]
+    return [json.loads(line) for line in lines if line is not None]
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v2/health/live", "/v2/health/ready", "/trimtab/v1/welcome"])
+def test_probes_and_scrapes_are_not_told_unless_refused(path: str):
+    assert told(Audit(), [(AdminCall("GET", path, "a", status), 0.0) for status in (200, 503)]) == []
+    assert [line["status"] for line in told(Audit(), [(AdminCall("POST", path, "a", 405), 0.0)])] == [405]
+
+
+def test_who_reads_the_state_again_and_again_is_told_once_an_hour():
+    other = AdminCall("GET", "/trimtab/v1/state", "10.0.0.8", 200)
+    lines = told(Audit(), [*((STATE, float(n)) for n in range(10)), (other, 10.0), (STATE, READING_SECONDS + 1)])
+
+    assert lines == [
+        {
+            "time": "1970-01-01T00:00:00.000+00:00",
+            "audit": "admin",
+            "method": "GET",
+            "path": "/trimtab/v1/state",
+            "status": 200,
+            "from": "10.0.0.7",
+        },
+        lines[0] | {"time": "1970-01-01T00:00:10.000+00:00", "from": "10.0.0.8"},
+        lines[0] | {"time": "1970-01-01T01:00:01.000+00:00", "more_since_last_line": 9},
+    ]
+
+
+def test_what_is_refused_is_told_and_the_same_again_is_counted():
+    lines = told(Audit(), [(POST, 0.0), (POST, 1.0), (POST, REFUSED_SECONDS), (POST, 2 * REFUSED_SECONDS)])
+
+    assert [line.get("more_since_last_line") for line in lines] == [None, 1, None]
+
+
+def test_nobody_breaks_a_line_or_fills_the_memory():
+    audit = Audit()
+    calls = [(AdminCall("GET", f"/{n}\r\n{'x' * 5000}", "a", 404), 0.0) for n in range(MAX_CALLERS + 5)]
+    lines = [audit.line(call, now) or "" for call, now in calls]
+
+    assert all(len(line) < 500 and line.isprintable() for line in lines)
+    assert len(audit._told) == MAX_CALLERS
+
+
+async def test_the_port_tells_who_calls_it(caplog: pytest.LogCaptureFixture):
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        with caplog.at_level(logging.INFO, logger=AUDIT_LOG):
+            for path in ("/metrics", "/trimtab/v1/welcome", "/trimtab/v1/state", "/trimtab/v1/state"):
+                assert (await rig.get(path))[0] == 200
+            async with rig.session.post(f"{rig.admin_url}/trimtab/v1/load?token=secret") as answer:
+                assert answer.status == 405
+            async with rig.session.get(f"{rig.admin_url}/config_dump") as answer:
+                assert answer.status == 404
+
+    lines = [json.loads(record.message) for record in caplog.records if record.name == AUDIT_LOG]
+    assert [(line["method"], line["path"], line["status"], line["from"]) for line in lines] == [
+        ("GET", "/trimtab/v1/state", 200, "127.0.0.1"),
+        ("POST", "/trimtab/v1/load", 405, "127.0.0.1"),
+        ("GET", "/config_dump", 404, "127.0.0.1"),
+    ]
+
+
+async def test_the_process_writes_lines_that_are_json_alone(tmp_path):
+    pipeline = a_pipeline(1)
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(pipeline))
+    write_json(tmp_path / "plan.json", a_plan(pipeline))
+    write_json(tmp_path / "endpoints.json", Endpoints(stages={"stage-0": ()}))
+    files = {"pipeline": "pipeline.yaml", "plan": "plan.json", "endpoints": "endpoints.json"}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "trimtab_router"),
+        *(f"--{name}={tmp_path / file}" for name, file in files.items()),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    ports = json.loads(await process.stdout.readline())
+    url = f"http://127.0.0.1:{ports['admin_port']}/stop"
+    async with aiohttp.ClientSession() as session, session.delete(url) as answer:
+        assert answer.status == 404
+    process.terminate()
+    _, errors = await process.communicate()
+
+    told = [json.loads(line) for line in errors.decode().splitlines() if line.startswith("{")]
+    assert [(line["method"], line["path"]) for line in told] == [("DELETE", "/stop")]

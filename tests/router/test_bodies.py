@@ -1,0 +1,186 @@
+"""Bodies: what arrives is what is reserved, in bounded time, unpacked within bounds; nothing is decoded for nobody."""
+
+import asyncio
+import gzip
+import json
+import zlib
+from typing import Any
+
+import pytest
+from opentelemetry.trace import NoOpTracer
+from yarl import URL
+
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
+from tests.router.test_deadlines import blocked
+from trimtab_protocol import rest
+from trimtab_router.router import MEBIBYTE, Limits
+
+HEAD = b"POST /v2/models/sample/infer HTTP/1.1\r\nHost: x\r\n"
+ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+
+
+async def send(rig, *parts: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.doors.rest_port)
+    for part in parts:
+        writer.write(part)
+    await writer.drain()
+    return reader, writer
+
+
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return head
+
+
+async def test_bodies_that_are_only_announced_hold_nobody_up():
+    limits = Limits(max_bytes_in_flight=4 * MEBIBYTE, max_payload_bytes=4 * MEBIBYTE, body_seconds=3600)
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, limits=limits) as rig:
+        announced = HEAD + b"Inference-Header-Content-Length: 9\r\nContent-Length: 4194304\r\n\r\n"
+        waiting = [await send(rig, announced) for _ in range(20)]
+        await rig.until(lambda: rig.router.budget.requests == 20)
+
+        assert (await rig.rest(a_request()))[0] == 200
+        assert rig.value("trimtab_bytes_in_flight") == 0
+        for _, writer in waiting:
+            writer.close()
+            await writer.wait_closed()
+        await rig.until(lambda: rig.router.budget.requests == 0)
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 100\r\n\r\nx", b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"])
+async def test_a_body_that_does_not_come_is_given_up(framing):
+    limits = Limits(body_seconds=0.2)
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, limits=limits) as rig:
+        head = await answered(*await send(rig, HEAD + framing))
+
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert b"x-trimtab-reason: BodyTimeout" in head
+        await rig.until(lambda: rig.value("trimtab_bytes_in_flight") == 0)
+        assert await rig.outcomes() == {"refused": 1}
+
+
+async def test_json_beyond_its_bound_is_sent_to_binary_tensors():
+    limits = Limits(max_json_bytes=1000)
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, limits=limits) as rig:
+        advice = "use binary tensors (extension binary_tensor_data)"
+        for headers in ({}, {rest.HEADER_LENGTH: "1001"}):
+            status, error, _ = await rig.post("sample", b" " * 2000, **headers)
+            assert (status, error.endswith(advice)) == (413, True), error
+        assert (await rig.rest(a_request(rows=500, parameters={"binary_data_output": True})))[0] == 200
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress, lambda data: zlib.compress(data)[2:-4]])
+async def test_packed_bodies_are_unpacked(pack):
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        encoding = "gzip" if pack is gzip.compress else "deflate"
+        status, answer, _ = await rig.post("sample", pack(json.dumps(ROW).encode()), **{"Content-Encoding": encoding})
+
+        assert (status, answer.outputs[0].array.tolist()) == (200, [[2, 3, 4, 5]])
+        assert rig.value("trimtab_bytes_in_flight") == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "message"),
+    [
+        (gzip.compress(b"{}")[:-3], "gzip", "the body is not one whole gzip stream"),
+        (gzip.compress(b"{}") + b"more", "gzip", "the body is not one whole gzip stream"),
+        (b"", "gzip", "the body is not one whole gzip stream"),
+        (b"{}", "br", "the body is packed as 'br'; use gzip, deflate or none"),
+        (b"{}", "gzip, gzip", "the body is packed as 'gzip, gzip'; use gzip, deflate or none"),
+    ],
+)
+async def test_bodies_packed_otherwise_are_refused(body, encoding, message):
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        assert (await rig.post("sample", body, **{"Content-Encoding": encoding}))[:2] == (400, message)
+        assert await rig.outcomes() == {"refused": 1}
+
+
+async def test_unpacked_bytes_count_while_they_are_unpacked():
+    limits = Limits(max_bytes_in_flight=2 * MEBIBYTE, max_payload_bytes=64 * MEBIBYTE)
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, limits=limits) as rig:
+        headers = {"Content-Encoding": "gzip", rest.HEADER_LENGTH: "100"}
+        status, error, answer_headers = await rig.post("sample", gzip.compress(bytes(32 * MEBIBYTE)), **headers)
+
+        assert (status, answer_headers["x-trimtab-reason"]) == (429, "BytesInFlight"), error
+        assert rig.value("trimtab_bytes_in_flight") == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        ("no-such", {}, "unknown model 'no-such'"),
+        ("sample", {"name": "z"}, "unknown input 'z'"),
+        ("sample", {"datatype": "BYTES"}, "input 'x' is BYTES; it must be FP32"),
+        ("sample", {"shape": [1, 5]}, "input 'x' has shape [1, 5]"),
+    ],
+)
+async def test_what_nobody_serves_is_not_decoded(model, changes, message):
+    """The values could not be decoded: whoever tried would say so instead."""
+    tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": ["no", "numbers", "at", "all"]} | changes
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        status, error, _ = await rig.post(model, json.dumps({"inputs": [tensor]}).encode())
+
+        assert status in {400, 404}
+        assert error.startswith(message)
+
+
+async def test_answers_count_until_they_are_read():
+    replica = FakeReplica(model=lambda inputs: {"y": inputs["x"].repeat(1, axis=0)})
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
+        first = await blocked(rig, replica)
+        sent = rig.value("trimtab_bytes_in_flight")
+        assert sent > 0
+        replica.gate.set()
+        await first
+        assert rig.value("trimtab_bytes_in_flight") == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "message"),
+    [
+        (b"{}", {rest.HEADER_LENGTH: "9" * 5000}, "Inference-Header-Content-Length is '999"),
+        (json.dumps(ROW | {"parameters": {"timeout": 1}}).replace(": 1}", ": " + "1" * 401 + "}").encode(), {}, None),
+        (b"[" * 100_000, {}, "the JSON header cannot be read: it is nested too deeply"),
+        (
+            b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"BYTES","data":["\\ud800","a","b","c"]}]}',
+            {},
+            "input 'x' is BYTES",
+        ),
+        (
+            b'{"inputs":[' + b",".join([b'{"name":"x"}'] * 300) + b"]}",
+            {},
+            "'inputs' hold 300 tensors; send at most 256",
+        ),
+    ],
+)
+async def test_odd_bodies_are_counted_refusals_or_served(body, headers, message):
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        status, answer, _ = await rig.post("sample", body, **headers)
+
+        if message is None:
+            assert status == 200  # a deadline beyond all bounds is cut to the longest there is
+        else:
+            assert (status, answer[: len(message)]) == (400, message)
+        assert sum((await rig.outcomes()).values()) == 1
+
+
+class BrokenTracer(NoOpTracer):
+    """An error of ours, where nobody expects one."""
+
+    def start_span(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("pod-7 has lost its way")
+
+
+async def test_errors_of_ours_tell_nothing_of_the_inside_and_forge_no_log_line(caplog):
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, tracer=BrokenTracer()) as rig:
+        path = "/v2/models/sample/infer"
+        url = URL(f"{rig.url}{path}%0A2025%20CRITICAL%20all%20is%20lost/infer", encoded=True)
+        async with rig.session.post(url, data=b"{}") as answer:
+            assert answer.status == 404
+        status, error, _ = await rig.post("sample", json.dumps(ROW).encode(), **{"x-request-id": "r-1"})
+
+        assert (status, error) == (500, "the request failed; the router's log says more under request id 'r-1'")
+        assert "pod-7 has lost its way" in caplog.text
+        assert all("\n" not in record.getMessage() for record in caplog.records)

@@ -1,0 +1,77 @@
+"""What requests and their clients hold: added up while they are under way, gone with them."""
+
+import asyncio
+
+import pytest
+
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
+from tests.router.test_deadlines import blocked
+from trimtab_router.budget import Budget
+from trimtab_router.refusal import Code, Refusal
+from trimtab_router.router import Limits
+
+
+def test_a_reservation_grows_and_ends_once():
+    budget = Budget(100)
+    with budget.reservation() as one, budget.reservation() as other:
+        one.grow(60)
+        with pytest.raises(Refusal, match="60 bytes are in flight and 41 more do not fit below 100"):
+            other.grow(41)
+        other.grow(40)
+        other.note(50)  # what is there is there
+        assert (budget.bytes_in_flight, budget.requests) == (150, 2)
+        one.answered()
+        assert (budget.bytes_in_flight, budget.requests) == (150, 1)
+        one.end()
+
+    one.note(5)
+    assert (budget.bytes_in_flight, budget.requests) == (0, 0)
+
+
+def test_a_client_has_so_many_requests_and_bytes_and_others_have_theirs():
+    budget = Budget(1000, max_client_requests=2, max_client_bytes=100)
+    first, second = budget.reservation("a"), budget.reservation("a")
+    with pytest.raises(Refusal) as caught:
+        budget.reservation("a")
+    assert (caught.value.code, caught.value.reason) == (Code.RESOURCE_EXHAUSTED, "ClientConcurrency")
+    assert caught.value.callers_fault
+
+    first.grow(60)
+    with pytest.raises(Refusal) as caught:
+        second.grow(50)
+    assert (caught.value.reason, caught.value.retry_after_seconds) == ("ClientBytes", 1.0)
+    assert (second.size_bytes, budget.bytes_in_flight) == (0, 60)
+
+    for _ in range(5):  # who is nobody in particular has no bounds of its own
+        budget.reservation("").grow(100)
+    budget.reservation("b").grow(100)
+    first.end()
+    second.grow(100)
+
+
+def test_only_clients_with_something_under_way_are_kept():
+    budget = Budget(1000, max_client_requests=2, max_client_bytes=100)
+    for number in range(1000):
+        with budget.reservation(f"client {number}") as reservation:
+            reservation.grow(10)
+
+    assert len(budget._clients) == 0
+    assert not budget._clients._bytes
+
+
+async def test_clients_are_told_apart_by_the_header_of_the_door():
+    replica = FakeReplica()
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, limits=Limits(max_client_requests=1)) as rig:
+        first = await blocked(rig, replica)
+        mine = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "me"}))
+        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] == 1)
+
+        status, _, headers = await rig.rest(a_request(), **{"x-trimtab-client": "me"})
+        assert (status, headers["x-trimtab-reason"], headers["Retry-After"]) == (429, "ClientConcurrency", "1")
+        yours = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "you"}))
+        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] == 2)
+        replica.gate.set()
+
+        assert [(await call)[0] for call in (first, mine, yours)] == [200] * 3
+        assert await rig.outcomes() == {"ok": 3, "refused": 1}
+        assert rig.value("trimtab_callers_faults_total") == 1

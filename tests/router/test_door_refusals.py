@@ -1,0 +1,106 @@
+"""What the door refused by itself, as its counters tell it."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from trimtab.local.door import make_sockets
+from trimtab_router.edge.envoy import Envoy
+from trimtab_router.edge.refused import REASONS, answered, refused_since
+from trimtab_router.edge.replies import local_replies
+
+
+def stats(*lines: str) -> dict[str, int]:
+    return answered("\n".join(f"door.answered.{line}" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        ("detail.lua_response.status.401.reason.Unauthenticated: 2", {(401, "Unauthenticated"): 2}),
+        ("detail.lua_response.status.200.reason.Unauthenticated: 2", {(401, "Unauthenticated"): 2}),  # over gRPC
+        ("detail.lua_response.status.200.reason.Forbidden: 1", {(403, "Forbidden"): 1}),
+        ("detail.local_rate_limited.status.200.reason.ClientRate: 4", {(429, "ClientRate"): 4}),
+        (
+            "detail.upstream_reset_before_response_started{overflow}.status.200.reason.Overload: 9",
+            {(429, "Overload"): 9},
+        ),
+        (
+            "detail.upstream_reset_before_response_started{connection_failure}.status.503.reason.: 1",
+            {(503, "RouterAway"): 1},
+        ),
+        ("detail.http1.codec_error.status.400.reason.: 1", {(400, "Malformed"): 1}),
+        ("detail.request_header_timeout.status.408.reason.: 1", {(408, "RequestTimeout"): 1}),
+        ("detail.http2.header_list_size_too_large.status.0.reason.: 3", {(431, "HeadersTooLarge"): 3}),  # reset, untold
+        ("detail.downstream_remote_disconnect.status.0.reason.: 3", {}),
+        ("detail.via_upstream.status.200.reason.: 5", {}),
+        ("detail.via_upstream.status.429.reason.Overload: 5", {}),  # the router counted it
+        ("detail.response_timeout.status.504.reason.Timeout: 5", {}),
+        ("detail.upstream_max_stream_duration_reached.status.200.reason.: 1", {}),  # a health watch that had its time
+    ],
+)
+def test_a_refusal_is_counted_by_its_reason_over_both_protocols(line: str, refused: dict[tuple[int, str], int]):
+    assert refused_since({}, stats(line)) == refused
+
+
+def test_only_what_is_new_is_counted_and_a_door_that_began_anew_starts_at_zero():
+    line = "detail.lua_response.status.200.reason.Forbidden: {}"
+
+    assert refused_since(stats(line.format(3)), stats(line.format(5))) == {(403, "Forbidden"): 2}
+    assert refused_since(stats(line.format(5)), stats(line.format(5))) == {}
+    assert refused_since(stats(line.format(5)), stats(line.format(1))) == {(403, "Forbidden"): 1}
+
+
+def test_each_reason_that_callers_are_told_is_counted():
+    headers = [
+        header["header"]["value"]
+        for mapper in local_replies()["mappers"]
+        for header in mapper["headers_to_add"]
+        if header["header"]["key"] == "x-trimtab-reason"
+    ]
+
+    assert set(headers) - {"Timeout"} == set(REASONS), json.dumps(headers)
+
+
+class FakeEnvoy:
+    """Envoy's administration: counters that grow until it is started anew."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self._runner: web.ServerRunner | None = None
+
+    async def start(self, socket: Path) -> None:
+        self._runner = web.ServerRunner(web.Server(self._answer))
+        await self._runner.setup()
+        await web.UnixSite(self._runner, str(socket)).start()
+
+    async def stop(self) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        assert request.path == "/stats"
+        line = f"door.answered.detail.lua_response.status.401.reason.Unauthenticated: {self.refused}"
+        return web.Response(text=line + "\n")
+
+
+@pytest.mark.parametrize("note", [None, "[]", '{"x": "y"}', "\x00"])
+async def test_a_router_after_another_counts_only_what_is_new_at_its_door(note: str | None):
+    sockets, door, counted = make_sockets(), FakeEnvoy(), Counter[tuple[int, str]]()
+    if note is not None:
+        sockets.counted.write_text(note)
+    await door.start(sockets.envoy)
+    for refused in (3, 5, 5):  # a router each; the door outlives them
+        door.refused = refused
+        envoy = Envoy(sockets.envoy, sockets.counted, counted.update)
+        await envoy.catch_up()
+        await envoy.catch_up()
+        await envoy.close()
+    await door.stop()
+    shutil.rmtree(sockets.folder)
+
+    assert counted == {(401, "Unauthenticated"): 5}

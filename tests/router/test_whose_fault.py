@@ -1,0 +1,115 @@
+"""Whose fault it is that a request got no answer: what callers do to themselves is counted apart, at both doors."""
+
+import asyncio
+import shutil
+import time
+from contextlib import suppress
+
+import grpc
+import pytest
+from yarl import URL
+
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, an_envoy
+from trimtab.local.door import make_sockets
+from trimtab_pipelines.edge import EdgeSettings
+from trimtab_protocol import grpc_messages
+from trimtab_router.router import Call
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "code", "callers"),
+    [
+        (400, "Malformed", "INVALID_ARGUMENT", True),
+        (401, "Unauthenticated", "UNAUTHENTICATED", True),
+        (403, "Forbidden", "PERMISSION_DENIED", True),
+        (408, "RequestTimeout", "REQUEST_TIMEOUT", True),
+        (413, "PayloadTooLarge", "PAYLOAD_TOO_LARGE", True),
+        (429, "ClientRate", "RESOURCE_EXHAUSTED", True),
+        (431, "HeadersTooLarge", "INVALID_ARGUMENT", True),
+        (429, "Overload", "RESOURCE_EXHAUSTED", False),
+        (502, "RouterAway", "UNAVAILABLE", False),
+        (503, "RouterAway", "UNAVAILABLE", False),
+        (503, "DoorFull", "UNAVAILABLE", False),
+    ],
+)
+async def test_what_the_door_refuses_is_the_callers_fault_or_ours(status, reason, code, callers):
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        rig.router.count_refused_at_door({(status, reason): 3})
+
+        assert await rig.metric("trimtab_refusals_total", code=code, reason=reason) == 3
+        assert await rig.metric("trimtab_callers_faults_total") == (3 if callers else 0)
+        assert await rig.outcomes() == {"refused": 3}
+
+
+async def test_who_shows_no_key_is_counted_as_a_callers_fault(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("")
+    settings = EdgeSettings(keys_file=str(keys))
+    sockets = make_sockets()
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        await rig.doors.open_behind_envoy(sockets, settings, lambda: rig.router.window.limit)
+        async with an_envoy(rig.router.pipeline, sockets, settings) as ports:
+            async with rig.session.post(f"http://127.0.0.1:{ports.rest_port}/v2/models/sample/infer") as answer:
+                assert (answer.status, answer.headers["x-trimtab-reason"]) == (401, "Unauthenticated")
+            hidden = URL(f"http://127.0.0.1:{ports.rest_port}/v2/models%2fsample/infer", encoded=True)
+            async with rig.session.post(hidden) as answer:
+                assert (answer.status, answer.headers["x-trimtab-reason"]) == (400, "Malformed")
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await channel.unary_unary(grpc_messages.method_path("ModelInfer"), None, None)(b"")
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            await rig.until(lambda: rig.value("trimtab_requests_received_total") == 3)
+
+        assert await rig.metric("trimtab_refusals_total", code="UNAUTHENTICATED", reason="Unauthenticated") == 2
+        assert await rig.metric("trimtab_callers_faults_total") == 3
+    shutil.rmtree(sockets.folder)
+
+
+async def test_what_is_too_large_over_grpc_has_its_code_and_is_counted():
+    sockets = make_sockets()
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        await rig.doors.open_behind_envoy(sockets, EdgeSettings(), lambda: rig.router.window.limit)
+        async with (
+            an_envoy(rig.router.pipeline, sockets, max_payload_bytes=1000) as ports,
+            grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel,
+        ):
+            call = channel.unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
+            with pytest.raises(grpc.aio.AioRpcError) as body:
+                await call(b"x" * 2000)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(b"", metadata=[("x-long", "y" * 20_000)])
+            await rig.until(lambda: rig.value("trimtab_requests_received_total") == 2)
+
+        assert body.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await rig.metric("trimtab_refusals_total", code="PAYLOAD_TOO_LARGE", reason="PayloadTooLarge") == 1
+        assert await rig.metric("trimtab_refusals_total", reason="HeadersTooLarge") == 1
+    shutil.rmtree(sockets.folder)
+
+
+async def test_who_leaves_before_the_promise_is_due_does_so_to_himself():
+    replica = FakeReplica()
+    replica.gate.clear()
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
+        caller = asyncio.create_task(rig.rest(a_request()))
+        await replica.arrived.wait()
+        assert await rig.metric("trimtab_requests_under_way") == 1
+        caller.cancel()
+        await rig.until(lambda: rig.value("trimtab_requests_total", outcome="dropped") == 1)
+
+        assert await rig.metric("trimtab_callers_faults_total") == 1
+        assert await rig.metric("trimtab_requests_under_way") == 0
+
+
+async def test_who_waited_longer_than_the_promise_and_left_was_let_down():
+    replica = FakeReplica()
+    replica.gate.clear()
+    async with a_rig(a_pipeline(1, slo={"latency": "60s"}), {"stage-0": [replica]}) as rig:
+        request = a_request(parameters={"timeout": 600_000_000})
+        waiting = asyncio.create_task(rig.router.infer(Call(request, time.monotonic() - 61.0)))
+        await replica.arrived.wait()
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+
+        assert await rig.outcomes() == {"dropped": 1}
+        assert await rig.metric("trimtab_callers_faults_total") == 0

@@ -35,7 +35,8 @@ _LINE = {
 
 def loggers(which: str) -> list[Json]:
     """Return the access loggers: the count always, the lines as the settings say (`Off`, `Refused`, `All`)."""
-    found = [_count()]
+    refused = {"or_filter": {"filters": [_refused(), _grpc_refused()]}}
+    found = [_count() | {"filter": refused}]
     if which != "Off":
         lines = typed(
             "envoy.access_loggers.stdout",
@@ -43,7 +44,7 @@ def loggers(which: str) -> list[Json]:
             log_format={"json_format": _LINE},
         )
         if which == "Refused":
-            lines["filter"] = {"or_filter": {"filters": [_refused(), _grpc_refused()]}}
+            lines["filter"] = refused
         found.append(lines)
     return found
 

@@ -37,12 +37,9 @@ def parse_options(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--max-in-flight-mib", type=int, default=256, help="payload of all requests under way")
     parser.add_argument("--grace-seconds", type=float, default=10.0, help="how long to hold rows without a replica")
     given = parser.parse_args(arguments)
-    edge = load_edge(given.edge)
     limits = Limits(
         max_bytes_in_flight=given.max_in_flight_mib * MEBIBYTE,
         max_payload_bytes=given.max_payload_mib * MEBIBYTE,
-        max_client_requests=edge.clients.concurrency,
-        max_client_bytes=edge.clients.in_flight,
         grace_seconds=given.grace_seconds,
     )
     return Options(
@@ -55,7 +52,7 @@ def parse_options(arguments: list[str] | None = None) -> Options:
         rest_port=given.rest_port,
         admin_port=given.admin_port,
         sockets=None if given.sockets is None else Sockets(given.sockets),
-        edge=edge,
+        edge=load_edge(given.edge),
         limits=limits,
     )
 

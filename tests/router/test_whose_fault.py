@@ -47,7 +47,8 @@ async def test_who_shows_no_key_is_counted_as_a_callers_fault(tmp_path):
     settings = EdgeSettings(keys_file=str(keys))
     sockets = make_sockets()
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        await rig.doors.open_behind_envoy(sockets, settings, lambda: rig.router.window.limit)
+        control = await rig.doors.open_behind_envoy(sockets, settings, lambda: rig.router.window.limit)
+        control.use_keys(())
         async with an_envoy(rig.router.pipeline, sockets, settings) as ports:
             async with rig.session.post(f"http://127.0.0.1:{ports.rest_port}/v2/models/sample/infer") as answer:
                 assert (answer.status, answer.headers["x-trimtab-reason"]) == (401, "Unauthenticated")

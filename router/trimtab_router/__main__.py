@@ -35,7 +35,6 @@ def parse_options(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--admin-port", type=int, default=0, help="of metrics, state, load; 0 lets the system choose")
     parser.add_argument("--grace-seconds", type=float, default=10.0, help="how long to hold rows without a replica")
     given = parser.parse_args(arguments)
-    edge = load_edge(given.edge)
     return Options(
         pipeline=given.pipeline,
         plan=given.plan,
@@ -46,7 +45,7 @@ def parse_options(arguments: list[str] | None = None) -> Options:
         rest_port=given.rest_port,
         admin_port=given.admin_port,
         sockets=None if given.sockets is None else Sockets(given.sockets),
-        edge=edge,
+        edge=load_edge(given.edge),
         limits=Limits(grace_seconds=given.grace_seconds),
     )
 

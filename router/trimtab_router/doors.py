@@ -10,7 +10,7 @@ from aiohttp import web
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_router.edge.envoy import Envoy
 from trimtab_router.edge.places import Sockets
-from trimtab_router.ingress.admin import AdminIngress, nothing_to_catch_up
+from trimtab_router.ingress.admin import AdminIngress
 from trimtab_router.ingress.control import ControlIngress
 from trimtab_router.ingress.requests import RequestIngress
 from trimtab_router.ingress.services import GrpcServices
@@ -101,9 +101,13 @@ class FrontDoors:
 
     async def open_admin(self, host: str, port: int) -> None:
         """Listen for administration; raises OSError where the port is taken."""
-        ingress = AdminIngress(self._router, self.envoy.catch_up if self.envoy else nothing_to_catch_up)
+        ingress = AdminIngress(self._router, self._catch_up)
         self._others.append(await Listening(ingress.server()).on_port(host, port))
         self.admin_port = self._others[-1].port
+
+    async def _catch_up(self) -> None:
+        if self.envoy is not None:
+            await self.envoy.catch_up()
 
     @property
     def _connected(self) -> bool:

@@ -120,6 +120,7 @@ class FakeReplica:
             await self.health.wait()
             known = variant in self.variants and variant not in self.unready
             return web.json_response({"ready": known}, status=200 if known else 404)
+        request._client_max_size = 0
         asked = rest.decode_request(variant, await request.read(), request.headers.get(rest.HEADER_LENGTH))
         inputs = {tensor.name: tensor.array for tensor in asked.inputs}
         rows = len(next(iter(inputs.values())))
@@ -157,11 +158,19 @@ async def until(holds: Callable[[], bool]) -> None:
 class Rig:
     """A router with its front doors open, and clients of all of them; Envoy stands there once it is needed."""
 
-    def __init__(self, router: Router, doors: FrontDoors, session: aiohttp.ClientSession, edge: EdgeSettings) -> None:
+    def __init__(
+        self,
+        router: Router,
+        doors: FrontDoors,
+        session: aiohttp.ClientSession,
+        edge: EdgeSettings,
+        otlp: str | None = None,
+    ) -> None:
         self.router = router
         self.doors = doors
         self.session = session
         self.edge = edge
+        self.otlp = otlp
         self.sockets: Sockets | None = None
         self.url = f"http://127.0.0.1:{doors.rest_port}"
         self.admin_url = f"http://127.0.0.1:{doors.admin_port}"
@@ -188,7 +197,9 @@ class Rig:
                 if (keys := follow_keys(self.edge, None, "default", control.use_keys)) is not None:
                     self._following = asyncio.create_task(keys)
                 most_bytes = self.router.limits.max_payload_bytes
-                opening = an_envoy(self.router.pipeline, sockets, self.edge, max_payload_bytes=most_bytes)
+                opening = an_envoy(
+                    self.router.pipeline, sockets, self.edge, max_payload_bytes=most_bytes, otlp=self.otlp
+                )
                 self._door = await self._stack.enter_async_context(opening)
             return self._door
 
@@ -291,6 +302,7 @@ async def a_rig(
     tracer: Tracer | None = None,
     ready: bool = True,
     edge: EdgeSettings | None = None,
+    otlp: str | None = None,
     **plan: Any,
 ) -> AsyncIterator[Rig]:
     """A router over these fakes, by stage; they are started and stopped with it."""
@@ -305,7 +317,7 @@ async def a_rig(
     await doors.open_alone("127.0.0.1", 0)
     await doors.open_admin("127.0.0.1", 0)
     async with aiohttp.ClientSession() as session:
-        rig = Rig(router, doors, session, edge)
+        rig = Rig(router, doors, session, edge, otlp)
         try:
             if ready:
                 await rig.until_ready()

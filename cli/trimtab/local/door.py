@@ -2,9 +2,11 @@
 
 import asyncio
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -58,7 +60,11 @@ async def _opened(sockets: Sockets) -> DoorPorts:
         while True:
             with suppress(httpx.HTTPError):
                 if (await client.get("/ready")).status_code == httpx.codes.OK:
-                    listeners = (await client.get("/listeners", params={"format": "json"})).json()["listener_statuses"]
-                    ports = {one["name"]: one["local_address"]["socket_address"]["port_value"] for one in listeners}
-                    return DoorPorts(ports["rest"], ports["grpc"])
+                    listeners = (await client.get("/listeners", params={"format": "json"})).json()
+                    return _ports(listeners["listener_statuses"][0])
             await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _ports(listener: Mapping[str, Any]) -> DoorPorts:
+    addresses = [listener["local_address"], *listener["additional_local_addresses"]]
+    return DoorPorts(*(address["socket_address"]["port_value"] for address in addresses))

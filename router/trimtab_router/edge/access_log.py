@@ -84,4 +84,7 @@ def _refused() -> Json:
 
 
 def _grpc_refused() -> Json:
-    return {"grpc_status_filter": {"statuses": ["OK"], "exclude": True}}
+    """What has no gRPC status would be none that is OK: the answers of REST are left to their HTTP status."""
+    content = {"name": "content-type", "string_match": {"prefix": "application/grpc"}}
+    refused = {"grpc_status_filter": {"statuses": ["OK"], "exclude": True}}
+    return {"and_filter": {"filters": [{"header_filter": {"header": content}}, refused]}}

@@ -49,25 +49,24 @@ def bootstrap(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp
     if otlp:
         clusters.append(_cluster(access_log.COLLECTOR, _host(otlp), _HTTP2, type="STRICT_DNS"))
 
-    def manager(name: str) -> Json:
-        return _connections(name, settings, doorstep.max_payload_bytes, pipeline, traced=otlp is not None)
-
     return {
         "node": {"id": f"door-{pipeline}", "cluster": "trimtab"},
         "admin": {"address": _pipe(sockets.envoy)},
         "layered_runtime": {"layers": [{"name": "router", "admin_layer": {}}]},
         "overload_manager": _overload(settings),
         "static_resources": {
-            "listeners": [
-                _listener("rest", doorstep.rest_port, settings, doorstep, manager("rest")),
-                _listener("grpc", doorstep.grpc_port, settings, doorstep, manager("grpc")),
-            ],
+            "listeners": [_listener(settings, doorstep, _connections(settings, doorstep, pipeline, traced=bool(otlp)))],
             "clusters": clusters,
         },
     }
 
 
-def _listener(name: str, port: int, settings: EdgeSettings, doorstep: Doorstep, manager: Json) -> Json:
+def _listener(settings: EdgeSettings, doorstep: Doorstep, manager: Json) -> Json:
+    """One listener with two ports: what a client may take it may take of both together."""
+
+    def address(port: int) -> Json:
+        return {"socket_address": {"address": doorstep.host, "port_value": port}}
+
     chain: Json = {"filters": [manager]}
     if settings.tls is not None:
         chain["transport_socket"] = typed(
@@ -76,8 +75,9 @@ def _listener(name: str, port: int, settings: EdgeSettings, doorstep: Doorstep, 
             **certificates.context(settings.tls, doorstep.sockets.folder),
         )
     return {
-        "name": name,
-        "address": {"socket_address": {"address": doorstep.host, "port_value": port}},
+        "name": "door",
+        "address": address(doorstep.rest_port),
+        "additional_addresses": [{"address": address(doorstep.grpc_port)}],
         # With it two doors on one port would share its callers instead of one being told that the port is taken.
         "enable_reuse_port": False,
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
@@ -86,15 +86,15 @@ def _listener(name: str, port: int, settings: EdgeSettings, doorstep: Doorstep, 
     }
 
 
-def _connections(name: str, settings: EdgeSettings, max_payload_bytes: int, pipeline: str, *, traced: bool) -> Json:
+def _connections(settings: EdgeSettings, doorstep: Doorstep, pipeline: str, *, traced: bool) -> Json:
     """The HTTP connection manager: both protocols and both versions on either port."""
     patience = settings.patience
     fields: Json = {
-        "stat_prefix": name,
+        "stat_prefix": "door",
         "codec_type": "AUTO",
         "rds": {"route_config_name": ROUTES, "config_source": _from_router()},
-        "http_filters": filters.chain(settings, max_payload_bytes),
-        "local_reply_config": local_replies(max_payload_bytes, MAX_HEADERS_KIB),
+        "http_filters": filters.chain(settings, doorstep.max_payload_bytes),
+        "local_reply_config": local_replies(doorstep.max_payload_bytes, MAX_HEADERS_KIB),
         "access_log": access_log.loggers(settings.access_log),
         "server_name": "trimtab",
         "use_remote_address": True,

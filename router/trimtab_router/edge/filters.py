@@ -11,6 +11,7 @@ API = "type.googleapis.com/"
 CLIENT_HEADER = "x-trimtab-client"
 """Who the door says is calling: `key:NAME`, `token:SUBJECT`, or an address. What callers write there is not kept."""
 KEYS_FILTER, NAMES_FILTER = "trimtab.keys", "trimtab.names"
+BUFFER_FILTER = "envoy.filters.http.buffer"
 _TOKENS_FILTER = "envoy.filters.http.jwt_authn"
 _CLAIMS = "claims"
 _JWKS_CACHE_SECONDS = 5
@@ -41,7 +42,7 @@ def chain(settings: EdgeSettings, max_payload_bytes: int) -> list[Json]:
             **size,
         ),
         # Who sends slowly waits here: what reaches the router is there as a whole.
-        typed("envoy.filters.http.buffer", "envoy.extensions.filters.http.buffer.v3.Buffer", **size),
+        typed(BUFFER_FILTER, "envoy.extensions.filters.http.buffer.v3.Buffer", **size),
         typed(
             "envoy.filters.http.router",
             "envoy.extensions.filters.http.router.v3.Router",

@@ -15,6 +15,7 @@ REASONS = {
     "Malformed": 400,
     "Unauthenticated": 401,
     "Forbidden": 403,
+    "NotFound": 404,
     "RequestTimeout": 408,
     "PayloadTooLarge": 413,
     "ClientRate": 429,

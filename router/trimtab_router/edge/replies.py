@@ -5,13 +5,18 @@ gRPC callers get the same words, and the status that the router gives for the sa
 
 from typing import Any
 
+from trimtab_protocol import grpc_messages
+
 Json = dict[str, Any]
 
 OVERLOAD = "the router is overloaded: as many requests are under way as can be answered in time; try again later"
 ROUTER_AWAY = "the router is not there; try again"
-GRPC_STATUS = {"Malformed": 3, "RequestTimeout": 4, "PayloadTooLarge": 8, "Overload": 8, "ClientRate": 8}
+GRPC_STATUS = {"Malformed": 3, "RequestTimeout": 4, "Timeout": 4, "PayloadTooLarge": 8, "Overload": 8, "ClientRate": 8}
 """Where gRPC would make of the HTTP status another than the router says for the same reason."""
 UNAUTHENTICATED = "no known key or token came along; send one as Authorization: Bearer, a key also as X-API-Key"
+NOT_FOUND = (
+    f"nothing is served there; over gRPC {grpc_messages.SERVICE} is, without streams, beside health and reflection"
+)
 
 
 def local_replies(max_payload_bytes: int, max_headers_kib: int) -> Json:
@@ -84,6 +89,7 @@ _MAPPERS = (
     _mapper(_status(400), "Malformed", text="the request breaks the rules of HTTP, or its path hides another"),
     _mapper(_status(401), "Unauthenticated", text=UNAUTHENTICATED),
     _mapper(_status(403), "Forbidden", text="this client may not call this pipeline"),
+    _mapper(_status(404), "NotFound", text=NOT_FOUND),
     _mapper(_status(408), "RequestTimeout", text="the request did not arrive in time"),
     _mapper(_status(429), "ClientRate", text="this client sends more requests than it may", retry_after_seconds=1),
 )

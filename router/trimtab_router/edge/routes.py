@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from trimtab_pipelines.edge import EdgeSettings
+from trimtab_protocol import grpc_messages
 from trimtab_router.edge.bootstrap import REQUESTS, ROUTES, SERVICES
-from trimtab_router.edge.filters import API, KEYS_FILTER, NAMES_FILTER
+from trimtab_router.edge.filters import API, BUFFER_FILTER, KEYS_FILTER, NAMES_FILTER
 from trimtab_router.edge.keys import HashedKey
 
 Json = dict[str, Any]
@@ -22,10 +23,15 @@ OWN_SERVICES = (
     "/grpc.reflection.v1.ServerReflection/",
     "/grpc.reflection.v1alpha.ServerReflection/",
 )
+METHODS = tuple(grpc_messages.method_path(name) for name in grpc_messages.METHODS)
+"""What the router serves over gRPC, each with one message in and one out."""
 SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key")
 """What the door has read, and nobody behind it needs."""
 SERVICES_SECONDS = 300.0
 """How long a caller may watch health or ask for reflection in one stream."""
+
+
+_UNBUFFERED: Json = {"@type": API + "envoy.extensions.filters.http.buffer.v3.BufferPerRoute", "disabled": True}
 
 
 def discovery(routes: Json) -> bytes:
@@ -60,14 +66,17 @@ def door_routes(settings: EdgeSettings, keys: Iterable[HashedKey], *, pipeline: 
         "timeout": "0s",
         "max_stream_duration": {"max_stream_duration": f"{SERVICES_SECONDS:.0f}s"},
     }
-    grpc = {"match": {"prefix": "/", "grpc": {}}, "route": to_router, "response_headers_to_remove": ["content-length"]}
+    streaming = {"typed_per_filter_config": {BUFFER_FILTER: _UNBUFFERED}}
+    cut = {"response_headers_to_remove": ["content-length"]}
     host: Json = {
         "name": ROUTES,
         "domains": ["*"],
         "request_headers_to_remove": list(SECRET_HEADERS),
         "routes": [
-            *({"match": {"prefix": prefix, "grpc": {}}, "route": services} for prefix in OWN_SERVICES),
-            grpc,
+            *({"match": {"prefix": prefix, "grpc": {}}, "route": services, **streaming} for prefix in OWN_SERVICES),
+            *({"match": {"path": path, "grpc": {}}, "route": to_router, **cut} for path in METHODS),
+            # At once, though the caller's stream may never end: gRPC callers are told UNIMPLEMENTED.
+            {"match": {"prefix": "/", "grpc": {}}, "direct_response": {"status": 404}, **streaming},
             {"match": {"prefix": "/"}, "route": to_router},
         ],
     }

@@ -22,10 +22,6 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Route = Callable[[web.BaseRequest], Awaitable[web.Response]]
 
 
-async def nothing_to_catch_up() -> None:
-    """What a router without a door of its own asks before it counts."""
-
-
 class AdminIngress:
     """The HTTP handler of the administrative port.
 
@@ -34,7 +30,7 @@ class AdminIngress:
         catch_up: awaited before anything is counted, so that what the door refused is in the sums.
     """
 
-    def __init__(self, router: Router, catch_up: Callable[[], Awaitable[object]] = nothing_to_catch_up) -> None:
+    def __init__(self, router: Router, catch_up: Callable[[], Awaitable[object]]) -> None:
         self._router = router
         self._catch_up = catch_up
         self._audit = Audit()

@@ -37,7 +37,7 @@ class Sample(NamedTuple):
         return min(self.own_seconds, self.busy_seconds)
 
     def spoilt_by_the_machine(self, slo_seconds: float) -> bool:
-        """Whether it would have been answered well in time by an idle router, had the machine not taken so much."""
+        """Whether a router not busy would have answered well in time, had the machine not taken so much of it."""
         refused = self.code != "ok" and not self.code.startswith("wrong")
         stolen = min(max(self.stolen_seconds, self.all_waited_seconds), self.seconds)
         return refused and max(self.seconds - stolen, self.busy_seconds) < slo_seconds / 2 <= stolen

@@ -12,7 +12,7 @@ from benchmarks.hostile.kinds import CUT, HTTP2, NOTHING
 
 PATIENCE_SECONDS = 6.0
 """How long a caller waits for a word where nothing delays one."""
-CUT_WITHIN_SECONDS = 15.0
+CUT_WITHIN_SECONDS = 20.0
 """How long a caller that dawdles may be borne with."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LINGER_NOT = struct.pack("ii", 1, 0)

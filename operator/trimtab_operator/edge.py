@@ -8,9 +8,10 @@ from trimtab_operator.pods import resources, security_of_container
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import ROUTER_GRPC_PORT, ROUTER_REST_PORT
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.edge.bootstrap import HEAP_SHARE, bootstrap
+from trimtab_router.edge.bootstrap import bootstrap
 from trimtab_router.edge.places import Doorstep, Sockets
 from trimtab_router.edge.program import command
+from trimtab_router.edge.sizes import payload_bytes
 
 NAME = "edge"
 SETTINGS_FILE = "edge.json"
@@ -18,21 +19,6 @@ ENVOY_FILE = "envoy.json"
 SOCKETS = "/run/trimtab"
 TLS_FOLDER = "/etc/trimtab-tls"
 JWKS_FOLDER = "/etc/trimtab-jwks"
-_MEBIBYTE = 2**20
-_PAYLOADS_IN_HEAP = 4
-"""How many of the largest requests Envoy can hold at once before it begins to cut callers."""
-
-
-def max_payload_mib(pipeline: InferencePipeline, settings: Settings) -> int:
-    """The largest request that router and door can hold within their limits, in MiB."""
-    return max(
-        1, min(in_flight_mib(pipeline), int(HEAP_SHARE * settings.edge.memory) // _MEBIBYTE // _PAYLOADS_IN_HEAP, 64)
-    )
-
-
-def in_flight_mib(pipeline: InferencePipeline) -> int:
-    """What all requests under way may hold of the router's memory: a request costs up to eight times its size."""
-    return max(pipeline.spec.router.resources.memory // _MEBIBYTE // 8, 4)
 
 
 def edge_files(pipeline: InferencePipeline, settings: Settings) -> dict[str, str]:
@@ -42,7 +28,7 @@ def edge_files(pipeline: InferencePipeline, settings: Settings) -> dict[str, str
         host="0.0.0.0",  # noqa: S104
         rest_port=ROUTER_REST_PORT,
         grpc_port=ROUTER_GRPC_PORT,
-        max_payload_bytes=max_payload_mib(pipeline, settings) * _MEBIBYTE,
+        max_payload_bytes=payload_bytes(pipeline, settings.edge),
     )
     config = bootstrap(settings.edge, doorstep, pipeline=pipeline.name, otlp=settings.otlp_collector)
     return {

@@ -13,8 +13,6 @@ from trimtab_operator.edge import (
     edge_container,
     edge_files,
     edge_volumes,
-    in_flight_mib,
-    max_payload_mib,
 )
 from trimtab_operator.objects import ROUTER, Object, labels, owned, uid_of
 from trimtab_operator.pods import (
@@ -179,8 +177,6 @@ def _container(pipeline: InferencePipeline, settings: Settings) -> Object:
         "--admin-port": str(ROUTER_ADMIN_PORT),
         "--sockets": SOCKETS,
         "--edge": f"{FOLDER}/{SETTINGS_FILE}",
-        "--max-in-flight-mib": str(in_flight_mib(pipeline)),
-        "--max-payload-mib": str(max_payload_mib(pipeline, settings)),
     }
     environment = {"HOME": "/tmp"}  # noqa: S108
     if settings.otlp_collector:

@@ -66,8 +66,8 @@ class ClientLimits(Model):
 class Patience(Model):
     """How long the door waits for a caller."""
 
-    headers_seconds: Seconds = Field(default=10.0, alias="headers", gt=0)
-    body_seconds: Seconds = Field(default=30.0, alias="body", gt=0, description="For the whole request")
+    headers_seconds: Seconds = Field(default=5.0, alias="headers", gt=0)
+    body_seconds: Seconds = Field(default=15.0, alias="body", gt=0, description="For the whole request")
     idle_seconds: Seconds = Field(default=300.0, alias="idle", gt=0, description="Of a connection without requests")
     connection_age_seconds: Seconds = Field(
         default=3600.0, alias="connectionAge", gt=0, description="After it callers are asked to connect anew"

@@ -10,7 +10,7 @@ import uvloop
 from trimtab_pipelines.documents import DocumentError, load_edge
 from trimtab_router.edge.places import Sockets
 from trimtab_router.ingress.admin import AUDIT_LOG
-from trimtab_router.router import MEBIBYTE, Limits
+from trimtab_router.router import Limits
 from trimtab_router.server import Options, serve
 
 
@@ -33,18 +33,8 @@ def parse_options(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--edge", type=Path, help="settings of the door")
     parser.add_argument("--rest-port", type=int, default=0, help="without Envoy; 0 lets the system choose")
     parser.add_argument("--admin-port", type=int, default=0, help="of metrics, state, load; 0 lets the system choose")
-    parser.add_argument("--max-payload-mib", type=int, default=64, help="largest request taken")
-    parser.add_argument("--max-in-flight-mib", type=int, default=256, help="payload of all requests under way")
     parser.add_argument("--grace-seconds", type=float, default=10.0, help="how long to hold rows without a replica")
     given = parser.parse_args(arguments)
-    edge = load_edge(given.edge)
-    limits = Limits(
-        max_bytes_in_flight=given.max_in_flight_mib * MEBIBYTE,
-        max_payload_bytes=given.max_payload_mib * MEBIBYTE,
-        max_client_requests=edge.clients.concurrency,
-        max_client_bytes=edge.clients.in_flight,
-        grace_seconds=given.grace_seconds,
-    )
     return Options(
         pipeline=given.pipeline,
         plan=given.plan,
@@ -55,8 +45,8 @@ def parse_options(arguments: list[str] | None = None) -> Options:
         rest_port=given.rest_port,
         admin_port=given.admin_port,
         sockets=None if given.sockets is None else Sockets(given.sockets),
-        edge=edge,
-        limits=limits,
+        edge=load_edge(given.edge),
+        limits=Limits(grace_seconds=given.grace_seconds),
     )
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.doors import FrontDoors
 from trimtab_router.edge.following import follow_keys
 from trimtab_router.edge.places import Sockets
+from trimtab_router.edge.sizes import in_flight_bytes, payload_bytes
 from trimtab_router.plans import FileWatcher
 from trimtab_router.router import Limits, Router
 from trimtab_router.telemetry import configured_tracer
@@ -60,8 +61,7 @@ async def serve(options: Options) -> None:
     if options.sockets is None and options.edge.authenticates:
         raise RuntimeError("keys and tokens are checked by the door: without one (--edge none) none can be asked for")
     pipeline = _within(load_pipeline(options.pipeline), options.namespace)
-    limits = options.limits.with_clients(options.edge.clients)
-    router = Router(pipeline, limits=limits, tracer=configured_tracer(pipeline.name))
+    router = Router(pipeline, limits=_limits(options, pipeline), tracer=configured_tracer(pipeline.name))
     async with AsyncExitStack() as stack:
         files = FileWatcher(router, options.plan, options.endpoints)
         files.read()
@@ -79,6 +79,16 @@ async def serve(options: Options) -> None:
             await doors.open_alone(options.host, options.rest_port)
         await doors.open_admin(options.host, options.admin_port)
         await _serve_until_stopped(doors, _all(following), options.linger_seconds)
+
+
+def _limits(options: Options, pipeline: InferencePipeline) -> Limits:
+    """The bounds that the pipeline's memory and the door's settings set."""
+    sized = replace(
+        options.limits,
+        max_bytes_in_flight=in_flight_bytes(pipeline),
+        max_payload_bytes=payload_bytes(pipeline, options.edge),
+    )
+    return sized.with_clients(options.edge.clients)
 
 
 async def _connect(stack: AsyncExitStack) -> "Cluster":

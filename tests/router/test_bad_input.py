@@ -141,7 +141,7 @@ async def test_grpc_messages_that_are_none(rig):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(bytes(2 * MEBIBYTE))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert caught.value.details() == "the body has 2097157 bytes; at most 1048581 bytes are taken"
+    assert caught.value.details() == "the body is too large; at most 1048576 bytes are taken"
 
 
 async def test_fields_outside_the_protocol_are_ignored(rig):

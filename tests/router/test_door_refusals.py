@@ -58,7 +58,7 @@ def test_only_what_is_new_is_counted_and_a_door_that_began_anew_starts_at_zero()
 def test_each_reason_that_callers_are_told_is_counted():
     headers = [
         header["header"]["value"]
-        for mapper in local_replies()["mappers"]
+        for mapper in local_replies(1000, 16)["mappers"]
         for header in mapper["headers_to_add"]
         if header["header"]["key"] == "x-trimtab-reason"
     ]

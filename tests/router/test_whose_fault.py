@@ -47,7 +47,8 @@ async def test_who_shows_no_key_is_counted_as_a_callers_fault(tmp_path):
     settings = EdgeSettings(keys_file=str(keys))
     sockets = make_sockets()
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        await rig.doors.open_behind_envoy(sockets, settings, lambda: rig.router.window.limit)
+        control = await rig.doors.open_behind_envoy(sockets, settings, lambda: rig.router.window.limit)
+        control.use_keys(())
         async with an_envoy(rig.router.pipeline, sockets, settings) as ports:
             async with rig.session.post(f"http://127.0.0.1:{ports.rest_port}/v2/models/sample/infer") as answer:
                 assert (answer.status, answer.headers["x-trimtab-reason"]) == (401, "Unauthenticated")
@@ -113,3 +114,17 @@ async def test_who_waited_longer_than_the_promise_and_left_was_let_down():
 
         assert await rig.outcomes() == {"dropped": 1}
         assert await rig.metric("trimtab_callers_faults_total") == 0
+
+
+async def test_the_door_writes_no_line_for_what_it_refuses_unless_asked():
+    sockets = make_sockets()
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        await rig.doors.open_behind_envoy(sockets, EdgeSettings(), lambda: rig.router.window.limit)
+        async with an_envoy(rig.router.pipeline, sockets, max_payload_bytes=1000) as ports:
+            url = f"http://127.0.0.1:{ports.rest_port}/v2/models/sample/infer?their=words"
+            async with rig.session.post(url, data=b"x" * 2000) as answer:
+                assert answer.status == 413
+        log = (sockets.folder / "envoy.log").read_text()
+    shutil.rmtree(sockets.folder)
+
+    assert "their" not in log

@@ -10,6 +10,7 @@ from trimtab_pipelines.documents import DocumentError, load_edge, load_pipeline
 from trimtab_router.edge import configuration
 from trimtab_router.edge.places import Doorstep, Sockets
 from trimtab_router.edge.program import command, program
+from trimtab_router.edge.sizes import payload_bytes
 from trimtab_router.telemetry import ENDPOINT_VARIABLE, collector
 
 
@@ -20,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_edge(given.edge)
         pipeline = load_pipeline(given.pipeline)
         envoy = program()
-        config = configuration.write(settings, _doorstep(given), pipeline=pipeline.name, otlp=_otlp())
+        config = configuration.write(
+            settings, _doorstep(given, payload_bytes(pipeline, settings)), pipeline=pipeline.name, otlp=_otlp()
+        )
     except (DocumentError, FileNotFoundError) as error:
         sys.stderr.write(f"trimtab_router.edge: {error}\n")
         return 2
@@ -28,8 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _doorstep(given: argparse.Namespace) -> Doorstep:
-    most_bytes = given.max_payload_mib * 2**20
+def _doorstep(given: argparse.Namespace, most_bytes: int) -> Doorstep:
     return Doorstep(Sockets(given.sockets), given.host, given.rest_port, given.grpc_port, most_bytes)
 
 
@@ -45,7 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--rest-port", type=int, default=0, help="0 lets the system choose")
     parser.add_argument("--grpc-port", type=int, default=0, help="0 lets the system choose")
-    parser.add_argument("--max-payload-mib", type=int, default=64, help="largest request taken")
     return parser
 
 

@@ -12,6 +12,7 @@ from trimtab_router.edge import access_log, certificates, filters
 from trimtab_router.edge.filters import API, typed
 from trimtab_router.edge.places import Doorstep
 from trimtab_router.edge.replies import local_replies
+from trimtab_router.edge.sizes import heap_bytes
 
 Json = dict[str, Any]
 
@@ -26,8 +27,6 @@ CONNECTION_WINDOW_BYTES = 2**20
 CONNECTION_BUFFER_BYTES = 2**18
 FIRST_MOST_UNDER_WAY = 128
 """Requests under way at the router until it says how many it can answer in time."""
-HEAP_SHARE = 0.7
-"""Of the memory limit: the heap Envoy may grow to. The rest is its program and what its allocator keeps."""
 _TRUSTED_CAS = "/etc/ssl/certs/ca-certificates.crt"
 
 
@@ -95,14 +94,17 @@ def _connections(settings: EdgeSettings, doorstep: Doorstep, pipeline: str, *, t
         "codec_type": "AUTO",
         "rds": {"route_config_name": ROUTES, "config_source": _from_router()},
         "http_filters": filters.chain(settings, doorstep.max_payload_bytes),
-        "local_reply_config": local_replies(),
+        "local_reply_config": local_replies(doorstep.max_payload_bytes, MAX_HEADERS_KIB),
         "access_log": access_log.loggers(settings.access_log),
         "server_name": "trimtab",
         "use_remote_address": True,
         "xff_num_trusted_hops": settings.trusted_hops,
         # Nobody's x-envoy-… headers count, wherever he calls from.
         "internal_address_config": {"cidr_ranges": [{"address_prefix": "255.255.255.255", "prefix_len": 32}]},
+        # An id that nobody reads is not worth making, nor what proxies tell of each other that the router does not use.
+        "generate_request_id": traced or settings.access_log != "Off",
         "preserve_external_request_id": True,
+        "skip_xff_append": True,
         "normalize_path": True,
         "merge_slashes": True,
         "path_with_escaped_slashes_action": "REJECT_REQUEST",
@@ -162,7 +164,7 @@ def _overload(settings: EdgeSettings) -> Json:
             typed(
                 heap,
                 "envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig",
-                max_heap_size_bytes=int(HEAP_SHARE * settings.memory),
+                max_heap_size_bytes=heap_bytes(settings),
             ),
             typed(
                 connections,

@@ -19,10 +19,18 @@ NOT_FOUND = (
 )
 
 
-def local_replies() -> Json:
+def local_replies(max_payload_bytes: int, max_headers_kib: int) -> Json:
     """Return the configuration of answers that Envoy gives itself: JSON for REST, the bare words for gRPC."""
+    sizes = (
+        _mapper(
+            _status(413), "PayloadTooLarge", text=f"the body is too large; at most {max_payload_bytes} bytes are taken"
+        ),
+        _mapper(
+            _status(431), "HeadersTooLarge", text=f"the headers are too large; at most {max_headers_kib} KiB are taken"
+        ),
+    )
     return {
-        "mappers": [form for mapper in _MAPPERS for form in (_over_grpc(mapper), mapper)],
+        "mappers": [form for mapper in (*_MAPPERS, *sizes) for form in (_over_grpc(mapper), mapper)],
         "body_format": {"json_format": {"error": "%LOCAL_REPLY_BODY%"}, "content_type": "application/json"},
     }
 
@@ -83,7 +91,5 @@ _MAPPERS = (
     _mapper(_status(403), "Forbidden", text="this client may not call this pipeline"),
     _mapper(_status(404), "NotFound", text=NOT_FOUND),
     _mapper(_status(408), "RequestTimeout", text="the request did not arrive in time"),
-    _mapper(_status(413), "PayloadTooLarge", text="the body is larger than is taken here"),
     _mapper(_status(429), "ClientRate", text="this client sends more requests than it may", retry_after_seconds=1),
-    _mapper(_status(431), "HeadersTooLarge", text="the headers are larger than is taken here"),
 )

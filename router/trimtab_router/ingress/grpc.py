@@ -64,6 +64,14 @@ class Answer:
 _Method = Callable[[bytes], Answer]
 
 
+def is_call(request: web.BaseRequest) -> bool:
+    """Whether a request is a gRPC call; others with a similar content type (gRPC-Web) have frames of their own."""
+    kind = request.headers.get("Content-Type", "")
+    return request.method == "POST" and (
+        kind == CONTENT_TYPE or kind.startswith((f"{CONTENT_TYPE}+", f"{CONTENT_TYPE};"))
+    )
+
+
 class GrpcIngress:
     """The gRPC methods of a router."""
 

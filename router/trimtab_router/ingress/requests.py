@@ -38,6 +38,6 @@ class RequestIngress:
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=limit)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        if self._grpc is not None and request.headers.get("Content-Type", "").startswith(grpc.CONTENT_TYPE):
+        if self._grpc is not None and grpc.is_call(request):
             return await self._grpc.answer(request)
         return await self._rest.answer(request)

@@ -1,0 +1,112 @@
+"""What the pages say is so: settings can be read, commands work, fields, reasons, values are named, links lead on."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trimtab_pipelines.documents import load_edge, parse
+from trimtab_pipelines.edge import EdgeSettings
+from trimtab_router.edge.access_log import loggers
+from trimtab_router.edge.keys import digest_of, read_file
+from trimtab_router.edge.refused import REASONS
+from trimtab_router.metrics import Metrics
+from trimtab_router.refusal import CLIENT_BOUNDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "router" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SECURITY, OBSERVE = ((ROOT / "docs" / name).read_text() for name in ("security.md", "observe.md"))
+LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]*))?\)")
+
+
+def block(language: str, page: str) -> str:
+    """The one block of a language on a page."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def words(page: str) -> set[str]:
+    """What stands in code marks."""
+    return set(re.findall(r"`([^`\n]+)`", page))
+
+
+def test_the_settings_shown_can_be_used_and_show_every_field(tmp_path: Path):
+    (tmp_path / "edge.yaml").write_text(block("yaml", SECURITY))
+    settings = load_edge(tmp_path / "edge.yaml")
+    shown = yaml.safe_load(block("yaml", SECURITY))
+    fields = EdgeSettings.model_json_schema(by_alias=True)["properties"]
+
+    assert settings.authenticates
+    assert set(fields) - set(shown) == {"keysSecret"}  # the cluster's
+    assert set(shown["jwt"][0]) == set(settings.model_dump(by_alias=True)["jwt"][0])
+    assert set(shown["clients"]) == set(settings.model_dump(by_alias=True)["clients"])
+
+
+def test_the_defaults_shown_are_the_defaults():
+    shown = yaml.safe_load(block("yaml", SECURITY))
+    unchanged = {name: shown[name] for name in ("patience", "maxConnections", "maxStreams", "trustedHops", "memory")}
+
+    assert parse(EdgeSettings, unchanged, "docs/security.md") == EdgeSettings()
+
+
+def test_the_commands_shown_make_a_key_that_is_let_in(tmp_path: Path):
+    script = block("sh", SECURITY) + 'printf %s "$key" > made\n'
+    subprocess.run(["bash", "-euc", script], cwd=tmp_path, check=True)
+    found = read_file((tmp_path / "keys").read_text())
+
+    assert found.problems == ()
+    (key,) = found.keys
+    assert (key.client, key.pipelines) == ("alice", frozenset({"digits"}))
+    assert key.digest == digest_of((tmp_path / "made").read_text())
+    assert len((tmp_path / "made").read_text()) == len("tt_") + 43
+
+
+def test_every_value_of_the_chart_for_the_door_is_explained():
+    values = yaml.safe_load((ROOT / "charts" / "trimtab" / "values.yaml").read_text())["edge"]
+    named = {word.removesuffix(".*") for page in (SECURITY, OBSERVE) for word in words(page)}
+
+    assert {f"edge.{name}" for name in values if not _covered(f"edge.{name}", named)} == set()
+
+
+def _covered(value: str, named: set[str]) -> bool:
+    return any(word == value or word.startswith(f"{value}.") for word in named)
+
+
+def test_every_field_of_the_access_log_is_explained():
+    (line,) = [one for one in loggers("All") if "stdout" in one["name"]]
+    fields: dict[str, Any] = line["typed_config"]["log_format"]["json_format"]
+
+    assert set(fields) - words(OBSERVE) == set()
+
+
+def test_every_reason_of_the_door_is_explained():
+    assert (set(REASONS) | CLIENT_BOUNDS) - words(OBSERVE) == set()
+
+
+def test_every_metric_named_exists():
+    text = Metrics("a", "p", 0.4).expose().decode()
+    named = {word.partition("{")[0] for word in words(OBSERVE) if word.startswith("trimtab_")}
+    known = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+
+    assert len(named) > 5
+    assert named - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_links_lead_to_what_is_there(page: Path):
+    broken = []
+    for path, heading in LINK.findall(page.read_text()):
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (heading and heading not in headings(target)):
+            broken.append(f"{path}#{heading}")
+
+    assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors a page's headings get."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}

@@ -90,7 +90,8 @@ async def _suffer(fault: Fault, watched: Watched, given: argparse.Namespace, rps
     """Send the load, strike after some calm, and wait for both the load's end and the recovery."""
     console.print(fault.name)
     await until(watched.is_ready, "Ready before the next fault", PATIENCE_SECONDS)
-    order = LoadOrder(f"constant:{rps:.3g}", duration_seconds=given.seconds, seed=given.seed)
+    access = watched.setting.credentials.access()
+    order = LoadOrder(f"constant:{rps:.3g}", duration_seconds=given.seconds, seed=given.seed, access=access)
 
     async def strike() -> float:
         await asyncio.sleep(CALM_SECONDS)

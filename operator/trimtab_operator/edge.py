@@ -23,7 +23,7 @@ JWKS_FOLDER = "/etc/trimtab-jwks"
 
 
 def edge_files(pipeline: InferencePipeline, settings: Settings, folder: str) -> dict[str, str]:
-    """Return the settings that the router reads, and all that Envoy reads, by file; `folder` is where they are mounted."""
+    """Return by file the settings that the router reads, and all that Envoy reads; they are mounted at `folder`."""
     doorstep = Doorstep(
         Sockets(Path(SOCKETS)),
         host="0.0.0.0",  # noqa: S104

@@ -9,7 +9,7 @@ import typer
 from trimtab.local.processes import StartError
 from trimtab.local.replicas import end_fork_server
 from trimtab.local.router_client import RouterUnreachable
-from trimtab.verbs import compare, demo, explain, load, plan, profile, report, simulate, status, up
+from trimtab.verbs import compare, demo, explain, keys, load, plan, profile, report, simulate, status, up
 from trimtab_adapter.decide import PlanningError
 from trimtab_adapter.what_if import WhatIfError
 from trimtab_loadtester.load import LoadError
@@ -40,6 +40,9 @@ app = typer.Typer(
 )
 for verb in (up, load, profile, plan, explain, simulate, compare, report, status, demo):
     app.command(verb.__name__.rpartition(".")[2])(exiting(verb.command))
+of_keys = typer.Typer(no_args_is_help=True, help="API keys of those who may call a pipeline.")
+of_keys.command("new")(exiting(keys.new))
+app.add_typer(of_keys, name="keys")
 
 
 def run(arguments: Sequence[str]) -> int:

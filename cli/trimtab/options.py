@@ -66,6 +66,16 @@ def door(edge: str | None) -> Door:
     return {"door": True, "edge": Path(edge) if edge else None}
 
 
+def check_load(order: LoadOrder | None, edge: Path | None) -> None:
+    """Raise LoadError where a load is asked for that the door would turn away."""
+    settings = load_edge(edge)
+    if order is not None and (settings.tls is not None or settings.authenticates):
+        raise LoadError(
+            f"--load: the door of {edge} asks for TLS or keys, which this load does not bring; start without --load, "
+            "then send it with `trimtab load`, --ca and --api-key-file"
+        )
+
+
 def load_order(  # noqa: PLR0913, PLR0917  (one for each option)
     load: str | None,
     trace: Path | None,

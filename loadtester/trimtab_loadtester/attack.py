@@ -21,7 +21,7 @@ from trimtab_loadtester.load import LoadSpec
 from trimtab_loadtester.outcome import RequestOutcome, classify
 from trimtab_loadtester.payloads import Payload, PayloadSource, payload_source
 from trimtab_loadtester.results import Record, Results, RunFacts, Visit
-from trimtab_loadtester.wire import REASON_HEADER, STAGE_HEADER, Answer, GrpcWire, RestWire, Wire
+from trimtab_loadtester.wire import OPEN, REASON_HEADER, STAGE_HEADER, Access, Answer, GrpcWire, RestWire, Wire
 from trimtab_pipelines.spec import InferencePipeline
 
 GAVE_UP = "GaveUp"
@@ -58,6 +58,7 @@ class AttackOptions:
         max_payloads, max_payload_bytes: different payloads kept ready; more requests than these take turns with them.
         cores: what the process may run on; None leaves it alone.
         progress_seconds: how often progress is told.
+        access: what the pipeline's door asks for.
     """
 
     wire: Literal["REST", "gRPC"] = "REST"
@@ -70,6 +71,7 @@ class AttackOptions:
     max_payload_bytes: int = 256 * 2**20
     cores: frozenset[int] | None = None
     progress_seconds: float = 0.5
+    access: Access = OPEN
 
 
 @dataclass(slots=True)
@@ -136,7 +138,7 @@ async def attack_async(  # noqa: PLR0913, PLR0917 - what, where, how much, how, 
     rates = load.rates(options.duration_seconds)
     duration_seconds = options.duration_seconds or float(rates.size)
     arrivals = poisson_arrivals(rates, options.seed, duration_seconds)
-    wire: Wire = (GrpcWire if options.wire == "gRPC" else RestWire)(address, pipeline.name)
+    wire: Wire = (GrpcWire if options.wire == "gRPC" else RestWire)(address, pipeline.name, options.access)
     source = payload_source(pipeline, options.seed)
     payloads, encoded = _prepare(pipeline, source, wire, arrivals.size, options)
     facts = RunFacts(

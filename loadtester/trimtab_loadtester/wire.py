@@ -6,8 +6,10 @@ on the way becomes a code of its own, so that each request can be accounted for.
 
 import asyncio
 import json
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -20,6 +22,7 @@ from trimtab_protocol.grpc_messages import (
     response_class,
     response_from_message,
 )
+from trimtab_protocol.text import fits_header
 from trimtab_router.connection import ConnectionBroken, ConnectionPool, request_head
 
 STAGE_HEADER, REASON_HEADER = "x-trimtab-stage", "x-trimtab-reason"
@@ -36,6 +39,42 @@ class Answer:
     response: InferResponse | None = None
     detail: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a door asks of its callers: names of files, so that no secret stands where others read it.
+
+    Attributes:
+        ca_file: TLS, with a server whose certificate this authority signed.
+        api_key_file: holds the caller's key, and nothing else.
+    """
+
+    ca_file: Path | None = None
+    api_key_file: Path | None = None
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """For a TLS connection; None for one in plain text."""
+        return None if self.ca_file is None else ssl.create_default_context(cafile=str(self.ca_file))
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """The same for gRPC."""
+        return None if self.ca_file is None else grpc.ssl_channel_credentials(self.ca_file.read_bytes())
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What says who calls; raises ValueError, naming the file, where it holds no key."""
+        if self.api_key_file is None:
+            return {}
+        key = self.api_key_file.read_text().strip()
+        if not key or " " in key or not fits_header(key):
+            raise ValueError(f"{self.api_key_file}: expected a key alone, in printable ASCII without spaces")
+        return {"x-api-key": key}
+
+
+OPEN = Access()
 
 
 class Wire(Protocol):
@@ -63,13 +102,14 @@ class RestWire:
     machine is taken from the pipeline.
     """
 
-    def __init__(self, address: str, model: str) -> None:
+    def __init__(self, address: str, model: str, access: Access = OPEN) -> None:
         self._host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
         if not self._host or not port.isdecimal():
             raise ValueError(f"address {address!r} must be HOST:PORT, such as 127.0.0.1:8080")
         self._port = int(port)
         self._model = model
-        self._connections = ConnectionPool(self._host, self._port)
+        self._headers = access.headers
+        self._connections = ConnectionPool(self._host, self._port, access.tls)
 
     def encode(
         self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any]
@@ -79,7 +119,7 @@ class RestWire:
         request = InferRequest(self._model, inputs, parameters=parameters, requested_outputs=requested)
         buffers, header_length = rest.encode_request(request)
         body = b"".join(buffers)
-        headers = {rest.HEADER_LENGTH: str(header_length), "Content-Type": rest.BINARY_CONTENT_TYPE}
+        headers = self._headers | {rest.HEADER_LENGTH: str(header_length), "Content-Type": rest.BINARY_CONTENT_TYPE}
         path = f"/v2/models/{self._model}/infer"
         head = request_head("POST", path, f"{self._host}:{self._port}", headers, len(body))
         return head.removesuffix(b"\r\n"), body
@@ -115,8 +155,10 @@ class RestWire:
 class GrpcWire:
     """gRPC over a few connections, requests serialised ahead."""
 
-    def __init__(self, address: str, model: str) -> None:
+    def __init__(self, address: str, model: str, access: Access = OPEN) -> None:
         self._address = address.removeprefix("grpc://")
+        self._credentials = access.credentials
+        self._metadata = tuple(access.headers.items())
         self._model = model
         self._channels: list[grpc.aio.Channel] = []
         self._calls: list[Any] = []
@@ -132,7 +174,7 @@ class GrpcWire:
         """Call ModelInfer. No gRPC deadline is set: the router would take it as the request's."""
         turn = self._turn = (self._turn + 1) % len(self._calls)
         try:
-            raw = await self._calls[turn](encoded, metadata=(("x-request-id", request_id),))
+            raw = await self._calls[turn](encoded, metadata=(("x-request-id", request_id), *self._metadata))
             return Answer("OK", response_from_message(response_class("ModelInfer").FromString(raw)))
         except grpc.aio.AioRpcError as error:
             return _grpc_error(error, self._channels[turn].get_state())
@@ -145,7 +187,7 @@ class GrpcWire:
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        self._channels = [grpc.aio.insecure_channel(self._address, options=options) for _ in range(_CHANNELS)]
+        self._channels = [self._channel(options) for _ in range(_CHANNELS)]
         self._calls = [channel.unary_unary(method_path("ModelInfer"), None, None) for channel in self._channels]
         return self
 
@@ -154,6 +196,11 @@ class GrpcWire:
     ) -> None:
         for channel in self._channels:
             await channel.close(None)
+
+    def _channel(self, options: list[tuple[str, int]]) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._address, options=options)
+        return grpc.aio.secure_channel(self._address, self._credentials, options=options)
 
 
 def _message(body: memoryview) -> str:

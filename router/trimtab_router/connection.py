@@ -5,6 +5,7 @@ data port speaks: answers with a Content-Length, received straight into the buff
 """
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -49,10 +50,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def open(cls, host: str, port: int) -> "HttpConnection":
-        """Connect; raises ConnectionBroken where nobody listens."""
+    async def open(cls, host: str, port: int, tls: ssl.SSLContext | None = None) -> "HttpConnection":
+        """Connect; raises ConnectionBroken where nobody listens, or who listens is not who `tls` trusts."""
         try:
-            _, connection = await asyncio.get_running_loop().create_connection(cls, host, port)
+            _, connection = await asyncio.get_running_loop().create_connection(cls, host, port, ssl=tls)
         except OSError as error:
             raise ConnectionBroken(f"{host}:{port}: {error.strerror or error}") from error
         return connection
@@ -159,9 +160,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 class ConnectionPool:
     """Connections to one address: as many as there are exchanges under way, kept for the next ones."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._host = host
         self._port = port
+        self._tls = tls
         self._idle: list[HttpConnection] = []
 
     async def take(self) -> HttpConnection:
@@ -170,7 +172,7 @@ class ConnectionPool:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
-        return await HttpConnection.open(self._host, self._port)
+        return await HttpConnection.open(self._host, self._port, self._tls)
 
     def give_back(self, connection: HttpConnection) -> None:
         """Keep a connection whose exchange is over, unless it was closed."""

@@ -1,5 +1,6 @@
 """`trimtab load`: push a pipeline that runs already, and account for every request."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +21,7 @@ from trimtab.options import (
 from trimtab_loadtester.attack import attack
 from trimtab_loadtester.load import LoadError
 from trimtab_loadtester.progress import progress_bar
+from trimtab_loadtester.wire import Access
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.outcome import Outcome, bar
 
@@ -34,6 +36,8 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     seed: SeedOption = 0,
     address: Annotated[str, typer.Option(help="host:port of the router")] = "127.0.0.1:8080",
     wire: Annotated[Literal["REST", "gRPC"], typer.Option(help="Protocol; give the matching port")] = "REST",
+    ca: Annotated[Path | None, typer.Option(help="Use TLS; the authority that signed the door's certificate")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with the key that the door asks for")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for requests.npz and load.json")] = None,
 ) -> int:
     """Send a load to a pipeline that runs already: open loop, real inputs, every request accounted for."""
@@ -43,7 +47,8 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
         raise LoadError("say what to send: --load constant:20 --duration 60, or --trace FILE")
     order = LoadOrder(load, trace, speed_up, scale, duration, seed, wire)
     with progress_bar(console) as show:
-        results = attack(document, address, order.spec(), order.options, show)
+        options = replace(order.options, access=Access(ca, api_key_file))
+        results = attack(document, address, order.spec(), options, show)
     summary = results.summary()
     if out is not None:
         results.save(out)

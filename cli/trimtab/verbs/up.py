@@ -19,6 +19,7 @@ from trimtab.options import (
     SeedOption,
     SpeedUpOption,
     TraceOption,
+    check_load,
     console,
     door,
     load_order,
@@ -52,10 +53,12 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     """Serve a pipeline on this machine, adapted to its load, until Ctrl-C or the end of the load."""
     document = prepare(pipeline)
     order = load_order(load, trace, speed_up, scale, duration, seed)
+    stands = door(edge)
+    check_load(order, stands["edge"])
     fixed = load_plan(plan) if plan else None
     profile_file = None if fixed else choose_profiles(pipeline, document, profiles, console)
     with RunFolder(folder) as where:
-        setup = Setup(pipeline, where, profile_file, fixed, rest_port, grpc_port, prometheus, admin_port, **door(edge))
+        setup = Setup(pipeline, where, profile_file, fixed, rest_port, grpc_port, prometheus, admin_port, **stands)
         session = Session(document.name, setup, order, duration)
         with watching(session, console):
             run = asyncio.run(session.run())

@@ -35,7 +35,7 @@ _LINE = {
 
 def loggers(which: str) -> list[Json]:
     """Return the access loggers: the count always, the lines as the settings say (`Off`, `Refused`, `All`)."""
-    refused = {"or_filter": {"filters": [_refused(), _grpc_refused()]}}
+    refused = {"or_filter": {"filters": [_refused(), _grpc_refused(), _reset()]}}
     found = [_count() | {"filter": refused}]
     if which != "Off":
         lines = typed(
@@ -80,6 +80,12 @@ def _count() -> Json:
 
 def _refused() -> Json:
     comparison = {"op": "GE", "value": {"default_value": 400, "runtime_key": "door.log.status"}}
+    return {"status_code_filter": {"comparison": comparison}}
+
+
+def _reset() -> Json:
+    """What was cut before there was an answer, such as a stream whose headers break the rules."""
+    comparison = {"op": "EQ", "value": {"default_value": 0, "runtime_key": "door.log.reset"}}
     return {"status_code_filter": {"comparison": comparison}}
 
 

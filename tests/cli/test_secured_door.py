@@ -1,0 +1,116 @@
+"""The command line and a door that asks who comes: keys are made, a pipeline is served, loads go through."""
+
+import asyncio
+import json
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from tests.cli.pipelines import echo_plan, write_echo_pipeline
+from tests.router.edge.openssl import Authority
+from trimtab.commands import run
+from trimtab.local.supervisor import Setup, Supervisor
+from trimtab_loadtester.wire import Access
+from trimtab_pipelines.documents import dump_yaml
+from trimtab_pipelines.edge import EdgeSettings, Tls
+from trimtab_protocol import grpc_messages
+from trimtab_router.edge.keys import digest_of, read_file
+
+BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+
+
+def test_a_new_key_is_shown_once_beside_what_the_door_keeps_of_it(capsys):
+    assert run(["keys", "new", "alice", "--pipeline", "sample", "--pipeline", "other"]) == 0
+    told = capsys.readouterr().out
+    key = told.split("\n", 1)[0]
+    assert told.count(key) == 1
+    line = next(line for line in told.splitlines() if line.startswith("    alice:"))
+    (found,) = read_file(line).keys
+    assert (found.client, found.digest, found.pipelines) == ("alice", digest_of(key), frozenset({"sample", "other"}))
+    create, patch = (shlex.split(line) for line in told.splitlines() if line.startswith("    kubectl"))
+    assert create[-1] == f"--from-literal=alice={line.partition(': ')[2]}"
+    assert patch[:4] == ["kubectl", "patch", "secret", "trimtab-keys"]
+    assert run(["keys", "new", "bob"]) == 0
+    assert re.search(r"    bob: sha256:[0-9a-f]{64} \*\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("arguments", "named"), [(["a b"], "'a b'"), (["alice", "--pipeline", "No Name"], "No Name")])
+def test_a_key_for_what_cannot_be_a_name_is_not_made(capsys, arguments, named):
+    assert run(["keys", "new", *arguments]) == 2
+    told = capsys.readouterr()
+    assert named in told.err
+    assert not told.out
+
+
+def test_a_load_that_the_door_would_turn_away_is_not_begun(tmp_path, capsys):
+    file = write_echo_pipeline(tmp_path)
+    (tmp_path / "edge.yaml").write_text(dump_yaml(EdgeSettings(keys_file=str(tmp_path / "keys"))))
+    assert run(["up", str(file), "--edge", str(tmp_path / "edge.yaml"), "--load", "constant:1", "--duration", "1"]) == 2
+    assert "--api-key-file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "two words", "two\nlines", "kéy"])
+def test_a_file_that_holds_no_key_is_named(tmp_path, content):
+    (tmp_path / "key").write_text(content)
+    with pytest.raises(ValueError, match=r"/key: expected a key alone"):
+        _ = Access(api_key_file=tmp_path / "key").headers
+
+
+async def test_a_pipeline_is_served_behind_tls_and_keys_and_loads_go_through_them(tmp_path, capsys):
+    authority = Authority(tmp_path / "ca").begin()
+    authority.issue("door", tmp_path / "tls.crt", tmp_path / "tls.key")
+    assert run(["keys", "new", "loadtester"]) == 0
+    told = capsys.readouterr().out
+    key_file, keys = tmp_path / "key", tmp_path / "keys"
+    key_file.write_text(told.split("\n", 1)[0] + "\n")
+    key_file.chmod(stat.S_IRUSR)
+    keys.write_text(next(line for line in told.splitlines() if line.startswith("    loadtester:")) + "\n")
+    tls = Tls(certificate=str(tmp_path / "tls.crt"), key=str(tmp_path / "tls.key"))
+    edge = tmp_path / "edge.yaml"
+    edge.write_text(dump_yaml(EdgeSettings(tls=tls, keys_file=str(keys))))
+    pipeline = write_echo_pipeline(tmp_path, slo={"latency": "20s"})
+    setup = Setup(pipeline, tmp_path / "run", plan=echo_plan(), edge=edge)
+    async with Supervisor(setup) as local:
+        await local.ready()
+        key = key_file.read_text().strip()
+        async with httpx.AsyncClient(
+            base_url=f"https://127.0.0.1:{local.rest_port}", verify=Access(authority.file).tls or False, trust_env=False
+        ) as client:
+            assert (await client.post("/v2/models/sample/infer", json=BODY)).status_code == 401
+            answer = await client.post("/v2/models/sample/infer", json=BODY, headers={"x-api-key": key}, timeout=60)
+            assert answer.json()["outputs"][0]["data"] == [3.0, 4.0, 5.0, 6.0]
+        credentials = grpc.ssl_channel_credentials(authority.file.read_bytes())
+        async with grpc.aio.secure_channel(f"127.0.0.1:{local.grpc_port}", credentials) as channel:
+            live = channel.unary_unary(grpc_messages.method_path("ServerLive"), None, None)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await live(b"")
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert await live(b"", metadata=[("x-api-key", key)])
+        secured = ("--ca", str(authority.file), "--api-key-file", str(key_file))
+        for wire, port in (("REST", local.rest_port), ("gRPC", local.grpc_port)):
+            arguments = ["--address", f"127.0.0.1:{port}", "--wire", wire, "--load", "constant:5", "--duration", "2"]
+            sent = await load(pipeline, *arguments, *secured)
+            assert sent["ok"] + sent["late"] == sent["received"] > 0, sent
+            assert (await load(pipeline, *arguments, "--ca", str(authority.file)))["ok"] == 0
+        assert local.faults == []
+
+
+async def load(pipeline: Path, *arguments: str) -> dict[str, Any]:
+    """Run `trimtab load` in a process of its own; the figures it ends with."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "trimtab", "load", str(pipeline), *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    told = (await process.communicate())[0].decode()
+    assert process.returncode == 0, told
+    figures: dict[str, Any] = json.loads(told.splitlines()[-1])["figures"]
+    return figures

@@ -1,0 +1,154 @@
+"""What is generated for Envoy: the same as it was, taken by Envoy itself, and nothing without a reason."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimtab_pipelines.documents import DocumentError, load_edge
+from trimtab_pipelines.edge import EdgeSettings
+from trimtab_router.edge.bootstrap import bootstrap
+from trimtab_router.edge.certificates import discovered
+from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key, read_entries, read_file, read_secret
+from trimtab_router.edge.places import Doorstep, Sockets
+from trimtab_router.edge.program import program
+from trimtab_router.edge.routes import discovery, door_routes
+from trimtab_router.ingress.control import ControlIngress
+
+GOLDEN = Path(__file__).parents[2] / "data" / "edge"
+KEYS = (
+    HashedKey("alice", digest_of("a"), frozenset({"sample"})),
+    HashedKey("bob", digest_of("b"), frozenset({"other"})),
+)
+EVERYTHING: dict[str, Any] = {
+    "tls": {"certificate": "/certificates/tls.crt", "key": "/certificates/tls.key", "clientCa": "/callers/ca.crt"},
+    "keysFile": "/keys/keys",
+    "jwt": [
+        {"issuer": "https://one.example", "audiences": ["trimtab"], "jwks": "/issuers/one.json"},
+        {
+            "issuer": "https://two.example",
+            "audiences": ["a", "b"],
+            "jwks": "https://two.example:8443/jwks.json",
+            "clientClaim": "client_id",
+            "pipelinesClaim": "pipelines",
+        },
+    ],
+    "clients": {"requestsPerSecond": 20, "burst": 50, "concurrency": 8, "inFlight": "8Mi"},
+    "patience": {"headers": "5s", "body": "20s", "idle": "60s", "connectionAge": "600s"},
+    "maxConnections": 1000,
+    "maxStreams": 64,
+    "trustedHops": 1,
+    "accessLog": "Refused",
+    "memory": "512Mi",
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "keys": {"keysSecret": "trimtab-keys", "accessLog": "All"},
+    "everything": EVERYTHING,
+}
+
+
+def generated(name: str, folder: Path = Path("/sockets")) -> dict[str, Any]:
+    """All that is made of these settings."""
+    settings = EdgeSettings.model_validate(SETTINGS[name])
+    doorstep = Doorstep(Sockets(folder), "0.0.0.0", 8080, 8081)
+    otlp = "collector:4317" if name == "everything" else None
+    return {
+        "bootstrap": bootstrap(settings, doorstep, pipeline="sample", otlp=otlp),
+        "routes": door_routes(settings, KEYS, pipeline="sample", longest_seconds=65.0),
+        "certificates": discovered(settings.tls) if settings.tls else {},
+    }
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_it_is_as_reviewed(name):
+    """`TRIMTAB_WRITE_GOLDENS=1` writes the files anew; then read what has changed."""
+    file = GOLDEN / f"{name}.json"
+    written = json.dumps(generated(name), indent=1, ensure_ascii=False) + "\n"
+    if os.environ.get("TRIMTAB_WRITE_GOLDENS"):
+        file.write_text(written)
+    assert written == file.read_text()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_envoy_takes_it(name, tmp_path):
+    """The routes come by another way; here they stand where Envoy looks at them too."""
+    found = generated(name, tmp_path)
+    for file, content in found["certificates"].items():
+        (tmp_path / file).write_text(json.dumps(content))
+    config = found["bootstrap"]
+    routes = {key: value for key, value in found["routes"].items() if key != "@type"}
+    for listener in config["static_resources"]["listeners"]:
+        manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+        del manager["rds"]
+        manager["route_config"] = routes
+    (tmp_path / "envoy.json").write_text(json.dumps(config))
+    arguments = ["--mode", "validate", "--config-path", str(tmp_path / "envoy.json"), "--log-level", "warning"]
+    ran = subprocess.run([program(), *arguments], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_same_routes_have_the_same_version_and_others_another():
+    def version(*keys: HashedKey) -> str:
+        routes = door_routes(EdgeSettings(keys_file="/keys"), keys, pipeline="sample", longest_seconds=65.0)
+        return str(json.loads(discovery(routes))["version_info"])
+
+    assert version(*KEYS) == version(*reversed(KEYS))
+    assert len({version(), version(KEYS[0]), version(*KEYS)}) == 3
+
+
+def test_nothing_is_told_of_routes_before_keys_are_known():
+    def told(settings: EdgeSettings) -> bytes:
+        return ControlIngress(settings, pipeline="sample", longest_seconds=65.0)._routes
+
+    assert told(EdgeSettings())
+    assert not told(EdgeSettings(keys_file="/keys"))
+    assert not told(EdgeSettings(keys_secret="keys"))
+
+
+@given(st.from_regex(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,62}", fullmatch=True), st.sets(st.sampled_from(["*", "a", "b-1"])))
+def test_what_is_written_of_a_key_is_read_again(client, pipelines):
+    key = HashedKey(client, digest_of(new_key()), frozenset(pipelines) or frozenset({"*"}))
+    line = f"{client}: {entry_of(key)}"
+    assert read_file(f"# comment\n\n {line}  # of somebody\n").keys == (key,)
+    assert (key.may_call("a"), key.may_call("c")) == (bool({"*", "a"} & key.pipelines), "*" in key.pipelines)
+
+
+@given(st.text(max_size=200), st.dictionaries(st.text(max_size=70), st.text(max_size=100), max_size=4))
+def test_whatever_stands_there_good_keys_are_read_and_problems_show_no_key(text, data):
+    good = f"alice: {entry_of(KEYS[0])}"
+    found = read_file(f"{good}\n{text}")
+    assert KEYS[0] in found.keys
+    assert all(len(key.digest) == 64 for key in found.keys)
+    secret = "a-plain-key-somebody-put-here"
+    assert not read_secret(data).keys
+    assert secret not in str(read_entries([("bob", secret), ("a b", f"sha256:{secret}")]).problems)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"keysFile": "/keys", "keysSecret": "keys"}, "one source of keys"),
+        ({"tls": {"certificate": "/a/tls.crt", "key": "/b/tls.key"}}, "into one folder"),
+        ({"tls": {"certificate": "/a/tls.crt"}}, "key"),
+        ({"jwt": [{"issuer": "i", "audiences": ["a"], "jwks": "http://plain"}]}, "jwks"),
+        ({"jwt": [{"issuer": "i", "audiences": [], "jwks": "/a"}]}, "audiences"),
+        ({"jwt": [{"issuer": "i", "audiences": [""], "jwks": "/a"}]}, "audiences"),
+        ({"jwt": [{"issuer": "i", "audiences": ["a"], "jwks": "/a"}] * 2}, "issuer i stands there twice"),
+        ({"clients": {"requestsPerSecond": -1}}, "requestsPerSecond"),
+        ({"patience": {"idle": "0s"}}, "patience.idle"),
+        ({"memory": "1Mi"}, "memory"),
+        ({"accessLog": "Some"}, "accessLog"),
+        ({"tlss": {}}, "tlss"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_named(tmp_path, wrong, told):
+    (tmp_path / "edge.yaml").write_text(json.dumps(wrong))
+    with pytest.raises(DocumentError, match=told) as refused:
+        load_edge(tmp_path / "edge.yaml")
+    assert "edge.yaml" in str(refused.value)

@@ -1,7 +1,8 @@
 """From `helm install` to a pipeline that adapts in real pods: all of Trimtab in a real cluster, with its figures.
 
 `python -m benchmarks.cluster.e2e` brings up what is missing, serves the digits pipeline under a load that rises and
-falls for three minutes, changes plans by hand to time them, and asks every query of the dashboards.
+falls for three minutes, through TLS and with keys, both of which are replaced meanwhile, lets a stranger try the doors,
+changes plans by hand to time them, and asks every query of the dashboards.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import yaml
 
 from benchmarks.cluster.changing import adapter_away, batch_changes, separate, variant_change
 from benchmarks.cluster.observing import Watched, changes, watching
+from benchmarks.cluster.replacing import CERTIFICATE_SECONDS, Replaced, replaced
 from benchmarks.cluster.setting import (
     ROOT,
     SYSTEM,
@@ -30,6 +32,7 @@ from benchmarks.cluster.setting import (
     values,
 )
 from benchmarks.cluster.traffic import demand_within, free_cores, send
+from benchmarks.cluster.trespassing import trespassed
 from trimtab.local.loading import LoadOrder
 from trimtab_loadtester.outcome import RequestOutcome
 from trimtab_loadtester.results import Results
@@ -39,9 +42,14 @@ from trimtab_pipelines.outcome import Bar, Outcome, bar
 READY_SECONDS = 900.0
 LOAD_SECONDS = 180.0
 IN_FORCE_SECONDS = 0.1
+REVOKED_SECONDS = 5.0
+CALM_SECONDS = 10.0
 FAILED, UNACCOUNTED = "failed requests", "received - ok - late - dropped - refused - failed"
 UNANSWERED = "dashboard expressions without data"
-FUNCTIONAL = frozenset({FAILED, UNACCOUNTED, UNANSWERED})
+NOTICED = "requests of the second caller without an answer"
+CERTIFICATE, REVOKED = "new certificate written to served, seconds", "key revoked to refused, seconds"
+LET_IN, REACHED = "ways in without a credential", "ports reached from another namespace, where policies are enforced"
+FUNCTIONAL = frozenset({FAILED, UNACCOUNTED, UNANSWERED, NOTICED, CERTIFICATE, REVOKED, LET_IN, REACHED})
 """Bars that hold on any machine, however slow or busy with other work."""
 PLATEAU_SECONDS = 25
 
@@ -70,6 +78,7 @@ async def e2e(given: argparse.Namespace) -> Outcome:
         async with watching(setting, load_pipeline(given.pipeline).name) as watched:
             await _apply(watched, given.pipeline, findings)
             await _under_load(watched, given, findings)
+            await _strangers(watched, findings)
             await _dashboards(watched, findings)
             await _plans_by_hand(watched, findings)
     return Outcome(name="e2e", figures=findings.figures, bars=tuple(findings.bars))
@@ -96,10 +105,21 @@ async def _under_load(watched: Watched, given: argparse.Namespace, findings: Fin
     cores = await free_cores(watched.setting)
     demand = demand_within(load_pipeline(given.pipeline), await watched.profiles(), cores)
     findings.note(free_cores=cores, load_low_rps=demand.low_rps, load_high_rps=demand.high_rps)
-    order = LoadOrder(demand.load(plateau_seconds=PLATEAU_SECONDS), duration_seconds=given.duration, seed=given.seed)
+    order = LoadOrder(
+        demand.load(plateau_seconds=PLATEAU_SECONDS),
+        duration_seconds=given.duration,
+        seed=given.seed,
+        access=watched.setting.credentials.access(),
+    )
+
+    async def replace() -> Replaced:
+        await asyncio.sleep(CALM_SECONDS)
+        return await replaced(watched)
+
     async with watched.sampled():
-        results = await send(given.pipeline, watched.address, order)
+        results, changed = await asyncio.gather(send(given.pipeline, watched.address, order), replace())
     _judge(results, findings)
+    _judge_replaced(changed, findings)
     variants, replicas = changes(watched.seen, lambda s: s.variants), changes(watched.seen, lambda s: s.pods)
     batches = changes(watched.seen, lambda s: s.batches)
     findings.note(variant_changes=variants, replica_changes=replicas, batch_changes=batches)
@@ -127,6 +147,42 @@ def _judge(results: Results, findings: Findings) -> None:
         bar(UNACCOUNTED, summary["received"] - sum(ends.values()), "==", 0),
         bar("|measured - expected| accuracy", gap, "<=", 0.02),
     ]
+
+
+def _judge_replaced(changed: Replaced, findings: Findings) -> None:
+    findings.note(
+        second_caller_answered=changed.visits,
+        second_caller_failed=len(changed.failed),
+        certificate_served_seconds=_or_none(changed.certificate_seconds),
+        key_accepted_seconds=_or_none(changed.accepted_seconds),
+        revoked_key_refused_seconds=_or_none(changed.refused_seconds),
+    )
+    for failure in changed.failed[:10]:
+        console.print(f"  second caller: {failure}")
+    findings.bars += [
+        bar(NOTICED, len(changed.failed), "==", 0),
+        bar(CERTIFICATE, changed.certificate_seconds, "<=", CERTIFICATE_SECONDS),
+        bar(REVOKED, changed.refused_seconds, "<=", REVOKED_SECONDS),
+    ]
+
+
+def _or_none(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
+
+
+async def _strangers(watched: Watched, findings: Findings) -> None:
+    """Judge what a pod of another namespace meets; which ports it reaches says something only where policies do."""
+    met = await trespassed(watched)
+    for how, answer in met.answers.items():
+        console.print(f"  {how}: {answer}")
+    findings.note(
+        policies_enforced=int(met.enforced),
+        ports_reached=len(met.forbidden),
+        ways_in_without_credential=len(met.let_in),
+    )
+    findings.bars.append(bar(LET_IN, len(met.let_in), "==", 0))
+    if met.enforced:
+        findings.bars.append(bar(REACHED, len(met.forbidden), "==", 0))
 
 
 async def _dashboards(watched: Watched, findings: Findings) -> None:

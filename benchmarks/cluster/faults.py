@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cluster import breaking
+from benchmarks.cluster import breaking, doors
 from benchmarks.cluster.breaking import PATIENCE_SECONDS, Fault
 from benchmarks.cluster.observing import NotYetError, Watched, until, watching
 from benchmarks.cluster.retrying import Retried, retrying
@@ -33,6 +33,8 @@ FAULTS = (
     Fault("delete a model pod", breaking.delete_model_pod),
     Fault("delete a model pod where all is full", breaking.on_full_nodes(breaking.delete_model_pod)),
     Fault("delete a router pod", breaking.delete_router_pod, holds_requests=True),
+    Fault("restart the routers", doors.restart_routers),
+    Fault("kill a door", doors.kill_door, holds_requests=True),
     Fault("kill the operator", breaking.kill("app.kubernetes.io/component=operator")),
     Fault("kill the adapter", breaking.kill("app.kubernetes.io/component=adapter")),
     Fault("kill Prometheus", breaking.kill("app=prometheus")),
@@ -90,7 +92,8 @@ async def _suffer(fault: Fault, watched: Watched, given: argparse.Namespace, rps
     """Send the load, strike after some calm, and wait for both the load's end and the recovery."""
     console.print(fault.name)
     await until(watched.is_ready, "Ready before the next fault", PATIENCE_SECONDS)
-    order = LoadOrder(f"constant:{rps:.3g}", duration_seconds=given.seconds, seed=given.seed)
+    access = watched.setting.credentials.access()
+    order = LoadOrder(f"constant:{rps:.3g}", duration_seconds=given.seconds, seed=given.seed, access=access)
 
     async def strike() -> float:
         await asyncio.sleep(CALM_SECONDS)

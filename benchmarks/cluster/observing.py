@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.cluster.setting import POLL_SECONDS, Setting
+from benchmarks.cluster.setting import POLL_SECONDS, CommandError, Setting
 from trimtab_kubernetes import ClusterError
 from trimtab_kubernetes.client import Object
 from trimtab_pipelines.cluster import (
@@ -93,13 +93,25 @@ class Watched:
         return (await self.condition("Ready")).get("status") == "True"
 
     async def ready(self, seconds: float) -> None:
-        """Wait until it is ready; NotYetError tells its complaints."""
+        """Give its door a certificate and wait until it is ready; NotYetError tells its complaints."""
         try:
+            self.address = await until(self._found, f"the Service of {self.name}", seconds)
+            await self.certify()
             await until(self.is_ready, f"Ready of {self.name}", seconds)
         except NotYetError as error:
             raise NotYetError(f"{error}: {told(await self.object())}") from None
-        find, namespace = self.setting.address, self.setting.namespace
-        self.address = await find(namespace, router_name(self.name), ROUTER_REST_PORT)
+
+    async def certify(self) -> str:
+        """Write a new certificate for its address, which is known once there is a Service; return its serial number."""
+        namespace, host = self.setting.namespace, self.address.rpartition(":")[0]
+        secret, serial = await self.setting.credentials.certificate(namespace, host)
+        await self.setting.apply(secret)
+        return serial
+
+    async def _found(self) -> str | None:
+        with suppress(CommandError):
+            return await self.setting.address(self.setting.namespace, router_name(self.name), ROUTER_REST_PORT)
+        return None
 
     async def state(self) -> dict[str, Any]:
         """Return what its router says that it runs."""

@@ -1,6 +1,7 @@
 """Clients that try again where there was no connection or no room, as clients of a service with replicas do."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +24,15 @@ class Retried:
 
     answered: int = 0
     lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where they call, and what they show."""
+
+    url: str
+    headers: dict[str, str]
+    tls: ssl.SSLContext
 
 
 @asynccontextmanager
@@ -54,19 +64,21 @@ def _size(shape: list[int]) -> int:
 
 
 async def _send(watched: Watched, body: dict[str, Any], retried: Retried, stop: asyncio.Event) -> None:
+    known = watched.setting.credentials
+    door = Door(f"https://{watched.address}/v2/models/{watched.name}/infer", known.access().headers, known.tls)
     async with asyncio.TaskGroup() as group:
         while not stop.is_set():
-            group.create_task(_persist(watched, body, retried))
+            group.create_task(_persist(door, body, retried))
             await asyncio.sleep(EVERY_SECONDS)
 
 
-async def _persist(watched: Watched, body: dict[str, Any], retried: Retried) -> None:
+async def _persist(door: Door, body: dict[str, Any], retried: Retried) -> None:
     """Send one request, over a connection of its own, until it is answered."""
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         try:
-            async with httpx.AsyncClient(timeout=5.0) as client:
-                answer = await client.post(f"http://{watched.address}/v2/models/{watched.name}/infer", json=body)
+            async with httpx.AsyncClient(timeout=5.0, verify=door.tls, headers=door.headers) as client:
+                answer = await client.post(door.url, json=body)
             if answer.status_code == 200:
                 retried.answered += 1
                 return

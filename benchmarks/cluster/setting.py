@@ -5,6 +5,7 @@ images of `make images` be there.
 """
 
 import asyncio
+import json
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from benchmarks.cluster.credentials import Credentials
 from trimtab_kubernetes import Cluster
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +26,10 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trim
 TOOLS = Path(os.environ.get("TRIMTAB_TOOLS") or CACHE / "tools" / "bin")
 SYSTEM, NAMESPACE, MANAGER = "trimtab-system", "trimtab-e2e", "benchmark"
 STRICT = {"pod-security.kubernetes.io/enforce": "restricted"}
+PROMETHEUS = {
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": SYSTEM}},
+    "podSelector": {"matchLabels": {"app": "prometheus"}},
+}
 POLL_SECONDS = 0.1
 console = Console(stderr=True)
 
@@ -55,6 +61,7 @@ class Setting:
     namespace: str
     ours: bool
     """It is hack/cluster's node, so that its processes may be broken."""
+    credentials: Credentials
 
     async def kubectl(self, *arguments: str | Path, given: str | None = None) -> str:
         """Run kubectl as administrator."""
@@ -107,12 +114,13 @@ async def prepared(*, build: bool = True) -> AsyncIterator[Setting]:
     if ours and build:
         await run(ROOT / "hack" / "cluster" / "images", "prometheus", "minio", "control", "model-server", quiet=False)
     async with await Cluster.connect(str(kubeconfig)) as cluster:
-        setting = Setting(kubeconfig, cluster, NAMESPACE, ours)
+        setting = Setting(kubeconfig, cluster, NAMESPACE, ours, await Credentials.make())
         await _fresh_namespace(setting)
         await _install(setting)
         try:
             yield setting
         finally:
+            shutil.rmtree(setting.credentials.authority.folder, ignore_errors=True)
             await cluster.delete("Namespace", None, NAMESPACE)
 
 
@@ -123,6 +131,7 @@ async def _fresh_namespace(setting: Setting) -> None:
     for name in (setting.namespace, SYSTEM):
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": STRICT}}
         await setting.apply(body)
+    await setting.apply(setting.credentials.hashed(setting.namespace))
 
 
 async def _install(setting: Setting) -> None:
@@ -141,8 +150,14 @@ async def _install(setting: Setting) -> None:
 def values() -> tuple[str, ...]:
     """Return the chart's values for a run, as helm's arguments."""
     images = [f"image.{name}.pullPolicy=Never" for name in ("control", "modelServer", "trainer")]
-    settings = ["crds.enabled=false", f"prometheus.url=http://prometheus.{SYSTEM}.svc:9090", *images]
-    return tuple(part for setting in settings for part in ("--set", setting))
+    settings = [
+        "crds.enabled=false",
+        "edge.secure=true",
+        f"prometheus.url=http://prometheus.{SYSTEM}.svc:9090",
+        *images,
+    ]
+    peers = f"edge.adminPeers={json.dumps([PROMETHEUS])}"
+    return (*(part for setting in settings for part in ("--set", setting)), "--set-json", peers)
 
 
 def pipeline_document(path: Path, namespace: str) -> dict[str, Any]:

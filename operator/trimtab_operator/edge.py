@@ -9,6 +9,7 @@ from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import ROUTER_GRPC_PORT, ROUTER_REST_PORT
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.edge.bootstrap import bootstrap
+from trimtab_router.edge.certificates import discovered
 from trimtab_router.edge.places import Doorstep, Sockets
 from trimtab_router.edge.program import command
 from trimtab_router.edge.sizes import payload_bytes
@@ -21,19 +22,23 @@ TLS_FOLDER = "/etc/trimtab-tls"
 JWKS_FOLDER = "/etc/trimtab-jwks"
 
 
-def edge_files(pipeline: InferencePipeline, settings: Settings) -> dict[str, str]:
-    """Return the settings that the router reads, and Envoy's configuration, by file."""
+def edge_files(pipeline: InferencePipeline, settings: Settings, folder: str) -> dict[str, str]:
+    """Return by file the settings that the router reads, and all that Envoy reads; they are mounted at `folder`."""
     doorstep = Doorstep(
         Sockets(Path(SOCKETS)),
         host="0.0.0.0",  # noqa: S104
         rest_port=ROUTER_REST_PORT,
         grpc_port=ROUTER_GRPC_PORT,
         max_payload_bytes=payload_bytes(pipeline, settings.edge),
+        folder=Path(folder),
     )
+    tls = settings.edge.tls
+    certificates = {} if tls is None else {name: json.dumps(told) for name, told in discovered(tls).items()}
     config = bootstrap(settings.edge, doorstep, pipeline=pipeline.name, otlp=settings.otlp_collector)
     return {
         SETTINGS_FILE: settings.edge.model_dump_json(by_alias=True, exclude_none=True),
         ENVOY_FILE: json.dumps(config),
+        **certificates,
     }
 
 

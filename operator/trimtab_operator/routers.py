@@ -84,7 +84,7 @@ def router_objects(
 
 def config_map(pipeline: InferencePipeline, plan: PipelinePlan | None, settings: Settings) -> Object:
     """Return what a router and its door start from: the pipeline, the last good plan, the door's settings."""
-    data = {PIPELINE_FILE: dump_yaml(trimmed(pipeline)), **edge_files(pipeline, settings)}
+    data = {PIPELINE_FILE: dump_yaml(trimmed(pipeline)), **edge_files(pipeline, settings, FOLDER)}
     if plan is not None:
         data[PLAN_FILE] = json.dumps(plan_document(plan), indent=1)
     return owned("ConfigMap", router_name(pipeline.name), pipeline, labels(pipeline, ROUTER), data=data)
@@ -150,7 +150,7 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
         **image_pull_secrets(settings),
     )
     template["metadata"]["annotations"] = {
-        PIPELINE_HASH: fingerprint([read, uid_of(pipeline), edge_files(pipeline, settings)])
+        PIPELINE_HASH: fingerprint([read, uid_of(pipeline), edge_files(pipeline, settings, FOLDER)])
     }
     return owned(
         "Deployment",

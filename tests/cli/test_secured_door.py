@@ -17,7 +17,10 @@ import pytest
 from tests.cli.pipelines import echo_plan, write_echo_pipeline
 from tests.router.edge.openssl import Authority
 from trimtab.commands import run
+from trimtab.local.loading import LoadOrder, LoadProcess
 from trimtab.local.supervisor import Setup, Supervisor
+from trimtab_loadtester.outcome import RequestOutcome
+from trimtab_loadtester.results import Results
 from trimtab_loadtester.wire import Access
 from trimtab_pipelines.documents import dump_yaml
 from trimtab_pipelines.edge import EdgeSettings, Tls
@@ -100,7 +103,23 @@ async def test_a_pipeline_is_served_behind_tls_and_keys_and_loads_go_through_the
             sent = await load(pipeline, *arguments, *secured)
             assert sent["ok"] + sent["late"] == sent["received"] > 0, sent
             assert (await load(pipeline, *arguments, "--ca", str(authority.file)))["ok"] == 0
+        results = await sent_beside(
+            pipeline, f"127.0.0.1:{local.rest_port}", Access(authority.file, key_file), tmp_path
+        )
+        assert (
+            results.count(RequestOutcome.OK) + results.count(RequestOutcome.LATE) == results.summary()["received"] > 0
+        )
         assert local.faults == []
+
+
+async def sent_beside(pipeline: Path, address: str, access: Access, folder: Path) -> Results:
+    """Send a load from a process beside the run, as `trimtab up` and benchmarks do."""
+    order = LoadOrder("constant:5", duration_seconds=2, access=access)
+    sending = await LoadProcess.start(pipeline, address, order, folder)
+    try:
+        return await sending.results()
+    finally:
+        await sending.stop()
 
 
 async def load(pipeline: Path, *arguments: str) -> dict[str, Any]:

@@ -247,3 +247,28 @@ async def test_a_pipeline_for_seldon_gets_seldon_deployments(seldon: None, clust
     assert await site.names("Deployment") == {"sample-router"}
     assert made[0]["metadata"]["name"] in await site.names("Service")
     assert await site.look() == 0
+
+
+def test_all_that_envoy_looks_for_is_mounted_beside_it() -> None:
+    """A file that tells of its certificates and is not there would keep it from opening the door."""
+    written = router_objects(PIPELINE, a_plan(PIPELINE), SECURE, pod_monitor=False)
+    config = next(one["data"] for one in written if one["kind"] == "ConfigMap")
+    pod = next(one["spec"]["template"]["spec"] for one in written if one["kind"] == "Deployment")
+    folders = {mount["name"]: mount["mountPath"] for mount in pod["initContainers"][0]["volumeMounts"]}
+
+    looked_for = [Path(path) for path in _values_of("path", json.loads(config["envoy.json"])) if path.endswith(".json")]
+    told = [json.loads(config[path.name]) for path in looked_for]
+    certificates = [Path(name) for one in told for name in _values_of("filename", one)]
+
+    assert {path.parent for path in looked_for} == {Path(folders["config"])}
+    assert {path.parent for path in certificates} == {Path(folders["tls"])}
+
+
+def _values_of(key: str, document: Any) -> list[str]:
+    """The strings that stand under a key, wherever in the document."""
+    if isinstance(document, list):
+        return [value for one in document for value in _values_of(key, one)]
+    if not isinstance(document, dict):
+        return []
+    own = [document[key]] if isinstance(document.get(key), str) else []
+    return own + [value for one in document.values() for value in _values_of(key, one)]

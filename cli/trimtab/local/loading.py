@@ -17,6 +17,7 @@ from trimtab.local.processes import Module, StartError
 from trimtab_loadtester.attack import AttackOptions, Progress, attack
 from trimtab_loadtester.load import LoadSpec
 from trimtab_loadtester.results import Results
+from trimtab_loadtester.wire import OPEN, Access
 from trimtab_pipelines.documents import load_pipeline
 
 STOP_SECONDS = 5.0
@@ -33,6 +34,7 @@ class LoadOrder:
     duration_seconds: float | None = None
     seed: int = 0
     wire: Literal["REST", "gRPC"] = "REST"
+    access: Access = OPEN
 
     def spec(self) -> LoadSpec:
         """Read it; raises LoadError (a ValueError) saying what would be right."""
@@ -43,7 +45,7 @@ class LoadOrder:
     @property
     def options(self) -> AttackOptions:
         """How it is sent."""
-        return AttackOptions(wire=self.wire, duration_seconds=self.duration_seconds, seed=self.seed)
+        return AttackOptions(wire=self.wire, duration_seconds=self.duration_seconds, seed=self.seed, access=self.access)
 
 
 _ORDER, _PROGRESS = TypeAdapter(LoadOrder), TypeAdapter(Progress)

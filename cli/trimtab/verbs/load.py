@@ -1,6 +1,5 @@
 """`trimtab load`: push a pipeline that runs already, and account for every request."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -45,10 +44,9 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     order = load_order(load, trace, speed_up, scale, duration, seed)
     if order is None:
         raise LoadError("say what to send: --load constant:20 --duration 60, or --trace FILE")
-    order = LoadOrder(load, trace, speed_up, scale, duration, seed, wire)
+    order = LoadOrder(load, trace, speed_up, scale, duration, seed, wire, Access(ca, api_key_file))
     with progress_bar(console) as show:
-        options = replace(order.options, access=Access(ca, api_key_file))
-        results = attack(document, address, order.spec(), options, show)
+        results = attack(document, address, order.spec(), order.options, show)
     summary = results.summary()
     if out is not None:
         results.save(out)

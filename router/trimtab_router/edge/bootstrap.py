@@ -72,7 +72,7 @@ def _listener(settings: EdgeSettings, doorstep: Doorstep, manager: Json) -> Json
         chain["transport_socket"] = typed(
             "envoy.transport_sockets.tls",
             "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-            **certificates.context(settings.tls, doorstep.sockets.folder),
+            **certificates.context(settings.tls, doorstep.told_in),
         )
     return {
         "name": "door",

@@ -21,7 +21,7 @@ def write(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp: st
     if settings.tls is not None:
         check(settings.tls)
         for name, content in discovered(settings.tls).items():
-            (folder / name).write_text(json.dumps(content))
+            (doorstep.told_in / name).write_text(json.dumps(content))
     file = folder / "envoy.json"
     file.write_text(json.dumps(bootstrap(settings, doorstep, pipeline=pipeline, otlp=otlp)))
     return file

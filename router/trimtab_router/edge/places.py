@@ -45,3 +45,9 @@ class Doorstep:
     rest_port: int = 0
     grpc_port: int = 0
     max_payload_bytes: int = 64 * 2**20
+    folder: Path | None = None
+
+    @property
+    def told_in(self) -> Path:
+        """The folder of the files that tell Envoy where its certificates are: beside the sockets unless it is given."""
+        return self.folder or self.sockets.folder

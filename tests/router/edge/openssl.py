@@ -42,11 +42,21 @@ class Authority:
         openssl("req", "-x509", *_EC, *made)
         return self
 
-    def issue(self, common_name: str, certificate: Path, key: Path) -> None:
-        """Make a certificate for 127.0.0.1 and localhost, with its key."""
-        names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
+    def issue(self, common_name: str, certificate: Path, key: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> None:
+        """Make a certificate for these names, with its key."""
         made = ("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", f"/CN={common_name}")
-        openssl("req", "-x509", *_EC, *made, "-CA", str(self.file), "-CAkey", str(self.key), "-addext", names)
+        openssl(
+            "req",
+            "-x509",
+            *_EC,
+            *made,
+            "-CA",
+            str(self.file),
+            "-CAkey",
+            str(self.key),
+            "-addext",
+            f"subjectAltName={names}",
+        )
 
 
 def _encoded(data: bytes) -> str:

@@ -1,6 +1,7 @@
 """`python -m benchmarks.clients`: clients that nobody here wrote call a pipeline, and each answer is checked.
 
-Without addresses a small pipeline is served for them, as `trimtab up` serves one. With `--rest` and `--grpc` they call
+Without addresses a small pipeline is served for them, as `trimtab up` serves one: first in plain text, then through TLS
+and for callers with an API key alone. With `--rest` and `--grpc` they call
 what runs there: any pipeline whose input `x` is a row of four FP32 and whose output `y` is x + 2; through TLS with
 `--ca`, and with an API key in the environment variable TRIMTAB_API_KEY. The last line is one of JSON.
 """
@@ -10,8 +11,8 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -50,12 +51,13 @@ class Verdict:
 
 def try_out(name: str, client: Callable[[Target], str], target: Target) -> Verdict:
     """Run one client; nothing it does stops the others."""
+    called = f"{name}{target.manner}"
     try:
-        return Verdict(name, "ok", client(target))
+        return Verdict(called, "ok", client(target))
     except AbsentError as reason:
-        return Verdict(name, "skipped", str(reason))
+        return Verdict(called, "skipped", str(reason))
     except Exception as error:  # noqa: BLE001  (strangers raise what they like)
-        return Verdict(name, "failed", f"{type(error).__name__}: {error}")
+        return Verdict(called, "failed", f"{type(error).__name__}: {error}")
 
 
 def judge(verdicts: Sequence[Verdict], *, all_required: bool) -> Outcome:
@@ -72,24 +74,29 @@ def judge(verdicts: Sequence[Verdict], *, all_required: bool) -> Outcome:
 
 
 async def call_all(given: argparse.Namespace) -> list[Verdict]:
-    """Let the clients call one after the other, and say on stderr how each fares."""
+    """Let the clients call one after the other, in each manner in turn."""
     verdicts = []
-    async with _target(given) as target:
-        for name in given.only or CLIENTS:
-            began = time.monotonic()
-            verdicts.append(await asyncio.to_thread(try_out, name, CLIENTS[name], target))
-            last = verdicts[-1]
-            sys.stderr.write(f"{last.outcome:8}{name:24}{time.monotonic() - began:6.1f} s  {last.words}\n")
+    for opening in _targets(given):
+        async with opening as target:
+            verdicts += [await _called(name, target) for name in given.only or CLIENTS]
     return verdicts
 
 
-@asynccontextmanager
-async def _target(given: argparse.Namespace) -> AsyncIterator[Target]:
+async def _called(name: str, target: Target) -> Verdict:
+    """Let one call, and say on stderr how it fares."""
+    began = time.monotonic()
+    verdict = await asyncio.to_thread(try_out, name, CLIENTS[name], target)
+    spent = time.monotonic() - began
+    sys.stderr.write(f"{verdict.outcome:8}{verdict.client:32}{spent:6.1f} s  {verdict.words}\n")
+    return verdict
+
+
+def _targets(given: argparse.Namespace) -> Iterator[AbstractAsyncContextManager[Target]]:
     if given.rest:
-        yield Target(given.rest, given.grpc, given.model, given.ca, os.environ.get("TRIMTAB_API_KEY"))
+        yield nullcontext(Target(given.rest, given.grpc, given.model, given.ca, os.environ.get("TRIMTAB_API_KEY")))
         return
-    async with served() as target:
-        yield target
+    yield served(secured=False)
+    yield served(secured=True)
 
 
 def main() -> int:

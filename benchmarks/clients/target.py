@@ -48,6 +48,11 @@ class Target:
         return f"{self.base_url}/v2/models/{self.model}/infer"
 
     @property
+    def manner(self) -> str:
+        """What a client's name is followed by where it calls in a safe manner."""
+        return "_tls" * bool(self.ca) + "_key" * bool(self.key)
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """What proves who is calling."""
         return {"authorization": f"Bearer {self.key}"} if self.key else {}

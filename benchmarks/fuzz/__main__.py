@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks.fuzz.parts import PARTS, Fuzzed, groups, request
-from benchmarks.hostile.__main__ import ENVOY_LIMIT_BYTES, aftermath
+from benchmarks.hostile.__main__ import aftermath
 from benchmarks.hostile.course import HOSTILE_NICENESS, friends
 from benchmarks.hostile.door import SLO_SECONDS, Door, serving
 from benchmarks.hostile.kinds import NOTHING
@@ -28,7 +28,6 @@ from benchmarks.hostile.report import STOP_SHARE, Aftermath
 from trimtab.commands import reporting_errors
 from trimtab.options import console
 from trimtab_pipelines.outcome import Bar, Outcome, bar
-from trimtab_pipelines.spec import RouterSettings
 
 CALLERS = 6
 WARM_UP_SHARE = 0.1
@@ -135,7 +134,7 @@ async def run(given: argparse.Namespace) -> Outcome:
     """Serve, fuzz, judge."""
     log = given.out / "fuzz-friends.jsonl"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    async with serving(RouterSettings().resources.memory, ENVOY_LIMIT_BYTES) as door:
+    async with serving() as door:
         with Progress(*columns, console=console, transient=True) as progress:
             async with friends(door, log):
                 began = time.monotonic()

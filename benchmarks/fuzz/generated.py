@@ -27,6 +27,10 @@ TRACE_PARENT = f"traceparent: 00-{'a' * 32}-{'b' * 16}-01"
 LINES = [TRACE_PARENT, "x-request-id: 1", "Content-Type: application/json", "Expect: 100-continue", "TE: trailers"]
 LINES += ["Transfer-Encoding: chunked", "Connection: close", "Content-Encoding: gzip"]
 
+CALL_LINES = [TRACE_PARENT, "x-request-id: 1", "grpc-encoding: gzip", "grpc-encoding: \xe9", "x-trimtab-client: a"]
+CALL_LINES += [f"grpc-timeout: {text}" for text in ("1S", "1n", "99999999H", "-1S", "1", "\xb2S", "")]
+CALL_LINES += ["x-request-id: \xff\xfe", "x-request-id: " + "a" * 3000, "traceparent: 00-1", "Content-Encoding: gzip"]
+
 
 class Body(NamedTuple):
     """A REST body and what its header says of its own length, if anything."""
@@ -142,6 +146,25 @@ def a_prefixed_message(draw: Random) -> bytes:
         return frames.message(body)
     length = draw.choice((0, len(body) + 1, max(len(body) - 1, 0), 2**32 - 1, 2**20))
     return frames.message(body, flag=draw.choice((0, 1, 2, 255)), length=length)
+
+
+def a_call_as_http1(draw: Random) -> bytes:
+    """A call as Envoy passes it on: a POST with a framed message, some of its fields odd; its framing is right."""
+    body = a_prefixed_message(draw)
+    path = (
+        INFER_PATH if draw.random() < 0.9 else draw.choice((LIVE_PATH, LIVE_PATH[:-1], b"/grpc.health.v1.Health/Check"))
+    )
+    lines = ["te: trailers", f"content-type: application/grpc{draw.choice(('', '', '', '+proto', ';a=b', '-web'))}"]
+    lines += draw.sample(CALL_LINES, draw.randrange(3))
+    whole = draw.random() < 0.8
+    framing = f"Content-Length: {len(body)}" if whole else "Transfer-Encoding: chunked"
+    return head("POST", path.decode(), *lines, framing) + (body if whole else _in_chunks(draw, body))
+
+
+def _in_chunks(draw: Random, body: bytes) -> bytes:
+    cut = draw.randrange(len(body) + 1)
+    pieces = [piece for piece in (body[:cut], body[cut:]) if piece]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
 
 def call_frames(draw: Random, stream: int) -> bytes:

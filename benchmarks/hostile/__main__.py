@@ -20,9 +20,7 @@ from benchmarks.hostile.report import Aftermath, outcome, table
 from trimtab.commands import reporting_errors
 from trimtab.options import console
 from trimtab_pipelines.outcome import Outcome
-from trimtab_pipelines.spec import RouterSettings
 
-ENVOY_LIMIT_BYTES = 256 * 2**20
 LEAVE_WITHIN_SECONDS = 10.0
 
 
@@ -47,7 +45,7 @@ def main() -> int:
 async def hostile(kinds: list[Kind], out: Path) -> Outcome:
     """Serve, be hostile and friendly, judge."""
     log = out / "hostile-friends.jsonl"
-    async with serving(RouterSettings().resources.memory, ENVOY_LIMIT_BYTES) as door:
+    async with serving() as door:
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("hostile", total=len(kinds))
 

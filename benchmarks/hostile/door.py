@@ -12,6 +12,7 @@ import psutil
 from benchmarks.router.processes import echo_pipeline, echo_plan
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import write_json
+from trimtab_pipelines.edge import EdgeSettings
 
 SLO_SECONDS = 0.5
 MODEL = "echo"
@@ -41,6 +42,13 @@ class Door:
         return self.local.grpc_port
 
     @property
+    def behind(self) -> Path:
+        """The router's own socket, where Envoy passes requests on."""
+        if self.local.sockets is None:
+            raise RuntimeError("there is no Envoy before this router")
+        return self.local.sockets.requests
+
+    @property
     def admin(self) -> str:
         """Address of health, state and metrics."""
         return self.local.client.url
@@ -67,8 +75,8 @@ class Door:
 
 
 @asynccontextmanager
-async def serving(router_limit_bytes: int, envoy_limit_bytes: int) -> AsyncIterator[Door]:
-    """Two stages of y = x + 1 over rows of any length, ready."""
+async def serving() -> AsyncIterator[Door]:
+    """Two stages of y = x + 1 over rows of any length, ready; each process may take what its limit in a pod is."""
     most = min(OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     pipeline = echo_pipeline(-1, DELAY_SECONDS, SLO_SECONDS)
@@ -78,4 +86,4 @@ async def serving(router_limit_bytes: int, envoy_limit_bytes: int) -> AsyncItera
         setup = Setup(file, Path(name) / "run", plan=echo_plan(pipeline, BATCH_SIZE, DELAY_SECONDS))
         async with Supervisor(setup) as local:
             await local.ready()
-            yield Door(local, {"router": router_limit_bytes, "envoy": envoy_limit_bytes})
+            yield Door(local, {"router": pipeline.spec.router.resources.memory, "envoy": EdgeSettings().memory})

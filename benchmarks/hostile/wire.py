@@ -1,4 +1,4 @@
-"""A TCP connection that sends anything, keeps all it gets, and never raises for what the other side does."""
+"""A connection that sends anything, keeps all it gets, and never raises for what the other side does."""
 
 import asyncio
 import itertools
@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from benchmarks.hostile.kinds import CUT, HTTP2, NOTHING
 
@@ -15,6 +16,8 @@ PATIENCE_SECONDS = 6.0
 CUT_WITHIN_SECONDS = 20.0
 """How long a caller that dawdles may be borne with."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+Place = int | Path
+"""A port of this machine, or a Unix socket."""
 _LINGER_NOT = struct.pack("ii", 1, 0)
 
 
@@ -30,9 +33,13 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     @classmethod
-    async def open(cls, port: int) -> "Wire":
-        """Connect to loopback."""
-        _, wire = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+    async def open(cls, place: Place) -> "Wire":
+        """Connect to a port of loopback, or to a Unix socket."""
+        loop = asyncio.get_running_loop()
+        if isinstance(place, Path):
+            _, wire = await loop.create_unix_connection(cls, str(place))
+        else:
+            _, wire = await loop.create_connection(cls, "127.0.0.1", place)
         return wire
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -104,9 +111,9 @@ class Wire(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def connected(port: int) -> AsyncIterator[Wire]:
+async def connected(place: Place) -> AsyncIterator[Wire]:
     """A connection that is closed afterwards."""
-    wire = await Wire.open(port)
+    wire = await Wire.open(place)
     try:
         yield wire
     finally:
@@ -144,9 +151,9 @@ async def together(*asking: Awaitable[Iterable[str]]) -> list[str]:
     return list(itertools.chain.from_iterable(await asyncio.gather(*asking)))
 
 
-async def ask(port: int, *pieces: bytes, patience_seconds: float = PATIENCE_SECONDS, ends: bool = False) -> str:
+async def ask(place: Place, *pieces: bytes, patience_seconds: float = PATIENCE_SECONDS, ends: bool = False) -> str:
     """Send pieces while listening, stop at the first answer, return its status; `ends` closes our side after them."""
-    async with connected(port) as wire:
+    async with connected(place) as wire:
         for piece in pieces:
             if wire.received or not await wire.send(piece, patience_seconds):
                 break

@@ -17,6 +17,7 @@ class PlusOne(MLModel):  # type: ignore[misc]  # MLServer is untyped
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         """Add one, after a delay that is the same whatever the batch."""
         x = NumpyCodec.decode_input(payload.inputs[0])
-        if self._settings.parameters.extra["delay_seconds"]:
-            time.sleep(self._settings.parameters.extra["delay_seconds"])  # noqa: ASYNC251 - as a model would compute
+        given = self._settings.parameters
+        if delay_seconds := ((given and given.extra) or {}).get("delay_seconds"):
+            time.sleep(delay_seconds)  # noqa: ASYNC251 - as a model would compute
         return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("y", x + 1)])

@@ -116,4 +116,5 @@ def test_without_a_certificate_authority_nothing_is_said_of_tls():
 
     assert (TARGET.base_url, secured.base_url) == ("http://127.0.0.1:1", "https://a:1")
     assert (TARGET.headers, secured.headers) == ({}, {"authorization": "Bearer secret"})
+    assert try_out("a", lambda _: "fine", secured) == Verdict("a_tls_key", "ok", "fine")
     assert "h2spec" in CLIENTS

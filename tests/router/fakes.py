@@ -310,7 +310,7 @@ async def a_rig(
     for fake in fakes:
         await fake.start()
     edge = edge or EdgeSettings()
-    limits = (limits or Limits()).with_clients(edge.clients)
+    limits = limits or Limits().with_clients(edge.clients)
     router = Router(pipeline, a_plan(pipeline, **plan), limits=limits, tracer=tracer)
     router.apply_endpoints(endpoints_of(replicas))
     doors = FrontDoors(router)

@@ -23,13 +23,14 @@ from tests.builders import a_plan
 from tests.router.fakes import a_pipeline
 from trimtab_pipelines.documents import dump_yaml, write_json
 from trimtab_pipelines.routing import Endpoint, Endpoints
+from trimtab_pipelines.spec import RouterSettings
 from trimtab_protocol import InferRequest, Tensor, rest
 from trimtab_router.router import MEBIBYTE
 
 REPOSITORY = Path(__file__).parents[2]
 PATH = "/v2/models/sample/infer"
 FILES = {"pipeline": "pipeline.yaml", "plan": "plan.json", "endpoints": "endpoints.json"}
-POD_MEBIBYTES = 256
+POD_MEBIBYTES = RouterSettings().resources.memory // MEBIBYTE
 IN_FLIGHT_MEBIBYTES = POD_MEBIBYTES // 8
 SLO_SECONDS = 1.0
 """Of which the loop may be held up for a fifth."""
@@ -103,8 +104,7 @@ def a_router(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         write_json(folder / "plan.json", a_plan(pipeline))
         write_json(folder / "endpoints.json", Endpoints(stages={"stage-0": (endpoint,)}))
         files = (f"--{name}={folder / file}" for name, file in FILES.items())
-        bounds = (f"--max-{what}-mib={IN_FLIGHT_MEBIBYTES}" for what in ("in-flight", "payload"))
-        with a_process("trimtab_router", *files, *bounds) as (process, ports):
+        with a_process("trimtab_router", *files) as (process, ports):
             yield process, json.loads(ports)["rest_port"]
 
 

@@ -21,18 +21,22 @@ async def restart_routers(watched: Watched) -> None:
     await watched.setting.rolled_out(name, namespace, PATIENCE_SECONDS)
 
 
-async def kill_door(watched: Watched) -> None:
-    """Kill the Envoy of one of the router's pods; back once another is ready in its place, in the same pod."""
-    pod = (await watched.pods("router"))[0]
-    name, restarts = pod["metadata"]["name"], _door(pod)["restartCount"]
-    for process in _processes(pod, ENVOY):
+async def kill_doors(watched: Watched) -> None:
+    """Kill the Envoy of every router's pod at once; back once another is ready in each one's place, in the same pods."""
+    pods = await watched.pods("router")
+    for process in [process for pod in pods for process in _processes(pod, ENVOY)]:
         os.kill(process, signal.SIGKILL)
 
     async def back() -> bool:
-        found = await watched.setting.cluster.get("Pod", watched.setting.namespace, name)
-        return found is not None and is_ready(found) and bool(_door(found)["restartCount"] > restarts)
+        now = {pod["metadata"]["uid"]: pod for pod in await watched.pods("router")}
+        return all(_has_another(now.get(pod["metadata"]["uid"]), pod) for pod in pods)
 
-    await until(back, f"the door of {name}", PATIENCE_SECONDS)
+    await until(back, "the doors", PATIENCE_SECONDS)
+
+
+def _has_another(now: Object | None, before: Object) -> bool:
+    """Whether a pod is ready with another door than it had."""
+    return now is not None and is_ready(now) and _door(now)["containerID"] != _door(before)["containerID"]
 
 
 def _door(pod: Object) -> Object:

@@ -34,7 +34,7 @@ FAULTS = (
     Fault("delete a model pod where all is full", breaking.on_full_nodes(breaking.delete_model_pod)),
     Fault("delete a router pod", breaking.delete_router_pod, holds_requests=True),
     Fault("restart the routers", doors.restart_routers),
-    Fault("kill a door", doors.kill_door, holds_requests=True),
+    Fault("kill the doors", doors.kill_doors, holds_requests=True),
     Fault("kill the operator", breaking.kill("app.kubernetes.io/component=operator")),
     Fault("kill the adapter", breaking.kill("app.kubernetes.io/component=adapter")),
     Fault("kill Prometheus", breaking.kill("app=prometheus")),

@@ -1,16 +1,17 @@
 """Certificates and keys replaced while callers call: how soon what is new is in force, and who noticed."""
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from benchmarks.cluster.observing import NotYetError, Watched, until
-from benchmarks.cluster.visiting import ANSWERED, Visitor, visiting
+from benchmarks.cluster.visiting import ANSWERED, Visitor, address, connection, visiting
 from trimtab_pipelines.cluster import COMPONENT, PIPELINE_LABEL
 from trimtab_router.edge.keys import new_key
 
-VISITOR, ITS_NEXT_NAME = "visitor", "visitor-next"
+ROUNDS = 5
 CERTIFICATE_SECONDS = 120.0
 """The kubelet looks for new Secrets about once a minute, sooner where the pod itself changes."""
 KEY_SECONDS = 30.0
@@ -21,32 +22,44 @@ REFUSALS_IN_A_ROW = 25
 MARK = "trimtab.dev/certificate-serial"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Replaced:
-    """What came of it; what did not come within its time took for ever."""
+    """What came of it, round by round; what did not come within its time took for ever."""
 
-    certificate_seconds: float
-    accepted_seconds: float
-    refused_seconds: float
-    visits: int
-    failed: tuple[str, ...]
-    """What the visitor was told instead of an answer."""
+    visitor: Visitor
+    certificate_seconds: list[float] = field(default_factory=list)
+    accepted_seconds: list[float] = field(default_factory=list)
+    refused_seconds: list[float] = field(default_factory=list)
 
 
-async def replaced(watched: Watched) -> Replaced:
-    """Replace the certificate, then the visitor's key, while it visits; the load's sender must not notice either."""
-    known = watched.setting.credentials
-    known.keys[VISITOR] = new_key()
-    await _write_keys(watched)
-    async with visiting(watched, VISITOR) as visitor:
-        await until(lambda: _is_let_in(visitor, VISITOR), "the visitor's first key", KEY_SECONDS, LOOK_SECONDS)
-    async with visiting(watched, VISITOR) as visitor:
-        certificate = await _seconds(lambda: _certificate_served(watched, visitor))
-        known.keys[ITS_NEXT_NAME] = new_key()
-        accepted = await _seconds(lambda: _accepted(watched, visitor))
-        visitor.client = ITS_NEXT_NAME
-        refused = await _refused(watched, visitor)
-    return Replaced(certificate, accepted, refused, visitor.answered, tuple(visitor.failed))
+async def replaced(watched: Watched, calm_seconds: float) -> Replaced:
+    """Replace the certificate, then the visitor's key, again and again while it visits, with some calm before each."""
+    watched.setting.credentials.keys[_name(0)] = new_key()
+    await _accepted(watched, _name(0))
+    async with visiting(watched, _name(0)) as visitor:
+        found = Replaced(visitor)
+        for number in range(ROUNDS):
+            await asyncio.sleep(calm_seconds)
+            await _round(found, watched, number)
+    return found
+
+
+async def _round(found: Replaced, watched: Watched, number: int) -> None:
+    visitor, old, new = found.visitor, _name(number), _name(number + 1)
+    found.certificate_seconds.append(await _seconds(lambda: _certificate_served(watched, visitor)))
+    watched.setting.credentials.keys[new] = new_key()
+    found.accepted_seconds.append(await _seconds(lambda: _accepted(watched, new)))
+    visitor.client = new
+
+    async def moved() -> bool:
+        return visitor.shown == new
+
+    await until(moved, "the visitor's first request with its new key", KEY_SECONDS, LOOK_SECONDS)
+    found.refused_seconds.append(await _refused(watched, old))
+
+
+def _name(number: int) -> str:
+    return f"visitor-{number}"
 
 
 async def _seconds(done: Callable[[], Awaitable[object]]) -> float:
@@ -71,29 +84,31 @@ async def _certificate_served(watched: Watched, visitor: Visitor) -> None:
     await until(shown, "the new certificate", CERTIFICATE_SECONDS, LOOK_SECONDS)
 
 
-async def _accepted(watched: Watched, visitor: Visitor) -> None:
+async def _accepted(watched: Watched, client: str) -> None:
     await _write_keys(watched)
-    await until(lambda: _is_let_in(visitor, ITS_NEXT_NAME), "the new key", KEY_SECONDS, LOOK_SECONDS)
+    headers = {"x-api-key": watched.setting.credentials.keys[client]}
+
+    async def let_in() -> bool:
+        async with connection(watched) as anew:
+            return (await anew.get(address(watched), headers=headers)).status_code == ANSWERED
+
+    await until(let_in, f"the key of {client}", KEY_SECONDS, LOOK_SECONDS)
 
 
-async def _is_let_in(visitor: Visitor, client: str) -> bool:
-    key = visitor.watched.setting.credentials.keys[client]
-    async with visitor.connection() as connection:
-        return (await connection.get(visitor.url, headers={"x-api-key": key})).status_code == ANSWERED
-
-
-async def _refused(watched: Watched, visitor: Visitor) -> float:
-    """Take the old key away; return the seconds until its first refusal on a connection that was open all the while."""
-    headers = {"x-api-key": watched.setting.credentials.keys.pop(VISITOR)}
+async def _refused(watched: Watched, client: str) -> float:
+    """Take a key away; return the seconds until its first refusal on a connection that was open all the while."""
+    headers = {"x-api-key": watched.setting.credentials.keys.pop(client)}
     in_a_row, first = 0, math.inf
-    async with visitor.connection() as connection:
-        await connection.get(visitor.url, headers=headers)
+    async with connection(watched) as kept:
+        await kept.get(address(watched), headers=headers)
         began = time.monotonic()
         await _write_keys(watched)
         while in_a_row < REFUSALS_IN_A_ROW and time.monotonic() - began < KEY_SECONDS:
-            refused = (await connection.get(visitor.url, headers=headers)).status_code == REFUSED
-            first = min(first, time.monotonic() - began) if refused else math.inf
-            in_a_row = in_a_row + 1 if refused else 0
+            status = (await kept.get(address(watched), headers=headers)).status_code
+            if status == ANSWERED:
+                in_a_row, first = 0, math.inf
+            elif status == REFUSED:
+                in_a_row, first = in_a_row + 1, min(first, time.monotonic() - began)
     return first
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import httpx
 
 from benchmarks.cluster.observing import Watched
+from benchmarks.cluster.retrying import TRY_AGAIN
 
 EVERY_SECONDS = 0.2
-TIMEOUT_SECONDS = 5.0
+TIMEOUT_SECONDS = 30.0
 ANSWERED = 200
 
 
@@ -21,34 +22,42 @@ class Visitor:
     watched: Watched
     client: str
     answered: int = 0
+    turned_away: int = 0
+    """Told to try again: there was no room."""
     failed: list[str] = field(default_factory=list)
     serial: str = ""
     """Of the certificate that it saw last."""
+    shown: str = ""
+    """Whose key it showed last."""
 
     async def visit(self) -> None:
         """Connect, ask once, and remember how it went."""
-        known = self.watched.setting.credentials
+        client = self.client
+        headers = {"x-api-key": self.watched.setting.credentials.keys[client]}
         try:
-            async with self.connection() as connection:
-                answer = await connection.get(self.url, headers={"x-api-key": known.keys[self.client]})
+            async with connection(self.watched) as anew:
+                answer = await anew.get(address(self.watched), headers=headers)
         except httpx.TransportError as error:
             self.failed.append(f"{type(error).__name__} {error}")
             return
         tls = answer.extensions["network_stream"].get_extra_info("ssl_object")
-        self.serial = str((tls.getpeercert() or {}).get("serialNumber", "")) if tls is not None else ""
+        self.shown, self.serial = client, str(tls.getpeercert()["serialNumber"])
         if answer.status_code == ANSWERED:
             self.answered += 1
+        elif answer.status_code in TRY_AGAIN:
+            self.turned_away += 1
         else:
             self.failed.append(f"{answer.status_code} {answer.text}")
 
-    @property
-    def url(self) -> str:
-        """What it asks for."""
-        return f"https://{self.watched.address}/v2/models/{self.watched.name}"
 
-    def connection(self) -> httpx.AsyncClient:
-        """Connections that trust the run's authority alone."""
-        return httpx.AsyncClient(verify=self.watched.setting.credentials.tls, timeout=TIMEOUT_SECONDS)
+def address(watched: Watched) -> str:
+    """What a visitor asks for."""
+    return f"https://{watched.address}/v2/models/{watched.name}"
+
+
+def connection(watched: Watched) -> httpx.AsyncClient:
+    """Connections that trust the run's authority alone."""
+    return httpx.AsyncClient(verify=watched.setting.credentials.tls, timeout=TIMEOUT_SECONDS)
 
 
 @asynccontextmanager

@@ -1,8 +1,9 @@
 """`python -m benchmarks.overload`: offers 3 and 10 times what a target can do; a table, then one line of JSON.
 
 A target's maximum is measured the same way each time: the most answers in time at any offered rate, over the same
-connections. Latency runs from the moment a request was due. Servers, door included, have one core, the
-generator the other; `others` is what processes that are none of these took of the servers' core.
+connections. Latency runs from the moment a request was due. Router and model servers have one core, the generator the
+other, and the door goes where the system puts it; `others` is what processes that are none of these took of the
+servers' core.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.overload.board import Tally
 from benchmarks.overload.core import watching
@@ -51,6 +53,9 @@ PHASES = (
     Phase("door", "the router gives out", trimtab, LARGE_BATCH, DOOR_CASES),
     Phase("model", "the model gives out", trimtab, SMALL_BATCH, (REST_MANY, GRPC_SEVERAL)),
     Phase("slowed", "core slowed to a third", trimtab, LARGE_BATCH, DOOR_CASES, neighbours=NEIGHBOURS),
+    Phase(
+        "onecore", "door on the router's core", partial(trimtab, one_core=True), LARGE_BATCH, DOOR_CASES, barred=False
+    ),
     Phase("open", "without the door's bounds", trimtab, LARGE_BATCH, (REST_MANY,), bounded=False, barred=False),
     Phase("mlserver", "plain MLServer, one stage", mlserver, LARGE_BATCH, (GRPC_SEVERAL,), barred=False),
 )

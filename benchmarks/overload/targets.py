@@ -1,6 +1,7 @@
 """What is knocked at: a pipeline as `trimtab up` runs it, with its door or without, and a plain MLServer."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,8 +30,11 @@ class Target:
 
 
 @asynccontextmanager
-async def trimtab(batch_size: int, *, bounded: bool) -> AsyncIterator[Target]:
-    """Run the echo pipeline on the servers' core, behind its door or without one."""
+async def trimtab(batch_size: int, *, bounded: bool, one_core: bool = False) -> AsyncIterator[Target]:
+    """Run the echo pipeline on the servers' core, behind its door or without one.
+
+    The door goes where the system puts it, as everywhere; with `one_core` it is held to the servers' core too.
+    """
     pin(SERVER_CORE)
     pipeline = echo_pipeline(SMALL_NUMBERS, DELAY_SECONDS, SLO_SECONDS)
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as name:
@@ -40,6 +44,8 @@ async def trimtab(batch_size: int, *, bounded: bool) -> AsyncIterator[Target]:
         setup = Setup(folder / "pipeline.yaml", folder / "run", plan=plan, door=bounded)
         async with Supervisor(setup) as local:
             await local.ready()
+            if local.door is not None and not one_core:
+                free(local.door.pid)
             yield Target({"http1": local.rest_port, "h2c": local.rest_port, "grpc": local.grpc_port})
 
 
@@ -54,6 +60,12 @@ async def mlserver(batch_size: int, *, bounded: bool) -> AsyncIterator[Target]:
         yield Target({"grpc": plain.grpc_ports[0]})
     finally:
         await asyncio.to_thread(starting.__exit__, None, None, None)
+
+
+def free(process: int) -> None:
+    """Let a process and all its threads run on any core."""
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), range(os.cpu_count() or 1))
 
 
 @contextmanager

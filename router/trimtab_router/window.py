@@ -10,7 +10,7 @@ stages could ever carry. How late the event loop is counts as waiting too: reque
 from collections import deque
 from dataclasses import dataclass
 
-SLO_SHARE = 0.6
+SLO_SHARE = 0.4
 """Of the promise, how long those let in may take on average; the rest is for what varies."""
 LEAST_SHARE = 0.1
 FLOOR_REQUESTS = 16

@@ -22,7 +22,7 @@ async def restart_routers(watched: Watched) -> None:
 
 
 async def kill_doors(watched: Watched) -> None:
-    """Kill the Envoy of every router's pod at once; back once another is ready in each one's place, in the same pods."""
+    """Kill the Envoy of every router's pod at once; back once each of the same pods is ready with another."""
     pods = await watched.pods("router")
     for process in [process for pod in pods for process in _processes(pod, ENVOY)]:
         os.kill(process, signal.SIGKILL)

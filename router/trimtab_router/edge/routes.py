@@ -54,6 +54,7 @@ def door_routes(settings: EdgeSettings, keys: Iterable[HashedKey], *, pipeline: 
     to_router = {
         "cluster": REQUESTS,
         "timeout": timeout,
+        "idle_timeout": timeout,  # else a request that rightly takes long would end as an idle one
         # Sent again only where nothing was sent yet: the router is just being replaced, or closed an idle connection.
         "retry_policy": {
             "retry_on": "connect-failure,reset-before-request",

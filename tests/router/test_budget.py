@@ -1,6 +1,7 @@
 """What requests and their clients hold: added up while they are under way, gone with them."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_answers_that_nobody_reads_take_no_room_from_requests_and_the_oldest_is_
     slow = [budget.reservation("a") for _ in range(3)]
     for name, reservation in zip("abc", slow, strict=True):
         reservation.grow(40)
-        reservation.deliver(60, lambda name=name: cut.append(name))
+        reservation.deliver(60, partial(cut.append, name))
 
     assert cut == ["a", "b"]
     assert (budget.bytes_in_flight, budget.requests) == (60, 0)

@@ -111,9 +111,9 @@ async def many_rows(door: Door) -> Iterable[str]:
 
 @BODIES.kind("the largest legal requests", SERVED_OR_NOT)
 async def largest(door: Door) -> Iterable[str]:
-    """63 MiB of binary data; as many bytes of JSON as are one row; both legal."""
-    values = 63 * MEBIBYTE // 4
-    count = 31 * MEBIBYTE
+    """As much binary data as may be; as many bytes of JSON."""
+    values = (door.payload_bytes - 1024) // 4
+    count = door.payload_bytes // 2 - 1024
     start = b'{"inputs":[{"name":"x","shape":[1,%d],"datatype":"FP32","data":[' % (count + 1)
     return [
         await large(door, binary(bytes(values * 4), [1, values])),
@@ -124,7 +124,8 @@ async def largest(door: Door) -> Iterable[str]:
 @BODIES.kind("eight of the largest at once", SERVED_OR_NOT)
 async def largest_together(door: Door) -> Iterable[str]:
     """More than the memory there is, in requests that are legal one by one."""
-    request = binary(bytes(48 * MEBIBYTE), [1, 12 * MEBIBYTE])
+    values = (door.payload_bytes - 1024) // 4
+    request = binary(bytes(4 * values), [1, values])
     return await asyncio.gather(*(large(door, request) for _ in range(8)))
 
 

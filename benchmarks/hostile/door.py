@@ -13,6 +13,7 @@ from benchmarks.router.processes import echo_pipeline, echo_plan
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge import EdgeSettings
+from trimtab_router.edge.sizes import payload_bytes
 
 SLO_SECONDS = 0.5
 MODEL = "echo"
@@ -30,6 +31,11 @@ class Door:
 
     local: Supervisor
     limits_bytes: dict[str, int]
+
+    @property
+    def payload_bytes(self) -> int:
+        """The largest request that is legal."""
+        return payload_bytes(self.local.pipeline, EdgeSettings())
 
     @property
     def rest(self) -> int:

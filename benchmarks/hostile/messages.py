@@ -122,8 +122,8 @@ async def bombs(door: Door) -> Iterable[str]:
 
 @MESSAGES.kind("the largest legal message", SERVED_OR_NOT)
 async def largest(door: Door) -> Iterable[str]:
-    """63 MiB of raw contents, and as many bytes of typed ones."""
-    numbers = 63 * MEBIBYTE // 4
+    """As many raw contents as may be, and as many bytes of typed ones."""
+    numbers = (door.payload_bytes - 1024) // 4
     typed = a_message(raw=None, shape=[1, numbers - 99], contents={"fp32_contents": [1.0] * (numbers - 99)})
     return await serialized(door, a_message(shape=[1, numbers], raw=bytes(4 * numbers)), typed)
 
@@ -131,7 +131,7 @@ async def largest(door: Door) -> Iterable[str]:
 @MESSAGES.kind("eight of the largest messages at once", SERVED_OR_NOT)
 async def largest_together(door: Door) -> Iterable[str]:
     """On connections of their own."""
-    numbers = 12 * MEBIBYTE
+    numbers = (door.payload_bytes - 1024) // 4
     body = frames.message(a_message(shape=[1, numbers], raw=bytes(4 * numbers)).SerializeToString())
     return await together(*(sent(door, body) for _ in range(8)))
 

@@ -35,6 +35,7 @@ from trimtab_protocol.tensors import (
     from_values,
     is_slow,
 )
+from trimtab_protocol.text import told
 from trimtab_protocol.wire_format import take_out
 
 SERVICE = "inference.GRPCInferenceService"
@@ -329,6 +330,9 @@ def _decoders(field: str, tensors: Any, raw: Sequence[Buffer]) -> tuple[Callable
     if len(set(names)) != len(names):
         raise ProtocolError(f"{field!r} name a tensor twice: {', '.join(names)}")
     if raw:
+        both = next((tensor.name for tensor in tensors if tensor.HasField("contents")), None)
+        if both is not None:
+            raise ProtocolError(f"{field!r}: {told(both)} has typed contents beside raw ones; send either")
         return tuple(
             partial(decode_raw, tensor.name, tensor.datatype, tensor.shape, buffer)
             for tensor, buffer in zip(tensors, raw, strict=True)

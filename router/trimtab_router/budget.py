@@ -1,12 +1,19 @@
 """What requests under way hold of the process's memory: one sum for all, and a sum and a count for each client.
 
-A reservation grows as bytes arrive, never by what was announced, and ends with its request. Pure.
+A reservation grows as bytes arrive, never by what was announced, and ends with its request. Answers that wait for their
+readers are a sum of their own: who reads slowly takes no room from requests, and is cut where all that wait are too
+much. Pure.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
 from trimtab_router.refusal import Code, Refusal
+
+SMALL_BYTES = 256 * 1024
+LARGE_SHARE = 0.75
+"""Of all bytes, what requests that are not small may hold; the rest is for the small ones, whatever the others do."""
 
 
 class Budget:
@@ -24,9 +31,16 @@ class Budget:
     def __init__(self, max_bytes: int, max_client_requests: int = 0, max_client_bytes: int = 0) -> None:
         self._max_bytes = max_bytes
         self._clients = Clients(max_client_requests, max_client_bytes)
-        self.bytes_in_flight = 0
+        self._held_bytes = 0
+        self._unread: dict[Reservation, Callable[[], None]] = {}
+        self._unread_bytes = 0
         self.requests = 0
         """Requests let in and not answered yet."""
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """What requests hold, and answers that are not read yet."""
+        return self._held_bytes + self._unread_bytes
 
     def reservation(self, client: str = "") -> "Reservation":
         """Enter one request of a client, which holds nothing yet; raises Refusal where the client has too many."""
@@ -34,23 +48,43 @@ class Budget:
         self.requests += 1
         return Reservation(self, client)
 
-    def take(self, client: str, size_bytes: int) -> None:
-        """Hold so many bytes more; raises Refusal where they do not fit."""
-        if self.bytes_in_flight + size_bytes > self._max_bytes:
+    def take(self, client: str, held_bytes: int, size_bytes: int) -> None:
+        """Hold so many bytes more for a request that holds some; raises Refusal where they do not fit."""
+        small = held_bytes + size_bytes <= SMALL_BYTES
+        most_bytes = self._max_bytes if small else int(LARGE_SHARE * self._max_bytes)
+        if self._held_bytes + size_bytes > most_bytes:
             raise Refusal(
                 Code.RESOURCE_EXHAUSTED,
                 "BytesInFlight",
-                f"{self.bytes_in_flight} bytes are in flight and {size_bytes} more do not fit below "
-                f"{self._max_bytes}; try again later",
+                f"{self._held_bytes} bytes are in flight and {size_bytes} more do not fit below "
+                f"{most_bytes}; try again later",
                 retry_after_seconds=1.0,
             )
         self._clients.take(client, size_bytes)
-        self.bytes_in_flight += size_bytes
+        self._held_bytes += size_bytes
 
     def note(self, client: str, size_bytes: int) -> None:
         """Count bytes that are there already, whatever the bounds say; others find less room."""
         self._clients.note(client, size_bytes)
-        self.bytes_in_flight += size_bytes
+        self._held_bytes += size_bytes
+
+    def deliver(self, reservation: "Reservation", cut: Callable[[], None]) -> None:
+        """Let a request's answer wait for its reader; those that wait for longest are cut where all are too much."""
+        self._unread[reservation] = cut
+        self._unread_bytes += reservation.answer_bytes
+        self._clients.note(reservation.client, reservation.answer_bytes)
+        for waiting in list(self._unread):
+            if self._unread_bytes <= self._max_bytes or waiting is reservation:
+                return
+            end = self._unread[waiting]
+            self.delivered(waiting)
+            end()
+
+    def delivered(self, reservation: "Reservation") -> None:
+        """An answer is read, or nobody will read it."""
+        if self._unread.pop(reservation, None) is not None:
+            self._unread_bytes -= reservation.answer_bytes
+            self._clients.note(reservation.client, -reservation.answer_bytes)
 
     def leave(self, client: str) -> None:
         """One request of a client ended."""
@@ -62,20 +96,21 @@ class Reservation(AbstractContextManager["Reservation"]):
 
     def __init__(self, budget: Budget, client: str) -> None:
         self._budget = budget
-        self._client = client
+        self.client = client
         self._ended = False
         self._answered = False
         self.size_bytes = 0
+        self.answer_bytes = 0
 
     def grow(self, size_bytes: int) -> None:
         """Hold so many bytes more; raises Refusal where they do not fit."""
-        self._budget.take(self._client, size_bytes)
+        self._budget.take(self.client, self.size_bytes, size_bytes)
         self.size_bytes += size_bytes
 
     def note(self, size_bytes: int) -> None:
         """Count bytes that are there already; less than 0 gives some back."""
         if not self._ended:
-            self._budget.note(self._client, size_bytes)
+            self._budget.note(self.client, size_bytes)
             self.size_bytes += size_bytes
 
     def answered(self) -> None:
@@ -84,12 +119,20 @@ class Reservation(AbstractContextManager["Reservation"]):
             self._answered = True
             self._budget.requests -= 1
 
+    def deliver(self, size_bytes: int, cut: Callable[[], None]) -> None:
+        """Hold an answer of so many bytes until the end, and nothing of the request any more; `cut` ends it early."""
+        self.answered()
+        self.note(-self.size_bytes)
+        self.answer_bytes = size_bytes
+        self._budget.deliver(self, cut)
+
     def end(self) -> None:
         """Give all back; once."""
         if not self._ended:
             self.answered()
             self.note(-self.size_bytes)
-            self._budget.leave(self._client)
+            self._budget.delivered(self)
+            self._budget.leave(self.client)
             self._ended = True
 
     def __exit__(

@@ -59,7 +59,9 @@ async def serve(options: Options) -> None:
         RuntimeError: there is no cluster to follow, or nobody who would check the keys that are asked for.
     """
     if options.sockets is None and (options.edge.authenticates or options.edge.tls):
-        raise RuntimeError("the door checks keys and tokens and ends TLS: without one (--edge none) there is none of it")
+        raise RuntimeError(
+            "the door checks keys and tokens and ends TLS: without one (--edge none) there is none of it"
+        )
     pipeline = _within(load_pipeline(options.pipeline), options.namespace)
     router = Router(pipeline, limits=_limits(options, pipeline), tracer=configured_tracer(pipeline.name))
     async with AsyncExitStack() as stack:

@@ -101,6 +101,8 @@ def test_bad_messages_are_named():
     read = grpc_messages.request_from_message
     two_raw = a_message()
     two_raw.raw_input_contents.extend([b"1234", b"1234"])
+    both = a_message(contents={"fp32_contents": [1.0]})
+    both.raw_input_contents.append(b"1234")
     wrong_field = a_message()
     wrong_field.inputs[0].contents.int64_contents.append(1)
     unset = a_message()
@@ -112,6 +114,7 @@ def test_bad_messages_are_named():
 
     for message, words in [
         (two_raw, "1 inputs came with 2 raw contents"),
+        (both, "x has typed contents beside raw ones"),
         (wrong_field, "FP32 goes into fp32_contents, not int64_contents"),
         (unset, "parameter 'timeout' has no value"),
         (shared, "shared memory is not supported"),

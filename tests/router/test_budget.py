@@ -1,14 +1,15 @@
 """What requests and their clients hold: added up while they are under way, gone with them."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.test_deadlines import blocked
-from trimtab_router.budget import Budget
+from trimtab_pipelines.edge import ClientLimits, EdgeSettings
+from trimtab_router.budget import SMALL_BYTES, Budget
 from trimtab_router.refusal import Code, Refusal
-from trimtab_router.router import Limits
 
 
 def test_a_reservation_grows_and_ends_once():
@@ -49,6 +50,39 @@ def test_a_client_has_so_many_requests_and_bytes_and_others_have_theirs():
     second.grow(100)
 
 
+def test_answers_that_nobody_reads_take_no_room_from_requests_and_the_oldest_is_cut():
+    budget, cut = Budget(100, max_client_bytes=1000), list[str]()
+    slow = [budget.reservation("a") for _ in range(3)]
+    for name, reservation in zip("abc", slow, strict=True):
+        reservation.grow(40)
+        reservation.deliver(60, partial(cut.append, name))
+
+    assert cut == ["a", "b"]
+    assert (budget.bytes_in_flight, budget.requests) == (60, 0)
+    with budget.reservation() as one:
+        one.grow(100)
+        assert budget.bytes_in_flight == 160
+    large = budget.reservation()
+    large.deliver(500, lambda: cut.append("large"))  # the newest is let be, however large
+    assert cut == ["a", "b", "c"]
+
+    for reservation in (*slow, large):
+        reservation.end()
+    assert budget.bytes_in_flight == 0
+    assert not budget._clients._bytes
+
+
+def test_large_requests_leave_room_for_small_ones():
+    budget = Budget(100 * SMALL_BYTES)
+    with budget.reservation() as large, budget.reservation() as small:
+        large.grow(75 * SMALL_BYTES)
+        with pytest.raises(Refusal, match="in flight and 1 more do not fit below 19660800"):
+            large.grow(1)
+        small.grow(SMALL_BYTES)
+        with pytest.raises(Refusal):
+            small.grow(1)  # it is small no more
+
+
 def test_only_clients_with_something_under_way_are_kept():
     budget = Budget(1000, max_client_requests=2, max_client_bytes=100)
     for number in range(1000):
@@ -60,8 +94,8 @@ def test_only_clients_with_something_under_way_are_kept():
 
 
 async def test_clients_are_told_apart_by_the_header_of_the_door():
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, limits=Limits(max_client_requests=1)) as rig:
+    replica, one_at_a_time = FakeReplica(), EdgeSettings(clients=ClientLimits(concurrency=1))
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, edge=one_at_a_time) as rig:
         first = await blocked(rig, replica)
         mine = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "me"}))
         await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] == 1)

@@ -11,7 +11,7 @@ from typing import Any
 
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_protocol import grpc_messages
-from trimtab_router.edge.bootstrap import REQUESTS, ROUTES, SERVICES
+from trimtab_router.edge.bootstrap import LARGE, REQUESTS, ROUTES, SERVICES
 from trimtab_router.edge.filters import API, BUFFER_FILTER, KEYS_FILTER, NAMES_FILTER
 from trimtab_router.edge.keys import HashedKey
 
@@ -31,6 +31,10 @@ SERVICES_SECONDS = 300.0
 """How long a caller may watch health or ask for reflection in one stream."""
 
 
+MOST_HELD_BYTES = 2**18
+"""Of a REST request that waits at the door until it is whole."""
+_SMALL: Json = {"name": "content-length", "range_match": {"start": "0", "end": str(MOST_HELD_BYTES + 1)}}
+_GET: Json = {"name": ":method", "string_match": {"exact": "GET"}}
 _UNBUFFERED: Json = {"@type": API + "envoy.extensions.filters.http.buffer.v3.BufferPerRoute", "disabled": True}
 
 
@@ -78,7 +82,13 @@ def door_routes(settings: EdgeSettings, keys: Iterable[HashedKey], *, pipeline: 
             *({"match": {"path": path, "grpc": {}}, "route": to_router, **cut} for path in METHODS),
             # At once, though the caller's stream may never end: gRPC callers are told UNIMPLEMENTED.
             {"match": {"prefix": "/", "grpc": {}}, "direct_response": {"status": 404}, **streaming},
-            {"match": {"prefix": "/"}, "route": to_router},
+            # No tunnels; what a caller sends into one has no end, so nobody may wait for it.
+            {"match": {"connect_matcher": {}}, "direct_response": {"status": 405}, **streaming},
+            {"match": {"prefix": "/", "headers": [_SMALL]}, "route": to_router},
+            {"match": {"prefix": "/", "headers": [_GET]}, "route": to_router, **streaming},
+            # Over HTTP/1.1 nothing but the filter's own bound would limit what all of them hold here together. The
+            # router takes memory for them as they come.
+            {"match": {"prefix": "/"}, "route": to_router | {"cluster": LARGE}, **streaming},
         ],
     }
     if settings.authenticates:

@@ -2,6 +2,7 @@
 
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_router.budget import LARGE_SHARE, SMALL_BYTES
 
 MEBIBYTE = 2**20
 HEAP_SHARE = 0.7
@@ -25,4 +26,8 @@ def in_flight_bytes(pipeline: InferencePipeline) -> int:
 
 def payload_bytes(pipeline: InferencePipeline, settings: EdgeSettings) -> int:
     """The largest request that router and door can hold within their limits."""
-    return min(in_flight_bytes(pipeline), heap_bytes(settings) // PAYLOADS_IN_HEAP, MOST_PAYLOAD_BYTES)
+    return min(
+        int(LARGE_SHARE * in_flight_bytes(pipeline)) - SMALL_BYTES,
+        heap_bytes(settings) // PAYLOADS_IN_HEAP,
+        MOST_PAYLOAD_BYTES,
+    )

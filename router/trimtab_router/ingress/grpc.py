@@ -23,7 +23,7 @@ from trimtab_router.admission import check_model
 from trimtab_router.budget import Reservation
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
 from trimtab_router.ingress.body import Unpacking, read_body
-from trimtab_router.ingress.receiving import Described, client, receive, request_id
+from trimtab_router.ingress.receiving import Described, client, cut, receive, request_id
 from trimtab_router.refusal import Code, Refusal, failure, invalid
 from trimtab_router.router import Router
 
@@ -131,8 +131,10 @@ class GrpcIngress:
             response = await router.infer(call)
             reservation.answered()
             message = grpc_messages.response_to_message(response).SerializeToString()
-            reservation.note(len(message))
-            answer = GrpcResponse(Answer(trailing=_identity(call.request_id), message=message))
+            trailing = _identity(call.request_id)
+            del call, response  # while the answer waits for its reader it is all there is
+            reservation.deliver(len(message), partial(cut, request))
+            answer = GrpcResponse(Answer(trailing=trailing, message=message))
             await answer.prepare(request)
             return answer
 

@@ -63,3 +63,9 @@ def client(request: web.BaseRequest) -> str:
 def request_id(request: web.BaseRequest) -> str:
     """The request's id, fit to travel."""
     return header_value(request.headers.get("x-request-id", ""))
+
+
+def cut(request: web.BaseRequest) -> None:
+    """End the connection of a request whose answer nobody reads."""
+    if request.transport is not None:
+        request.transport.abort()

@@ -19,7 +19,7 @@ from trimtab_router.admission import check_model
 from trimtab_router.budget import Reservation
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
 from trimtab_router.ingress.body import read_body, too_large
-from trimtab_router.ingress.receiving import Described, client, receive, request_id
+from trimtab_router.ingress.receiving import Described, client, cut, receive, request_id
 from trimtab_router.refusal import Refusal, failure, malformed
 from trimtab_router.router import Call, Router
 
@@ -104,7 +104,8 @@ class RestIngress:
             response = await router.infer(call)
             reservation.answered()
             buffers, headers = self._encode(call, response)
-            reservation.note(sum(map(_size, buffers)))
+            del call, response  # while the answer waits for its reader it is all there is
+            reservation.deliver(sum(map(_size, buffers)), partial(cut, request))
             return await _send(request, buffers, headers)
 
     async def _describe(self, request: web.BaseRequest, name: str, version: str, reservation: Reservation) -> Described:

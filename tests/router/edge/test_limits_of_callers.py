@@ -15,6 +15,7 @@ from tests.router.edge.test_keys_at_the_door import line
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_protocol import grpc_messages
+from trimtab_router.edge.bootstrap import FIRST_MOST_UNDER_WAY
 from trimtab_router.edge.keys import new_key
 from trimtab_router.router import MEBIBYTE, Limits
 
@@ -205,6 +206,24 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_there(announced):
             await message(bytes(2 * MEBIBYTE))
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert refused.value.details() == "the body is too large; at most 1048576 bytes are taken"
+
+
+async def test_large_uploads_that_dawdle_take_no_place_of_small_requests():
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        begun = HEAD + b"content-length: 10000000\r\n\r\n" + bytes(1000)
+        slow = [await connect(rig, begun) for _ in range(2 * FIRST_MOST_UNDER_WAY)]
+        for _ in range(5):
+            assert (await post(rig)).status == 200
+        for _, writer in slow:
+            writer.close()
+
+
+async def test_a_tunnel_is_refused_at_once():
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        _, writer = opened = await connect(rig, b"CONNECT elsewhere:1 HTTP/1.1\r\nhost: elsewhere:1\r\n\r\n")
+        async with asyncio.timeout(10):  # a body that never ends would be waited for until its time is up
+            assert (await opened[0].readline()).startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 405 "))
+        writer.close()
 
 
 async def test_headers_that_are_too_large_or_too_many_are_refused():

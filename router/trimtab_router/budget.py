@@ -32,6 +32,7 @@ class Budget:
         self._max_bytes = max_bytes
         self._clients = Clients(max_client_requests, max_client_bytes)
         self._held_bytes = 0
+        self._asked_bytes = 0
         self._unread: dict[Reservation, Callable[[], None]] = {}
         self._unread_bytes = 0
         self.requests = 0
@@ -52,7 +53,8 @@ class Budget:
         """Hold so many bytes more for a request that holds some; raises Refusal where they do not fit."""
         small = held_bytes + size_bytes <= SMALL_BYTES
         most_bytes = self._max_bytes if small else int(LARGE_SHARE * self._max_bytes)
-        if self._held_bytes + size_bytes > most_bytes:
+        # What large requests came to cost beside what they asked for keeps no small one out.
+        if (self._asked_bytes if small else self._held_bytes) + size_bytes > most_bytes:
             raise Refusal(
                 Code.RESOURCE_EXHAUSTED,
                 "BytesInFlight",
@@ -62,6 +64,11 @@ class Budget:
             )
         self._clients.take(client, size_bytes)
         self._held_bytes += size_bytes
+        self._asked_bytes += size_bytes
+
+    def give_back(self, asked_bytes: int) -> None:
+        """So many of the bytes that were asked for are free again."""
+        self._asked_bytes -= asked_bytes
 
     def note(self, client: str, size_bytes: int) -> None:
         """Count bytes that are there already, whatever the bounds say; others find less room."""
@@ -99,6 +106,7 @@ class Reservation(AbstractContextManager["Reservation"]):
         self.client = client
         self._ended = False
         self._answered = False
+        self._asked_bytes = 0
         self.size_bytes = 0
         self.answer_bytes = 0
 
@@ -106,6 +114,7 @@ class Reservation(AbstractContextManager["Reservation"]):
         """Hold so many bytes more; raises Refusal where they do not fit."""
         self._budget.take(self.client, self.size_bytes, size_bytes)
         self.size_bytes += size_bytes
+        self._asked_bytes += size_bytes
 
     def note(self, size_bytes: int) -> None:
         """Count bytes that are there already; less than 0 gives some back."""
@@ -122,7 +131,7 @@ class Reservation(AbstractContextManager["Reservation"]):
     def deliver(self, size_bytes: int, cut: Callable[[], None]) -> None:
         """Hold an answer of so many bytes until the end, and nothing of the request any more; `cut` ends it early."""
         self.answered()
-        self.note(-self.size_bytes)
+        self._give_back()
         self.answer_bytes = size_bytes
         self._budget.deliver(self, cut)
 
@@ -130,10 +139,15 @@ class Reservation(AbstractContextManager["Reservation"]):
         """Give all back; once."""
         if not self._ended:
             self.answered()
-            self.note(-self.size_bytes)
+            self._give_back()
             self._budget.delivered(self)
             self._budget.leave(self.client)
             self._ended = True
+
+    def _give_back(self) -> None:
+        self.note(-self.size_bytes)
+        self._budget.give_back(self._asked_bytes)
+        self._asked_bytes = 0
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

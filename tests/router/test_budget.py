@@ -78,9 +78,11 @@ def test_large_requests_leave_room_for_small_ones():
         large.grow(75 * SMALL_BYTES)
         with pytest.raises(Refusal, match="in flight and 1 more do not fit below 19660800"):
             large.grow(1)
+        large.note(50 * SMALL_BYTES)  # as its stages' outputs are
         small.grow(SMALL_BYTES)
         with pytest.raises(Refusal):
             small.grow(1)  # it is small no more
+    assert (budget.bytes_in_flight, budget._asked_bytes) == (0, 0)
 
 
 def test_only_clients_with_something_under_way_are_kept():

@@ -22,21 +22,23 @@ import pytest
 from tests.builders import a_plan
 from tests.router.fakes import a_pipeline
 from trimtab_pipelines.documents import dump_yaml, write_json
+from trimtab_pipelines.edge import EdgeSettings
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import RouterSettings
 from trimtab_protocol import InferRequest, Tensor, rest
+from trimtab_router.edge.sizes import payload_bytes
 from trimtab_router.router import MEBIBYTE
 
 REPOSITORY = Path(__file__).parents[2]
 PATH = "/v2/models/sample/infer"
 FILES = {"pipeline": "pipeline.yaml", "plan": "plan.json", "endpoints": "endpoints.json"}
 POD_MEBIBYTES = RouterSettings().resources.memory // MEBIBYTE
-IN_FLIGHT_MEBIBYTES = POD_MEBIBYTES // 8
+LARGEST_BYTES = payload_bytes(a_pipeline(1), EdgeSettings())
 SLO_SECONDS = 1.0
 """Of which the loop may be held up for a fifth."""
 TRIES = 8
 """The machine may stall by itself now and then; what holds the loop up does it every time."""
-WIDTH = IN_FLIGHT_MEBIBYTES * MEBIBYTE // 4 - 1024
+WIDTH = LARGEST_BYTES // 4 - 1024
 
 
 def binary(dtype: type = np.float32) -> tuple[bytes, dict[str, str]]:

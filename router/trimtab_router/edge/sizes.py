@@ -7,7 +7,9 @@ from trimtab_router.budget import LARGE_SHARE, SMALL_BYTES
 MEBIBYTE = 2**20
 HEAP_SHARE = 0.7
 """Of the door's memory limit: the heap Envoy may grow to. The rest is its program and what its allocator keeps."""
-COPIES = 8
+PROGRAM_BYTES = 96 * MEBIBYTE
+"""Of a router's memory, what it takes without any request."""
+COPIES = 6
 """How many times its size a request costs the router at worst, while it is received, decoded, sent on and answered."""
 PAYLOADS_IN_HEAP = 4
 """How many of the largest requests Envoy can hold at once before it begins to cut callers."""
@@ -21,7 +23,7 @@ def heap_bytes(settings: EdgeSettings) -> int:
 
 def in_flight_bytes(pipeline: InferencePipeline) -> int:
     """What all requests under way may hold of the router's memory."""
-    return max(pipeline.spec.router.resources.memory // COPIES, 4 * MEBIBYTE)
+    return max((pipeline.spec.router.resources.memory - PROGRAM_BYTES) // COPIES, 4 * MEBIBYTE)
 
 
 def payload_bytes(pipeline: InferencePipeline, settings: EdgeSettings) -> int:

@@ -22,6 +22,7 @@ from trimtab_protocol.text import told
 from trimtab_router.admission import check_model
 from trimtab_router.budget import Reservation
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
+from trimtab_router.ingress.answering import read_in_time
 from trimtab_router.ingress.body import Unpacking, read_body
 from trimtab_router.ingress.receiving import Described, client, cut, receive, request_id
 from trimtab_router.refusal import Code, Refusal, failure, invalid
@@ -94,6 +95,8 @@ class GrpcIngress:
             return GrpcResponse(await self._told(request))
         except Refusal as refusal:
             return GrpcResponse(_refused(refusal))
+        except ConnectionError:
+            raise
         except Exception:
             log.exception("a call of %s failed", told(request.path, 200))
             return GrpcResponse(_refused(failure("InternalError", "the call failed", request_id(request))))
@@ -179,7 +182,7 @@ class GrpcResponse(web.StreamResponse):
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the door closed the connection")
         transport.writelines(written(self._answer))
-        await request.writer.drain()
+        await read_in_time(request, request.writer.drain())
         return request.writer
 
     async def write_eof(self, data: bytes = b"") -> None:

@@ -18,6 +18,7 @@ from trimtab_protocol.text import told
 from trimtab_router.admission import check_model
 from trimtab_router.budget import Reservation
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
+from trimtab_router.ingress.answering import read_in_time
 from trimtab_router.ingress.body import read_body, too_large
 from trimtab_router.ingress.receiving import Described, client, cut, receive, request_id
 from trimtab_router.refusal import Refusal, failure, malformed
@@ -57,6 +58,8 @@ class RestIngress:
             return await self._route(request)
         except Refusal as refusal:
             return _refused(request, refusal)
+        except ConnectionError:
+            raise
         except web.HTTPException as error:
             return _json({"error": error.text or error.reason}, error.status)
         except Exception:
@@ -158,7 +161,7 @@ async def _send(request: web.BaseRequest, buffers: Sequence[Buffer], headers: di
     for buffer in buffers:
         view = memoryview(buffer).cast("B")
         for begins in range(0, view.nbytes, _WRITTEN_BYTES):
-            await response.write(view[begins : begins + _WRITTEN_BYTES])
+            await read_in_time(request, response.write(view[begins : begins + _WRITTEN_BYTES]))
     await response.write_eof()
     return response
 

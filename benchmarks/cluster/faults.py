@@ -95,7 +95,10 @@ async def _suffer(fault: Fault, watched: Watched, given: argparse.Namespace, rps
     access = watched.setting.credentials.access()
     order = LoadOrder(f"constant:{rps:.3g}", duration_seconds=given.seconds, seed=given.seed, access=access)
 
+    begun = asyncio.Event()
+
     async def strike() -> float:
+        await begun.wait()
         await asyncio.sleep(CALM_SECONDS)
         try:
             return await breaking.seconds_of(fault, watched)
@@ -104,7 +107,7 @@ async def _suffer(fault: Fault, watched: Watched, given: argparse.Namespace, rps
             return float("inf")
 
     async with retrying(watched) as retried:
-        results, recovery = await asyncio.gather(send(given.pipeline, watched.address, order), strike())
+        results, recovery = await asyncio.gather(send(given.pipeline, watched.address, order, begun), strike())
     return Suffered(fault, results, retried, recovery)
 
 

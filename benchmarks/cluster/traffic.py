@@ -1,5 +1,6 @@
 """Shell: a load at a pipeline in the cluster, from a process of its own, and how much of it the node can carry."""
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -55,8 +56,8 @@ def demand_within(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfi
     return Demand(min(found.low_rps, high / LEAST_RATIO), max(found.high_rps, high) * SHARE)
 
 
-async def send(pipeline_file: Path, address: str, order: LoadOrder) -> Results:
-    """Send a load and return what became of every request."""
+async def send(pipeline_file: Path, address: str, order: LoadOrder, begun: asyncio.Event | None = None) -> Results:
+    """Send a load and return what became of every request; `begun` is set once the first is sent."""
     folder = Path(tempfile.mkdtemp(prefix="trimtab-load-"))
     sending = await LoadProcess.start(pipeline_file, address, order, folder)
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
@@ -64,6 +65,8 @@ async def send(pipeline_file: Path, address: str, order: LoadOrder) -> Results:
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("load")
             async for now in sending.progress():
+                if begun is not None and now.sent:
+                    begun.set()
                 counts = " ".join(f"{getattr(k, 'name', k)} {v}" for k, v in now.outcomes.items())
                 bar.update(task, description=f"{now.sent}/{now.scheduled} sent: {counts}")
         return await sending.results()

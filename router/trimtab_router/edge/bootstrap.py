@@ -19,7 +19,7 @@ Json = dict[str, Any]
 REQUESTS, LARGE, SERVICES, CONTROL = "requests", "large", "services", "control"
 """Names of the clusters, each a socket of the router's; large requests have bounds of their own at the same one."""
 ROUTES = "door"
-ROUTES_REFRESH_SECONDS = 1.0
+ROUTES_REFRESH_SECONDS = 0.5
 MAX_HEADERS_KIB = 16
 MAX_HEADERS = 100
 STREAM_WINDOW_BYTES = 2**18

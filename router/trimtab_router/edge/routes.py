@@ -1,6 +1,6 @@
 """Where requests go, and by which keys: what may change while the door is open. Pure.
 
-Envoy asks for it every second (the REST form of its discovery protocol) and takes a new version without touching a
+Envoy asks for it twice a second (the REST form of its discovery protocol) and takes a new version without touching a
 connection.
 """
 

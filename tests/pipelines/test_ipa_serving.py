@@ -41,7 +41,7 @@ async def answers(pipeline: InferencePipeline, folder: Path, count: int) -> list
     plan = a_plan(pipeline, batchSize=1)
     async with Supervisor(Setup(write(pipeline, folder), folder / "run", plan=plan)) as local:
         await local.ready()
-        replies = [await ask(pipeline, local.client.url, index) for index in range(count)]
+        replies = [await ask(pipeline, f"http://127.0.0.1:{local.rest_port}", index) for index in range(count)]
     return [{tensor.name: tensor.shape for tensor in reply.outputs} for reply in replies]
 
 

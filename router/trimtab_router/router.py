@@ -388,7 +388,8 @@ class Router:
         known = all(carries.seconds for carries, _ in stages)
         rates = [carries.rows / carries.seconds / each for carries, each in stages] if known else []
         slo_seconds = self.pipeline.spec.slo.latency_seconds
-        return Bounds.of(busy, CARRIED_SLACK * slo_seconds * min(rates) if rates else None)
+        carried = CARRIED_SLACK * slo_seconds * min(rates) if rates else None
+        return Bounds.of(busy, carried, sum(carries.seconds for carries, _ in stages) if known else None)
 
     def _admitted(self, request: InferRequest) -> Admitted:
         try:

@@ -14,6 +14,7 @@ SLO_SHARE = 0.4
 """Of the promise, how long those let in may take on average; the rest is for what varies."""
 LEAST_SHARE = 0.1
 FLOOR_REQUESTS = 16
+BUSY_TIMES = 2.0
 MOST_REQUESTS = 4096
 MEASURED_SECONDS = 0.2
 MEASURED_SHARE = 0.2
@@ -59,13 +60,26 @@ class Bounds:
 
     least: int = FLOOR_REQUESTS
     most: int = MOST_REQUESTS
+    busy_seconds: float | None = None
+    """What full batches take in all stages together; None where that is not known."""
 
     @classmethod
-    def of(cls, busy_requests: float, carried_requests: float | None) -> "Bounds":
+    def of(cls, busy_requests: float, carried_requests: float | None, busy_seconds: float | None = None) -> "Bounds":
         """From the requests that keep every replica busy, and those carried within one SLO (None where unknown)."""
         least = min(max(FLOOR_REQUESTS, round(busy_requests)), MOST_REQUESTS)
         most = MOST_REQUESTS if carried_requests is None else min(round(carried_requests), MOST_REQUESTS)
-        return cls(least, max(least, most))
+        return cls(least, max(least, most), busy_seconds)
+
+    def floor(self, rate: float) -> float:
+        """The least limit while so many requests are answered a second.
+
+        Replicas that are the narrowest place need full batches, waiting and served. Where the router is narrower,
+        batches are not full, and so many requests would only wait: twice what can be in the stages at that rate is
+        enough for the rate to grow.
+        """
+        if self.busy_seconds is None:
+            return self.least
+        return min(self.least, max(FLOOR_REQUESTS, BUSY_TIMES * rate * self.busy_seconds))
 
 
 class Window:
@@ -78,6 +92,7 @@ class Window:
     def __init__(self, slo_seconds: float) -> None:
         self._slo_seconds = slo_seconds
         self._bounds = Bounds()
+        self._floor = float(FLOOR_REQUESTS)
         self._limit = float(MOST_REQUESTS)
         self._since: Observation | None = None
         self._late: deque[float] = deque(maxlen=LATE_TIMES)
@@ -87,12 +102,13 @@ class Window:
     @property
     def limit(self) -> int:
         """How many requests may be under way now."""
-        return int(min(max(self._limit, self._bounds.least), self._bounds.most))
+        return int(min(max(self._limit, self._floor), self._bounds.most))
 
     def observe(self, seen: Observation, bounds: Bounds | None = None) -> None:
         """Follow what was seen; call it several times a second while requests are under way."""
         if bounds is not None:
             self._bounds = bounds
+            self._floor = max(self._floor, bounds.floor(0.0))
         self._late.append(seen.late_seconds)
         self._fullest = max(self._fullest, seen.under_way)
         since = self._since
@@ -111,17 +127,17 @@ class Window:
         self._since, self._fullest = seen, 0
 
     def _follow(self, since: Observation, seen: Observation, rate: float) -> None:
-        slo_seconds = self._slo_seconds
+        slo_seconds, self._floor = self._slo_seconds, self._bounds.floor(rate)
         late = min(self._late) if len(self._late) == LATE_TIMES else 0.0
-        slow = late > LATE_SHARE * slo_seconds and self._fullest >= self._bounds.least
+        slow = late > LATE_SHARE * slo_seconds and self._fullest >= self._floor
         standing = min(since.under_way, seen.under_way)
-        crowded = standing > max(rate * slo_seconds, self._bounds.least)
+        crowded = standing > max(rate * slo_seconds, self._floor)
         full = self._fullest >= FULL_SHARE * self.limit
         if slow or crowded or full or seen.refused > since.refused:
             self._targets.append(rate * max(SLO_SHARE * slo_seconds - late, LEAST_SHARE * slo_seconds))
-            hopeless = seen.under_way > HOPELESS_TIMES * max(rate * slo_seconds, self._bounds.least)
+            hopeless = seen.under_way > HOPELESS_TIMES * max(rate * slo_seconds, self._floor)
             if len(self._targets) == AGREEING_TIMES or hopeless:
-                self._limit = min(max(*self._targets, self._bounds.least), self.limit * 2.0)
+                self._limit = min(max(*self._targets, self._floor), self.limit * 2.0)
         else:
             self._limit = min(self.limit * GROWTH, self._bounds.most)
             if self._targets:

@@ -137,3 +137,20 @@ def test_one_pause_of_the_machine_turns_nobody_away():
         window.observe(Observation(now, answered, 0, 64, 0.8 if paused else 0.002))
 
         assert window.limit > 64
+
+
+def test_full_batches_are_no_floor_where_the_router_is_the_narrowest_place():
+    """Replicas would take 512 at once; what can be answered in time is a third of that, and no more is let in."""
+    server = Server(Window(SLO), 500.0)
+    bounds = Bounds.of(512.0, 6400.0, busy_seconds=0.02)
+    server.run(10.0, 1500.0, bounds=bounds)
+
+    assert server.run(20.0, 1500.0, bounds=bounds) >= 0.9 * 500.0
+
+
+def test_replicas_that_are_the_narrowest_place_get_their_full_batches():
+    server = Server(Window(SLO), 320.0)
+    bounds = Bounds.of(256.0, 320.0, busy_seconds=0.4)
+    server.run(10.0, 1000.0, bounds=bounds)
+
+    assert server.window.limit == 256

@@ -54,7 +54,7 @@ LOCK_IMAGE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 
   --custom-compile-command "make lock" --no-emit-package trimtab --constraint requirements.txt pyproject.toml
 CONTROL_EXTRAS = --extra router --extra operator --extra solvers --no-emit-package plotly --no-emit-package narwhals
 
-audit: venv ## known vulnerabilities of what each image installs; asks pypi.org, or with AUDIT="-s osv" osv.dev
+audit: venv ## known vulnerabilities of what each image installs; asks PyPI, or with AUDIT="-s osv" OSV
 	set -e; for list in requirements/control.txt requirements/trainer.txt requirements/model-server.txt; do \
 	  echo "$$list"; .venv/bin/uv tool run pip-audit@2.10.1 --strict --disable-pip --require-hashes --progress-spinner off $(KNOWN) $(AUDIT) -r $$list; done
 

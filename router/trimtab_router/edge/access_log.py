@@ -5,14 +5,13 @@ Lines hold what a request was, never what was in it: no bodies, no keys, no quer
 
 from typing import Any
 
-from trimtab_router.edge.filters import CLIENT_HEADER, typed
+from trimtab_router.edge.filters import CLIENT_HEADER, REASON_HEADER, typed
 
 Json = dict[str, Any]
 
 COLLECTOR = "collector"
 STATS_PREFIX = "door"
 REFUSED = "answered"
-REASON_HEADER = "x-trimtab-reason"
 _LINE = {
     "time": "%START_TIME%",
     "client": f"%REQ({CLIENT_HEADER})%",

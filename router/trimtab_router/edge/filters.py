@@ -10,6 +10,8 @@ Json = dict[str, Any]
 API = "type.googleapis.com/"
 CLIENT_HEADER = "x-trimtab-client"
 """Who the door says is calling: `key:NAME`, `token:SUBJECT`, or an address. What callers write there is not kept."""
+REASON_HEADER = "x-trimtab-reason"
+"""Why a request was refused, by the door or by the router."""
 KEYS_FILTER, NAMES_FILTER = "trimtab.keys", "trimtab.names"
 BUFFER_FILTER = "envoy.filters.http.buffer"
 _TOKENS_FILTER = "envoy.filters.http.jwt_authn"
@@ -63,7 +65,7 @@ def _own_headers() -> Json:
     client = {"key": CLIENT_HEADER, "value": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%"}
     mutations = [
         {"remove": "x-trimtab-stage"},
-        {"remove": "x-trimtab-reason"},
+        {"remove": REASON_HEADER},
         {"append": {"header": client, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}},
     ]
     return typed(

@@ -6,6 +6,7 @@ gRPC callers get the same words, and the status that the router gives for the sa
 from typing import Any
 
 from trimtab_protocol import grpc_messages
+from trimtab_router.edge.filters import REASON_HEADER
 
 Json = dict[str, Any]
 
@@ -59,7 +60,7 @@ def _mapper(
     status: int | None = None,
     retry_after_seconds: int | None = None,
 ) -> Json:
-    headers = {"x-trimtab-reason": reason}
+    headers = {REASON_HEADER: reason}
     if retry_after_seconds is not None:
         headers["retry-after"] = str(retry_after_seconds)
         headers["grpc-retry-pushback-ms"] = str(1000 * retry_after_seconds)

@@ -21,6 +21,7 @@ from trimtab_protocol import Buffer, grpc_messages
 from trimtab_protocol.text import told
 from trimtab_router.admission import check_model
 from trimtab_router.budget import Reservation
+from trimtab_router.edge.filters import REASON_HEADER
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
 from trimtab_router.ingress.answering import read_in_time
 from trimtab_router.ingress.body import Unpacking, read_body
@@ -229,7 +230,7 @@ def _encoded(method: str, **fields: Any) -> Answer:
 
 
 def _refused(refusal: Refusal) -> Answer:
-    trailing = [("x-trimtab-reason", refusal.reason)]
+    trailing = [(REASON_HEADER, refusal.reason)]
     if refusal.stage:
         trailing.append(("x-trimtab-stage", refusal.stage))
     if refusal.retry_after_seconds is not None:

@@ -9,13 +9,11 @@ from aiohttp import web
 from trimtab_protocol import PendingRequest, ProtocolError
 from trimtab_protocol.text import header_value
 from trimtab_router.budget import Reservation
+from trimtab_router.edge.filters import CLIENT_HEADER
 from trimtab_router.refusal import Refusal, failure, malformed
 from trimtab_router.router import Call, Router
 
 log = logging.getLogger(__name__)
-
-CLIENT_HEADER = "x-trimtab-client"
-"""Who calls, as the door in front found out; it lets no caller set it."""
 
 
 @dataclass(frozen=True, slots=True)

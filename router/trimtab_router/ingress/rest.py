@@ -17,6 +17,7 @@ from trimtab_protocol import Buffer, InferResponse, ProtocolError, rest
 from trimtab_protocol.text import told
 from trimtab_router.admission import check_model
 from trimtab_router.budget import Reservation
+from trimtab_router.edge.filters import REASON_HEADER
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
 from trimtab_router.ingress.answering import read_in_time
 from trimtab_router.ingress.body import read_body, too_large
@@ -178,7 +179,7 @@ def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
     response = web.Response(
         body=rest.error_body(refusal.message), status=refusal.code.value, content_type=rest.JSON_CONTENT_TYPE
     )
-    response.headers["x-trimtab-reason"] = refusal.reason
+    response.headers[REASON_HEADER] = refusal.reason
     if refusal.stage:
         response.headers["x-trimtab-stage"] = refusal.stage
     if refusal.retry_after_seconds is not None:

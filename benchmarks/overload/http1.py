@@ -1,10 +1,9 @@
 """One keep-alive HTTP/1.1 connection of the generator: one request under way at a time."""
 
 import select
-import socket
-from contextlib import suppress
 
 from benchmarks.overload.board import CUT, Board
+from benchmarks.overload.sockets import connecting
 
 HEAD_END = b"\r\n\r\n"
 CHUNKS_END = b"0\r\n\r\n"
@@ -65,11 +64,7 @@ class Http1Connection:
         self._socket.close()
 
     def _open(self) -> None:
-        self._socket = socket.socket()
-        self._socket.setblocking(False)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with suppress(BlockingIOError):
-            self._socket.connect(("127.0.0.1", self._port))
+        self._socket = connecting(self._port)
         self._connected = False
         self._poll.register(self.fileno(), select.EPOLLIN | select.EPOLLOUT)
 

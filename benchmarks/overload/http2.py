@@ -1,13 +1,12 @@
 """One HTTP/2 connection of the generator (prior knowledge): as many requests under way as the server allows."""
 
 import select
-import socket
 import struct
-from contextlib import suppress
 
 from hpack import Decoder, Encoder
 
 from benchmarks.overload.board import CUT, GRPC, OK, RESET, Board
+from benchmarks.overload.sockets import connecting
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
@@ -140,11 +139,7 @@ class Http2Connection:
         self._socket.close()
 
     def _open(self) -> None:
-        self._socket = socket.socket()
-        self._socket.setblocking(False)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with suppress(BlockingIOError):
-            self._socket.connect(("127.0.0.1", self._port))
+        self._socket = connecting(self._port)
         self._connected = self._leaving = False
         self._awaits_writing = True
         self._poll.register(self.fileno(), select.EPOLLIN | select.EPOLLOUT)

@@ -330,7 +330,10 @@ def _decoders(field: str, tensors: Any, raw: Sequence[Buffer]) -> tuple[Callable
     if len(set(names)) != len(names):
         raise ProtocolError(f"{field!r} name a tensor twice: {', '.join(names)}")
     if raw:
-        both = next((tensor.name for tensor in tensors if tensor.HasField("contents")), None)
+        # MLServer writes contents without a value beside raw ones: a presence that says nothing.
+        both = next(
+            (tensor.name for tensor in tensors if tensor.HasField("contents") and tensor.contents.ListFields()), None
+        )
         if both is not None:
             raise ProtocolError(f"{field!r}: {told(both)} has typed contents beside raw ones; send either")
         return tuple(

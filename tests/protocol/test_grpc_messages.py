@@ -97,6 +97,14 @@ def a_message(**tensor):
     return message
 
 
+def test_contents_without_a_value_beside_raw_ones_say_nothing():
+    """So MLServer answers over gRPC."""
+    message = a_message(contents={})
+    message.raw_input_contents.append(np.float32(1.5).tobytes())
+
+    assert grpc_messages.request_from_message(message).inputs[0].array.tolist() == [1.5]
+
+
 def test_bad_messages_are_named():
     read = grpc_messages.request_from_message
     two_raw = a_message()

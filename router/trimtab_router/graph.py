@@ -61,7 +61,7 @@ class Walk:
         self._waiting = [stage for stage in graph.stages if stage.name in needed]
         self._running: dict[str, Stage] = {}
         self._values: dict[str, Array | None] = {}
-        self._inputs = inputs
+        self.inputs = inputs
 
     @property
     def finished(self) -> bool:
@@ -102,7 +102,7 @@ class Walk:
 
     def _value(self, source: str) -> Array | None:
         owner, tensor = split_reference(source)
-        return self._inputs.get(tensor) if owner == REQUEST else self._values[source]
+        return self.inputs.get(tensor) if owner == REQUEST else self._values[source]
 
     def _gather(self, stage: Stage) -> dict[str, Array]:
         """The stage's inputs; none at all where one that it needs is absent."""

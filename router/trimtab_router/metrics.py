@@ -98,6 +98,10 @@ class Metrics:
         """Count refusals or failures."""
         self.refusals.labels(*self._base, code, reason).inc(count)
 
+    def dropped(self, stage: str, reason: str) -> None:
+        """Count a request dropped at a stage; at none where its name is empty."""
+        self.drops.labels(*self._base, stage, reason).inc()
+
     def broken_file(self, file: str) -> None:
         """Count a file that could not be used."""
         self.broken_files.labels(*self._base, file).inc()
@@ -137,10 +141,6 @@ class StageMetrics:
         service.observe(service_seconds)
         service_ratio.set(ratio)
         self.rows.inc(rows)
-
-    def dropped(self, reason: str) -> None:
-        """Count a request dropped here."""
-        self._metrics.drops.labels(*self._labels, reason).inc()
 
     def retried(self, reason: str) -> None:
         """Count a slice that is sent again."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, Self
 
@@ -18,29 +19,29 @@ from opentelemetry.trace import Tracer
 from trimtab_pipelines.edge import ClientLimits
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
-from trimtab_pipelines.routing import Endpoint, Endpoints
+from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline, Stage
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
-from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES, Array
+from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES
 from trimtab_protocol.text import header_value
 from trimtab_router.admission import VERSION, Admitted, admit, check, timeout_seconds
 from trimtab_router.budget import Budget, Reservation
-from trimtab_router.dispatch import Dispatcher
+from trimtab_router.carriage.http import HttpCarrier
+from trimtab_router.course import Course, Journey
 from trimtab_router.graph import Graph, Walk
-from trimtab_router.journey import Journey
 from trimtab_router.load import ArrivalCounter, RowCounter
+from trimtab_router.loop_clock import LoopClock
 from trimtab_router.metrics import Metrics
 from trimtab_router.pacing import Pacer
-from trimtab_router.policies import Policy, fixed
-from trimtab_router.queue import DeadlineQueue
 from trimtab_router.recent import RECEIVED, RecentOutcomes
-from trimtab_router.refusal import Code, Refusal, code_of, invalid, is_callers_fault, malformed
-from trimtab_router.replicas import Replica
-from trimtab_router.suspects import Suspects
+from trimtab_router.refusal import Code, Refusal, code_of, is_callers_fault, malformed
+from trimtab_router.stage.desk import GRACE_SECONDS, Desk
+from trimtab_router.stage.policies import Policy, fixed
+from trimtab_router.stage.suspects import Suspects
+from trimtab_router.tally import StageTally
 from trimtab_router.telemetry import record_request
 from trimtab_router.turnstile import Turnstile
 from trimtab_router.window import MOST_REQUESTS, Bounds, Window
-from trimtab_router.work import Work
 
 MEBIBYTE = 2**20
 JSON_MULTIPLE = 16
@@ -74,7 +75,7 @@ class Limits:
     max_client_requests: int = 0
     max_client_bytes: int = 0
     body_seconds: float = 0.0
-    grace_seconds: float = 10.0
+    grace_seconds: float = GRACE_SECONDS
     hang_seconds: float = 5.0
 
     def with_clients(self, clients: ClientLimits) -> Self:
@@ -148,18 +149,18 @@ class Router:
         """Whether requests are no longer taken."""
         self._tracer = tracer
         self._graph = Graph(pipeline.spec)
-        self._suspects = Suspects()
-        self._dispatchers = self._build_dispatchers(policy)
+        self._carriers = {stage.name: self._carrier(stage) for stage in self._graph.stages}
+        self._course = self._build_course(policy)
+        self._desks = self._course.desks
         self._output_datatypes = _datatypes(pipeline)
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.latency_seconds)
         limits = self.limits
         self.budget = Budget(limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes)
         self._pacer = Pacer(Window(pipeline.spec.slo.latency_seconds), self.budget, self._bounds)
         self._decoding = ThreadPoolExecutor(1, "decode")  # one at a time: what decoding costs in passing is bounded too
-        self._journeys: set[Journey] = set()
+        self._waiting: set[asyncio.Future[None]] = set()
         self._rows = RowCounter()
         self._recent = RecentOutcomes()
-        self._closing: set[asyncio.Task[None]] = set()
         self.metrics.plan_generation.set(self.plan_generation)
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
         self.metrics.bytes_in_flight.set_function(lambda: self.budget.bytes_in_flight)
@@ -184,7 +185,7 @@ class Router:
     @property
     def ready(self) -> bool:
         """Whether every stage has a replica and callers are welcome."""
-        return self.welcomes_callers and all(stage.ready_replicas for stage in self._dispatchers.values())
+        return self.welcomes_callers and all(desk.ready_replicas for desk in self._desks.values())
 
     @property
     def welcomes_callers(self) -> bool:
@@ -193,7 +194,7 @@ class Router:
         A stage that lost its replicas is no reason to send callers away. All routers would at once, and where there is
         none left, connections are refused without a word; a router keeps requests a while, or says when to try again.
         """
-        return not (self.leaving or self.draining) and all(stage.had_replica for stage in self._dispatchers.values())
+        return not (self.leaving or self.draining) and all(desk.had_replica for desk in self._desks.values())
 
     @property
     def longest_seconds(self) -> float:
@@ -207,11 +208,15 @@ class Router:
         self._recent.count(call.arrived_at, RECEIVED)
         journey: Journey | None = None
         outcome = "failed"
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(ended)
         try:
-            journey = self._begin(call)
-            outputs = await journey.done
+            journey = self._begin(call, ended)
+            await ended
+            if journey.refusal is not None:
+                raise journey.refusal
             outcome = self._count_answer(journey)
-            return self._answer(call.request, journey, outputs)
+            return self._answer(call.request, journey)
         except Refusal as refusal:
             outcome = self._count_refusal(
                 refusal, by_own_deadline=journey is not None and self._asked_too_much(journey)
@@ -225,6 +230,7 @@ class Router:
         finally:
             self.metrics.outcomes[outcome].inc()
             self._recent.count(time.monotonic(), outcome)
+            self._waiting.discard(ended)
             if journey is not None:
                 self._end(journey, outcome)
 
@@ -307,14 +313,13 @@ class Router:
         self.plan = plan
         self.plan_applied_at = time.time()
         self.metrics.plan_generation.set(plan.spec.generation)
-        for name, dispatcher in self._dispatchers.items():
-            dispatcher.follow(plan.spec.stage(name))
+        for name, desk in self._desks.items():
+            desk.follow(plan.spec.stage(name))
 
     def apply_endpoints(self, endpoints: Endpoints) -> None:
         """Use these replicas; those no longer named finish what they hold and are left."""
-        for name, dispatcher in self._dispatchers.items():
-            self._apply_stage_endpoints(dispatcher, endpoints.stages.get(name, ()))
-            dispatcher.wake()
+        for name, desk in self._desks.items():
+            desk.staff(self._carriers[name].follow(endpoints.stages.get(name, ()), desk.look_around))
 
     def state(self) -> dict[str, Any]:
         """What runs now, as `/trimtab/v1/state` tells it."""
@@ -327,61 +332,65 @@ class Router:
             "served": self._recent.summary(now),
             "stages": {
                 name: {
-                    "variant": stage.variant,
-                    "batch_size": stage.plan.batch_size,
-                    "operating_point": stage.plan.operating_point,
-                    "ready_replicas": stage.ready_replicas,
-                    "queue_rows": stage.queue.rows,
-                    "service_ratio": stage.service_ratio,
+                    "variant": desk.variant,
+                    "batch_size": desk.plan.batch_size,
+                    "operating_point": desk.plan.operating_point,
+                    "ready_replicas": desk.ready_replicas,
+                    "queue_rows": desk.queue.rows,
+                    "service_ratio": desk.outlook.service_ratio,
                     "rows_per_request": rows_per_request.get(name),
                     "endpoints": {
-                        replica.name: {"ready": bool(replica.ready_variants), "inflight_batches": replica.inflight}
-                        for replica in stage.replicas.values()
+                        slot.name: {"ready": bool(slot.ready_variants), "inflight_batches": slot.inflight}
+                        for slot in desk.slots
                     },
                 }
-                for name, stage in self._dispatchers.items()
+                for name, desk in self._desks.items()
             },
         }
 
     async def drain(self, timeout_seconds: float) -> None:
         """Take no more requests, let those under way end, then close all connections."""
         self.draining = True
-        waiting = [journey.done for journey in self._journeys]
-        if waiting:
-            await asyncio.wait(waiting, timeout=timeout_seconds)
-        replicas = [replica for stage in self._dispatchers.values() for replica in stage.replicas.values()]
-        await asyncio.gather(*(replica.close() for replica in replicas), *self._closing)
+        if self._waiting:
+            await asyncio.wait(self._waiting, timeout=timeout_seconds)
+        await asyncio.gather(*(carrier.close() for carrier in self._carriers.values()))
         self._pacer.close()
         self._decoding.shutdown(wait=False, cancel_futures=True)
 
-    def _build_dispatchers(self, policy: Policy) -> dict[str, Dispatcher]:
-        spec = self.pipeline.spec
-        dispatchers = {
-            stage.name: Dispatcher(
+    def _carrier(self, stage: Stage) -> HttpCarrier:
+        return HttpCarrier(
+            stage,
+            datatypes={i.name: _datatype_of(self.pipeline, i.source) for i in stage.inputs},
+            hang_seconds=self.limits.hang_seconds,
+            max_answer_bytes=self.limits.answer_bytes,
+        )
+
+    def _build_course(self, policy: Policy) -> Course:
+        spec, clock, suspects = self.pipeline.spec, LoopClock(), Suspects()
+        desks: dict[str, Desk] = {}
+        for stage in self._graph.stages:
+            metrics = self.metrics.stage(stage.name)
+            desk = desks[stage.name] = Desk(
                 stage,
-                datatypes={i.name: _datatype_of(self.pipeline, i.source) for i in stage.inputs},
                 plan=self.plan.spec.stage(stage.name) if self.plan else _first_plan(stage),
-                queue=DeadlineQueue(spec.queue.max_rows),
+                max_rows=spec.queue.max_rows,
                 policy=policy,
                 drop_policy=spec.drop_policy,
-                metrics=self.metrics.stage(stage.name),
-                suspects=self._suspects,
+                clock=clock,
+                carrier=self._carriers[stage.name],
+                tally=StageTally(stage.name, metrics),
+                suspects=suspects,
                 grace_seconds=self.limits.grace_seconds,
-                hang_seconds=self.limits.hang_seconds,
-                max_answer_bytes=self.limits.answer_bytes,
             )
-            for stage in spec.order
-        }
-        for name, dispatcher in dispatchers.items():
-            dispatcher.followers = tuple(dispatchers[follower] for follower in self._graph.following(name))
-        return dispatchers
+            metrics.watch(partial(getattr, desk.queue, "rows"), partial(getattr, desk, "ready_replicas"))
+        return Course(self._graph, desks, clock)
 
     def _bounds(self) -> Bounds | None:
         """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""
         if self.pipeline.spec.drop_policy != "Predicted":
             return Bounds(MOST_REQUESTS, MOST_REQUESTS)  # who may be answered late may wait
         rows = self._rows.per_request(time.monotonic())
-        stages = [(stage.carries(), rows.get(name) or 1.0) for name, stage in self._dispatchers.items()]
+        stages = [(desk.carries(), rows.get(name) or 1.0) for name, desk in self._desks.items()]
         if not all(carries.rows for carries, _ in stages):
             return None
         busy = 2.0 * sum(carries.rows / each for carries, each in stages)
@@ -397,7 +406,7 @@ class Router:
         except ProtocolError as error:
             raise malformed(error) from error
 
-    def _begin(self, call: Call) -> Journey:
+    def _begin(self, call: Call, ended: asyncio.Future[None]) -> Journey:
         admitted = call.admitted or self._admitted(call.request)
         slo_seconds = self.pipeline.spec.slo.latency_seconds
         asked = _sooner(timeout_seconds(call.request.parameters), call.deadline_seconds)
@@ -408,70 +417,25 @@ class Router:
             )
         self.arrivals.record(time.time())
         journey = Journey(
+            self._course,
             Walk(self._graph, admitted.inputs, admitted.wanted),
             deadline=call.arrived_at + timeout,
             arrived_at=call.arrived_at,
+            ended=partial(_tell, ended),
+            hold=call.reservation.note if call.reservation else None,
             request_id=call.request_id,
             trace_parent=call.trace_parent,
-            hold=call.reservation.note if call.reservation else _nothing_held,
-            advance=self._advance,
         )
-        self._journeys.add(journey)
-        self._advance(journey)
-        if journey.nothing_ran:
-            journey.work_refused(
-                invalid(
-                    f"no stage can run on the inputs given ({', '.join(admitted.inputs)}); send the optional ones too"
-                )
-            )
+        self._course.advance(journey)
         return journey
 
-    def _advance(self, journey: Journey) -> None:
-        """Queue whatever became runnable; answer once nothing is left."""
-        if journey.done.done():
-            return
-        now = time.monotonic()
-        for runnable in journey.walk.advance():
-            work = Work(journey, runnable, deadline=journey.deadline, now=now)
-            refusal = self._overflow(self._dispatchers[runnable.stage], work, now)
-            if refusal is not None:
-                journey.work_refused(refusal)
-                return
-            journey.works[runnable.stage] = work
-            self._dispatchers[runnable.stage].enqueue(work)
-        if journey.walk.finished and journey.served:
-            journey.done.set_result(journey.walk.answer())
-
-    def _overflow(self, dispatcher: Dispatcher, work: Work, now: float) -> Refusal | None:
-        """Why this work cannot join the queue; None where it can."""
-        name, queue = dispatcher.stage.name, dispatcher.queue
-        suspected = self._suspects.refusal_of(work, now)
-        if suspected is not None:
-            return suspected
-        if work.rows > queue.max_rows:
-            return invalid(f"stage {name}: {work.rows} rows in one request; send at most {queue.max_rows}")
-        if not queue.has_room(work.rows):
-            return Refusal(
-                Code.RESOURCE_EXHAUSTED,
-                "QueueFull",
-                f"stage {name}: its queue holds {queue.rows} rows of at most {queue.max_rows}; try again later",
-                stage=name,
-                retry_after_seconds=max(dispatcher.expected_wait_seconds(), 1.0),
-            )
-        return dispatcher.hopeless_at_the_door(work, now)
-
     def _end(self, journey: Journey, outcome: str) -> None:
-        self._journeys.discard(journey)
-        for stage, work in journey.works.items():
-            self._dispatchers[stage].withdraw(work)
-        journey.works = {}
-        if journey.done.done() and not journey.done.cancelled():
-            journey.done.exception()  # seen, also where the caller left at the same moment
+        journey.leave()
         if self._tracer is not None:
             record_request(self._tracer, journey.trace_parent, journey.arrived_at, outcome, journey.served)
 
-    def _answer(self, request: InferRequest, journey: Journey, outputs: Mapping[str, Array]) -> InferResponse:
-        parameters = journey.parameters()
+    def _answer(self, request: InferRequest, journey: Journey) -> InferResponse:
+        parameters, outputs = journey.parameters(), journey.walk.answer()
         parameters["trimtab.plan_generation"] = self.plan_generation
         return InferResponse(
             model_name=self.pipeline.name,
@@ -506,27 +470,10 @@ class Router:
         if refusal.reason == "Overload":
             self._pacer.note_overload()
         if refusal.outcome == "dropped":
-            stage = self._dispatchers.get(refusal.stage)
-            metrics = stage.metrics if stage else self.metrics.stage(refusal.stage)
-            metrics.dropped(refusal.reason)
+            self.metrics.dropped(refusal.stage, refusal.reason)
         else:
             self.metrics.refused(refusal.code.name, refusal.reason)
         return refusal.outcome
-
-    def _apply_stage_endpoints(self, dispatcher: Dispatcher, endpoints: tuple[Endpoint, ...]) -> None:
-        wanted = {endpoint.name: endpoint for endpoint in endpoints}
-        for name, replica in list(dispatcher.replicas.items()):
-            endpoint = wanted.get(name)
-            if endpoint is not None and endpoint.address == replica.endpoint.address:
-                replica.update(endpoint)
-                continue
-            del dispatcher.replicas[name]
-            task = asyncio.get_running_loop().create_task(replica.retire())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-        for name, endpoint in wanted.items():
-            if name not in dispatcher.replicas:
-                dispatcher.replicas[name] = Replica(endpoint, dispatcher.wake)
 
 
 def _first_plan(stage: Stage) -> StagePlan:
@@ -542,8 +489,10 @@ def _first_plan(stage: Stage) -> StagePlan:
     )
 
 
-def _nothing_held(_: int) -> None:
-    """For a request that holds no reservation."""
+def _tell(ended: asyncio.Future[None], _: Journey) -> None:
+    """Let whoever waits for a journey go on; nobody does where the caller left."""
+    if not ended.done():
+        ended.set_result(None)
 
 
 def _decoding_bytes(pending: PendingRequest, received_bytes: int) -> int:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from opentelemetry.propagate import extract
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
 
-from trimtab_router.work import Served
+from trimtab_router.stage.work import Served
 
 log = logging.getLogger(__name__)
 
@@ -51,22 +51,22 @@ def record_request(
 ) -> None:
     """Write the span of a request that just ended, with a child for each stage that served it.
 
-    `arrived_at` is in monotonic seconds, read after the wall clock: a pause in between puts no start past a stage's.
+    Its times are in monotonic seconds, read after the wall clock: a pause in between puts nothing past the end.
     """
-    end = time.time_ns()
-    seconds = time.monotonic() - arrived_at
+    end, now = time.time_ns(), time.monotonic()
     context = extract({"traceparent": trace_parent}) if trace_parent else None
-    span = tracer.start_span("infer", context, kind=SpanKind.SERVER, start_time=end - int(seconds * 1e9))
+    span = tracer.start_span("infer", context, kind=SpanKind.SERVER, start_time=end - int((now - arrived_at) * 1e9))
     span.set_attribute("trimtab.outcome", outcome)
     if outcome == "failed":
         span.set_status(StatusCode.ERROR)
     for stage, pieces in stages.items():
         for piece in pieces:
+            begun = end - int((now - piece.departed_at) * 1e9)
             child = tracer.start_span(
                 f"stage {stage}",
                 set_span_in_context(span),
                 kind=SpanKind.CLIENT,
-                start_time=piece.departed_unix_nanoseconds,
+                start_time=begun,
                 attributes={
                     "trimtab.variant": piece.variant,
                     "trimtab.operating_point": piece.operating_point,
@@ -74,5 +74,5 @@ def record_request(
                     "trimtab.queue_seconds": piece.queue_seconds,
                 },
             )
-            child.end(piece.departed_unix_nanoseconds + int(piece.service_seconds * 1e9))
+            child.end(begun + int(piece.service_seconds * 1e9))
     span.end(end)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.router.test_queue import a_queue, a_work
-from trimtab_router.batching import Terms, drop_hopeless, drop_time, form_batch
+from trimtab_router.stage.batching import Terms, drop_hopeless, drop_time, form_batch
 
 
 def terms(policy="Predicted", max_rows=8, *, later=0.0, replicas=1):

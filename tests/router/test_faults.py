@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
-from trimtab_router.replicas import Replica
+from trimtab_router.carriage.replicas import Replica
 from trimtab_router.router import Limits
 
 SECOND = 1_000_000
@@ -175,14 +175,14 @@ async def test_draining_answers_what_was_accepted_and_refuses_the_rest(over_grpc
 async def test_a_probe_asked_before_a_doubt_does_not_dispel_it():
     fake = await FakeReplica().start()
     changes: list[tuple[bool, int]] = []
-    replica = Replica(fake.endpoint(), lambda: changes.append((bool(replica.ready_variants), fake.probes)))
-    await until(lambda: bool(replica.ready_variants))
+    replica = Replica(fake.endpoint(), lambda: changes.append((bool(replica.slot.ready_variants), fake.probes)))
+    await until(lambda: bool(replica.slot.ready_variants))
     fake.health.clear()
     await until(lambda: fake.probes > changes[-1][1])
     asked = fake.probes
     replica.doubt()
     fake.health.set()
-    await until(lambda: bool(replica.ready_variants))
+    await until(lambda: bool(replica.slot.ready_variants))
 
     assert [ready for ready, _ in changes] == [True, False, True]
     assert changes[-1][1] > asked

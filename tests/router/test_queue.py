@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab_router.graph import Runnable
-from trimtab_router.queue import DeadlineQueue
 from trimtab_router.refusal import Refusal
-from trimtab_router.work import Served, Slice, Work
+from trimtab_router.stage.queue import DeadlineQueue
+from trimtab_router.stage.work import Served, Slice, Work
 
 
 class Caller:

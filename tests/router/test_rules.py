@@ -5,10 +5,10 @@ import pytest
 from tests.builders import a_pipeline, a_plan, a_variant
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError
-from trimtab_router.binding import effective_variant, least_loaded, variant_for
 from trimtab_router.load import KEPT_SECONDS, ArrivalCounter, RowCounter
-from trimtab_router.policies import BatchView, fixed
-from trimtab_router.service_time import ServiceTimes, interpolate, wait_for_others
+from trimtab_router.stage.binding import effective_variant, least_loaded, variant_for
+from trimtab_router.stage.policies import BatchView, fixed
+from trimtab_router.stage.service_time import ServiceTimes, interpolate, wait_for_others
 
 KEY = ("small", "default")
 

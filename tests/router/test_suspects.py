@@ -8,7 +8,7 @@ from tests.builders import a_stage
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.test_faults import PATIENT, answered
 from tests.router.test_queue import a_work
-from trimtab_router.suspects import Suspects
+from trimtab_router.stage.suspects import Suspects
 
 
 class Mortal(FakeReplica):

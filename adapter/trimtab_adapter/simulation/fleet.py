@@ -10,8 +10,8 @@ from functools import partial
 from itertools import count
 
 from trimtab_adapter.simulation.agenda import Agenda
+from trimtab_adapter.simulation.carrier import DrawnCarrier
 from trimtab_adapter.simulation.replica import SimulatedReplica
-from trimtab_adapter.simulation.stage import SimulatedStage
 from trimtab_pipelines.hosting import HostingGroup, group_of
 from trimtab_pipelines.plan import PipelinePlan
 
@@ -29,7 +29,7 @@ class Fleet:
     """
 
     def __init__(
-        self, stages: Mapping[str, SimulatedStage], limit_cores: float, startup_seconds: float, agenda: Agenda
+        self, stages: Mapping[str, DrawnCarrier], limit_cores: float, startup_seconds: float, agenda: Agenda
     ) -> None:
         self._stages = stages
         self._limit_cores = limit_cores

@@ -15,23 +15,21 @@ from trimtab_adapter.observation import Load, ObservationError, seconds_to_ask
 from trimtab_adapter.options import PlanningError
 from trimtab_adapter.simulation.adaptation import Adaptation, outgrown
 from trimtab_adapter.simulation.agenda import Agenda
+from trimtab_adapter.simulation.carrier import Batches, DrawnCarrier, rows_of
 from trimtab_adapter.simulation.chance import ServiceTimes, fan_outs
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.fleet import Fleet
-from trimtab_adapter.simulation.journey import SimulatedJourney
 from trimtab_adapter.simulation.outcome import DROPPED, FAILED, LATE, OK, REFUSED, Second, Simulated
 from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
-from trimtab_adapter.simulation.stage import SimulatedStage, rows_of
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_router.course import Course, Journey
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.load import ArrivalCounter, RowCounter
-from trimtab_router.policies import Policy, fixed
-from trimtab_router.refusal import Refusal
-from trimtab_router.work import Work
+from trimtab_router.stage.desk import GRACE_SECONDS, Desk
+from trimtab_router.stage.policies import Policy, fixed
 
-GRACE_SECONDS = 10.0
 _ENDS = {"dropped": DROPPED, "refused": REFUSED, "failed": FAILED}
 _LOOK_SECONDS = 1.0  # the router counts whole seconds: looking more often would see nothing new
 
@@ -81,10 +79,13 @@ class _Simulation:
         self.plan = scenario.plan
         self.plans = [scenario.plan]
         self.graph = Graph(scenario.pipeline.spec)
-        self.stages = self._build_stages()
+        self.batches = {stage.name: Batches() for stage in self.graph.stages}
+        self.carriers = self._build_carriers()
+        self.desks = self._build_desks()
+        self.course = Course(self.graph, self.desks, self.agenda)
         spec, conditions = scenario.pipeline.spec, scenario.conditions
         limit = spec.budget.cores + spec.budget.surge_cores
-        self.fleet = Fleet(self.stages, limit, conditions.startup_seconds, self.agenda)
+        self.fleet = Fleet(self.carriers, limit, conditions.startup_seconds, self.agenda)
         self.wanted = tuple(output.name for output in spec.outputs)
         self.inputs = {tensor.name: rows_of(1) for tensor in spec.inputs}
         self.arrivals = scenario.arrivals_seconds.tolist()
@@ -125,31 +126,42 @@ class _Simulation:
         agenda.run(scenario.duration_seconds + 2.0 * scenario.pipeline.spec.slo.latency_seconds + GRACE_SECONDS)
         return self._outcome(mean_cores)
 
-    def _build_stages(self) -> dict[str, SimulatedStage]:
+    def _build_carriers(self) -> dict[str, DrawnCarrier]:
         scenario = self.scenario
-        spec, conditions = scenario.pipeline.spec, scenario.conditions
-        streams = iter(np.random.default_rng(scenario.seed).spawn(2 * len(spec.order)))
-        stages, machine = {}, Machine(conditions.contention, conditions.speeds)
-        for stage in spec.order:
+        conditions = scenario.conditions
+        streams = iter(np.random.default_rng(scenario.seed).spawn(2 * len(self.graph.stages)))
+        machine = Machine(conditions.contention, conditions.speeds)
+        carriers: dict[str, DrawnCarrier] = {}
+        for stage in self.graph.stages:
             if stage.name not in scenario.profiles:
                 raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
-            stages[stage.name] = SimulatedStage(
+            carriers[stage.name] = DrawnCarrier(
                 stage,
-                plan=scenario.plan.spec.stage(stage.name),
                 agenda=self.agenda,
                 times=ServiceTimes(stage, scenario.profiles[stage.name], conditions, next(streams)),
                 fan_outs=fan_outs(stage, conditions, next(streams)),
-                drop_policy=spec.drop_policy,
-                max_rows=spec.queue.max_rows,
-                policy=scenario.policy,
                 transfer_seconds=conditions.transfer_seconds,
                 machine=machine,
-                grace_seconds=GRACE_SECONDS,
                 on_idle=self._replica_ended,
             )
-        for name, built in stages.items():
-            built.followers = tuple(stages[follower] for follower in self.graph.following(name))
-        return stages
+        return carriers
+
+    def _build_desks(self) -> dict[str, Desk]:
+        scenario, spec = self.scenario, self.scenario.pipeline.spec
+        for name, carrier in self.carriers.items():
+            carrier.desk = Desk(
+                carrier.stage,
+                plan=scenario.plan.spec.stage(name),
+                max_rows=spec.queue.max_rows,
+                policy=scenario.policy,
+                drop_policy=spec.drop_policy,
+                clock=self.agenda,
+                carrier=carrier,
+                tally=self.batches[name],
+                suspects=None,
+                grace_seconds=GRACE_SECONDS,
+            )
+        return {name: carrier.desk for name, carrier in self.carriers.items()}
 
     def _replica_ended(self, replica: SimulatedReplica) -> None:
         self.fleet.ended(replica)
@@ -163,44 +175,26 @@ class _Simulation:
         self.counter.record(now)
         deadline = now + self.scenario.pipeline.spec.slo.latency_seconds
         walk = Walk(self.graph, self.inputs, self.wanted)
-        journey = SimulatedJourney(index, walk, now, deadline, self._advance, self._refuse)
+        ended = partial(self._ended, index)
+        journey = Journey(self.course, walk, deadline=deadline, arrived_at=now, ended=ended)
         before = self.scenario.conditions.before_seconds
         if before:
-            self.agenda.at(now + before, partial(self._advance, journey))
+            self.agenda.at(now + before, partial(self.course.advance, journey))
         else:
-            self._advance(journey)
+            self.course.advance(journey)
 
-    def _advance(self, journey: SimulatedJourney) -> None:
-        """Queue whatever became runnable; answer once nothing is left."""
-        now = self.agenda.now
-        for runnable in journey.walk.advance():
-            stage = self.stages[runnable.stage]
-            work = Work(journey, runnable, deadline=journey.deadline, now=now)
-            refusal = stage.turned_away(work, now)
-            if refusal is not None:
-                self._refuse(journey, refusal)
-                return
-            journey.works[runnable.stage] = work
-            stage.enqueue(work)
-        if journey.walk.finished:
-            self._answer(journey)
-
-    def _answer(self, journey: SimulatedJourney) -> None:
-        latency = self.agenda.now - journey.arrived_at + self.scenario.conditions.after_seconds
-        index, journey.done = journey.index, True
+    def _ended(self, index: int, journey: Journey) -> None:
+        latency, refusal = self.agenda.now - journey.arrived_at, journey.refusal
+        if refusal is not None:
+            self.latency[index] = latency
+            self.reasons[index] = (refusal.stage, refusal.reason)
+            self._end(index, _ENDS[refusal.outcome])
+            return
+        latency += self.scenario.conditions.after_seconds
         self.latency[index], self.accuracy[index] = latency, journey.accuracy
-        self.variants[index] = journey.variants
+        self.variants[index] = {stage: served[0].variant for stage, served in journey.served.items()}
         self.rows.record(self.agenda.now, journey.rows_by_stage)
         self._end(index, OK if latency <= self.scenario.pipeline.spec.slo.latency_seconds else LATE)
-
-    def _refuse(self, journey: SimulatedJourney, refusal: Refusal) -> None:
-        index, journey.done = journey.index, True
-        for stage, work in journey.works.items():
-            self.stages[stage].queue.discard(work)
-        journey.works = {}
-        self.latency[index] = self.agenda.now - journey.arrived_at
-        self.reasons[index] = (refusal.stage, refusal.reason)
-        self._end(index, _ENDS[refusal.outcome])
 
     def _end(self, index: int, end: int) -> None:
         self.ends[index] = end
@@ -220,8 +214,8 @@ class _Simulation:
 
     def _note(self, at_seconds: float) -> None:
         stages = {
-            name: (stage.variant, stage.plan.batch_size, stage.ready_replicas, stage.queue.rows)
-            for name, stage in self.stages.items()
+            name: (desk.variant, desk.plan.batch_size, desk.ready_replicas, desk.queue.rows)
+            for name, desk in self.desks.items()
         }
         self.seconds.append(Second(at_seconds, stages, self.fleet.cores, self.received, tuple(self.counts)))
 
@@ -239,7 +233,7 @@ class _Simulation:
             return
         counts, self.asked_at = self.counter.history(now, seconds_to_ask(now - self.asked_at)), now
         load = Load(adaptation.origin_seconds + now, tuple(float(count) for count in counts))
-        ratios = {(name, stage.variant): stage.service_ratio for name, stage in self.stages.items()}
+        ratios = {(name, desk.variant): desk.outlook.service_ratio for name, desk in self.desks.items()}
         rows = self.rows.per_request(now)
         try:
             plan = adaptation.tick(scenario.pipeline, scenario.profiles, self.plan, load, rows, ratios)
@@ -255,8 +249,8 @@ class _Simulation:
         self._put_in_force(plan)
 
     def _put_in_force(self, plan: PipelinePlan) -> None:
-        for name, stage in self.stages.items():
-            stage.follow(plan.spec.stage(name))
+        for name, desk in self.desks.items():
+            desk.follow(plan.spec.stage(name))
         self.fleet.follow(plan)
 
     def _fail(self, stage: str) -> None:
@@ -273,7 +267,7 @@ class _Simulation:
             seconds=tuple(self.seconds),
             plans=tuple(self.plans),
             mean_cores=mean_cores,
-            batch_rows={name: s.batches.rows / max(s.batches.sent, 1) for name, s in self.stages.items()},
+            batch_rows={name: each.rows / max(each.served_batches, 1) for name, each in self.batches.items()},
             starts=self.fleet.starts,
             duration_seconds=self.scenario.duration_seconds,
         )

@@ -1,6 +1,6 @@
 """The plan's operating point, whatever the slack."""
 
-from trimtab_router.policies import BatchView
+from trimtab_router.stage.policies import BatchView
 
 
 def choose(batch: BatchView) -> str:

@@ -8,7 +8,7 @@ from bisect import bisect, insort
 from itertools import count
 from math import inf
 
-from trimtab_router.work import Signature, Slice, Work
+from trimtab_router.stage.work import Signature, Slice, Work
 
 _Entry = tuple[float, float, Slice]
 """A lane is a sorted list of these: moving pointers costs less than a heap's comparisons, and it knows who is ahead."""

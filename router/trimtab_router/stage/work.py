@@ -15,7 +15,7 @@ Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a slice was served, for the answer's parameters."""
+    """How a slice was served, for the answer's parameters; `departed_at` is in seconds of the desk's clock."""
 
     variant: str
     operating_point: str
@@ -23,7 +23,7 @@ class Served:
     queue_seconds: float
     service_seconds: float
     accuracy: float
-    departed_unix_nanoseconds: int
+    departed_at: float
 
 
 class Owner(Protocol):

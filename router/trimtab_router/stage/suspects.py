@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from trimtab_protocol.tensors import encode_raw_array
 from trimtab_router.refusal import Refusal, invalid_for
-from trimtab_router.work import Signature, Work
+from trimtab_router.stage.work import Signature, Work
 
 MAX_SUSPECTS = 256
 REFUSED_SECONDS = 600.0

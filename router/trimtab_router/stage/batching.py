@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from trimtab_router.queue import DeadlineQueue
-from trimtab_router.work import Slice
+from trimtab_router.stage.queue import DeadlineQueue
+from trimtab_router.stage.work import Slice
 
 _LOOKED_AT = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
 

@@ -1,9 +1,9 @@
 """Shell around the model servers: connections, health, and one batch from here to there and back.
 
 A replica is ready for a variant once its data port says so; losing a connection, a probe that fails or an answer that
-it is not ready takes that back at once, and a probe brings it back. Whoever dispatches sees only `Replica`, so that
-another wire can take the place of this one. What a model server not of ours calls its models, and whether it reads
-binary tensors, is settled here too.
+it is not ready takes that back at once, and a probe brings it back. The desk sees only its slot, so that another wire
+can take the place of this one. What a model server not of ours calls its models, and whether it reads binary tensors,
+is settled here too.
 """
 
 import asyncio
@@ -20,6 +20,8 @@ from trimtab_pipelines.routing import Endpoint
 from trimtab_protocol import Buffer, InferResponse, Parameters, ProtocolError, Tensor, rest
 from trimtab_protocol.text import told
 from trimtab_router.connection import ConnectionBroken, ConnectionPool, HttpConnection, Reply, request_head
+from trimtab_router.stage.endings import Broken, Lost, NotReady, Rejected
+from trimtab_router.stage.slot import Slot
 
 log = logging.getLogger(__name__)
 
@@ -30,26 +32,8 @@ MAX_PROBE_BYTES = 2**20
 JSON_MULTIPLE = 16
 """How many times its binary size a tensor may have as JSON."""
 BINARY_EXTENSION = "binary_tensor_data"
-
-
-class ReplicaLost(Exception):  # noqa: N818 - reads as what happened
-    """The replica went away, did not answer in time, or answered another batch than it was given.
-
-    `delivered` says whether the batch may have reached it.
-    """
-
-    def __init__(self, message: str, *, delivered: bool = True) -> None:
-        super().__init__(message)
-        self.delivered = delivered
-
-
-class ReplicaRefused(Exception):  # noqa: N818 - reads as what happened
-    """The replica answered with an error."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+CALLERS_FAULT = frozenset({400, 413, 422})
+NOT_READY = frozenset({404, 429, 503})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +53,18 @@ class BatchRequest:
 
 
 class Replica:
-    """One model server as the router sees it.
+    """One model server: its connections, and whether it can serve.
 
     Args:
         endpoint: where it is and what it says it can serve.
         on_change: called whenever its readiness changed.
-        concurrency: batches it may hold at once.
     """
 
-    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None], *, concurrency: int = 1) -> None:
+    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None]) -> None:
         self.endpoint = endpoint
-        self.inflight = 0
-        self.last_used = 0
-        self.completed_at = float("-inf")
-        self.transfer_seconds = 0.0
-        self.takes_ahead = False
-        """Whether it may hold a second, full batch, because it will be free by the time that one arrives."""
-        self._ahead: asyncio.TimerHandle | None = None
-        self._concurrency = concurrency
+        self.slot = Slot(endpoint.name)
+        """What its stage's desk sees of it."""
+        self._held = 0
         self._on_change = on_change
         self._ready: frozenset[str] = frozenset()
         self._reads_binary = True
@@ -105,49 +83,24 @@ class Replica:
         """The endpoint's name."""
         return self.endpoint.name
 
-    @property
-    def ready_variants(self) -> frozenset[str]:
-        """The variants it can serve now; none while it drains."""
-        return frozenset() if self.endpoint.draining else self._ready
-
-    @property
-    def free(self) -> bool:
-        """Whether it can take a batch now."""
-        return self.inflight < self._concurrency and bool(self.ready_variants)
-
     def update(self, endpoint: Endpoint) -> None:
         """Take a new description of the same address."""
         known, self.endpoint = self.endpoint, endpoint
         if known.variants != endpoint.variants or known.model_names != endpoint.model_names:
             self._set_ready(self._ready & frozenset(endpoint.variants))  # what it goes on to offer stays in service
             self._stale.set()
+        self._offer()
 
-    def take(self, use: int) -> None:
-        """Hold one more batch; `use` counts the stage's batches."""
-        self.inflight += 1
-        self.last_used = use
-        self.takes_ahead = False
+    def hold(self) -> None:
+        """A batch is on its way to it."""
+        self._held += 1
         self._empty.clear()
 
-    def release(self, now: float) -> None:
-        """Hold one batch less, from now (monotonic seconds)."""
-        self.inflight -= 1
-        self.completed_at = now
-        self.takes_ahead = False
-        if self._ahead is not None:
-            self._ahead.cancel()
-            self._ahead = None
-        if not self.inflight:
+    def let_go(self) -> None:
+        """A batch ended."""
+        self._held -= 1
+        if not self._held:
             self._empty.set()
-
-    def open_ahead(self, seconds: float, wake: Callable[[], None]) -> None:
-        """In so many seconds take a second batch, and call `wake`."""
-
-        def opened() -> None:
-            self.takes_ahead = bool(self.ready_variants)
-            wake()
-
-        self._ahead = asyncio.get_running_loop().call_later(max(seconds, 0.0), opened)
 
     async def retire(self) -> None:
         """Close, once the batches it holds are answered. Whoever calls gives it no more of them."""
@@ -159,14 +112,8 @@ class Replica:
         self._doubted.set()
         self._set_ready(frozenset())
 
-    async def infer(self, batch: BatchRequest) -> InferResponse:
-        """Serve a batch.
-
-        Raises:
-            ReplicaLost: it went away, took too long or answered another batch.
-            ReplicaRefused: it answered with an error.
-            ProtocolError: its answer cannot be read.
-        """
+    async def infer(self, batch: BatchRequest) -> InferResponse | Lost | NotReady | Rejected | Broken:
+        """Serve a batch; what goes wrong on the way is told, not raised."""
         body, headers = _encoded(batch) if self._reads_binary else _encoded_as_json(batch)
         path = self._path(batch.variant, "infer")
         head = request_head("POST", path, self.endpoint.address, headers, sum(map(len, body)))
@@ -176,39 +123,44 @@ class Replica:
                 connection = await self._connections.take()
                 delivered = True
                 reply = await connection.exchange(head, body, most_body_bytes=self._most_answer_bytes(batch))
-        except TimeoutError as error:
-            message = f"{self.name} gave no answer within {batch.timeout_seconds:.1f} s"
-            raise ReplicaLost(message, delivered=delivered) from error
+        except TimeoutError:
+            return Lost(f"{self.name} gave no answer within {batch.timeout_seconds:.1f} s", delivered=delivered)
         except ConnectionBroken as error:
-            raise ReplicaLost(f"{self.name}: {error}", delivered=delivered) from error
-        try:
-            answer = self._read(batch, reply)
-        except ReplicaRefused:
-            self._connections.give_back(connection)
-            raise
-        except (ReplicaLost, ProtocolError):
+            return Lost(f"{self.name}: {error}", delivered=delivered)
+        answer = self._read(batch, reply)
+        if isinstance(answer, Lost) or (reply.status == 200 and not isinstance(answer, InferResponse)):
             connection.close()  # whatever comes on it next may be another's
-            raise
-        self._connections.give_back(connection)
+        else:
+            self._connections.give_back(connection)
         return answer
 
     def _most_answer_bytes(self, batch: BatchRequest) -> int:
         """As many as the tensors have; a server not of ours may write them as JSON."""
         return batch.most_answer_bytes * (JSON_MULTIPLE if self.endpoint.model_names else 1)
 
-    def _read(self, batch: BatchRequest, reply: Reply) -> InferResponse:
+    def _read(self, batch: BatchRequest, reply: Reply) -> InferResponse | Lost | NotReady | Rejected | Broken:
         if reply.status != 200:
             error = _error_of(reply)
-            self._check_id(batch, str(error.get("id", "")), needed=False)
-            raise ReplicaRefused(reply.status, told(str(error.get("error", f"HTTP status {reply.status}"))))
-        answer = rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
-        self._check_id(batch, answer.id, needed=not self.endpoint.model_names)
-        return answer
+            message = told(str(error.get("error", f"HTTP status {reply.status}")))
+            return self._of_another(batch, str(error.get("id", "")), needed=False) or self._refused(reply, message)
+        try:
+            answer = rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
+        except ProtocolError as error:
+            return Broken(f"model server {self.name}: {error}")
+        return self._of_another(batch, answer.id, needed=not self.endpoint.model_names) or answer
 
-    def _check_id(self, batch: BatchRequest, received: str, *, needed: bool) -> None:
-        """Raise ReplicaLost for the answer to another batch; servers not of ours may leave the id out."""
+    def _refused(self, reply: Reply, message: str) -> NotReady | Rejected | Broken:
+        if reply.status in NOT_READY:
+            return NotReady()
+        if reply.status in CALLERS_FAULT:
+            return Rejected(message)
+        return Broken(f"model server {self.name} answered {reply.status}: {message}")
+
+    def _of_another(self, batch: BatchRequest, received: str, *, needed: bool) -> Lost | None:
+        """Lost, where this answers another batch; servers not of ours may leave the id out."""
         if received != batch.id and (received or needed):
-            raise ReplicaLost(f"{self.name} answered {told(received, 64)!r} to batch {batch.id!r}")
+            return Lost(f"{self.name} answered {told(received, 64)!r} to batch {batch.id!r}")
+        return None
 
     async def close(self) -> None:
         """Stop watching and close all connections."""
@@ -236,7 +188,12 @@ class Replica:
         if ready != self._ready:
             log.info("replica %s: ready for %s", self.name, ", ".join(sorted(ready)) or "nothing")
             self._ready = ready
+            self._offer()
             self._on_change()
+
+    def _offer(self) -> None:
+        """Let its slot know what it can serve now: nothing while it drains."""
+        self.slot.offer(frozenset() if self.endpoint.draining else self._ready)
 
     async def _pause(self, seconds: float) -> bool:
         """Wait, but not beyond the moment the replica is lost, doubted or described anew; tell if it is in doubt."""

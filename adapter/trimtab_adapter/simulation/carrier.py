@@ -1,0 +1,131 @@
+"""Carries the batches of one simulated stage: what a batch takes is drawn; of what it gives only the rows count."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+
+import numpy as np
+
+from trimtab_adapter.simulation.agenda import Agenda
+from trimtab_adapter.simulation.chance import FanOut, ServiceTimes
+from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
+from trimtab_pipelines.spec import Stage
+from trimtab_protocol.tensors import Array
+from trimtab_router.stage.desk import Desk
+from trimtab_router.stage.endings import Answered, Ending, Lost
+from trimtab_router.stage.slot import Parcel, Slot
+
+Ended = Callable[[Parcel, Ending], None]
+
+
+class Batches:
+    """The tally of a simulated stage: how many batches were served, and their rows."""
+
+    def __init__(self) -> None:
+        self.served_batches = 0
+        self.rows = 0
+
+    def waited(self, seconds: float) -> None:
+        """Every answer tells it."""
+
+    def served(self, variant: str, rows: int, seconds: float, ratio: float) -> None:  # noqa: ARG002 - of a tally
+        """Count a batch."""
+        self.served_batches += 1
+        self.rows += rows
+
+    def retried(self, reason: str) -> None:
+        """Nobody asks."""
+
+    def troubled(self, message: str) -> None:
+        """Whoever simulates trouble knows of it."""
+
+    def failed(self, request_id: str, message: str) -> None:
+        """Every request tells how it ended."""
+
+
+@lru_cache(maxsize=4096)
+def rows_of(count: int) -> Array:
+    """Return an array of so many rows; only its length means anything."""
+    return np.zeros(count, dtype=np.int8)
+
+
+class DrawnCarrier:
+    """The replicas of one stage, and the batches in their hands.
+
+    Args:
+        stage: the stage.
+        agenda: the clock.
+        times: draws the seconds of its batches.
+        fan_outs: draws the rows of its counted outputs, by the name of the count.
+        transfer_seconds: of each service time, what passes on the way.
+        machine: that all stages share.
+        on_idle: called when a replica that drains has no batch left.
+    """
+
+    desk: Desk
+    """Whose batches it carries; it is told of every replica."""
+
+    def __init__(  # noqa: PLR0913 - wired together in one place
+        self,
+        stage: Stage,
+        *,
+        agenda: Agenda,
+        times: ServiceTimes,
+        fan_outs: Mapping[str, FanOut],
+        transfer_seconds: float,
+        machine: Machine,
+        on_idle: Callable[[SimulatedReplica], None],
+    ) -> None:
+        self.stage = stage
+        self.replicas: list[SimulatedReplica] = []
+        self._agenda = agenda
+        self._draws = times
+        self._fan_outs = fan_outs
+        self._transfer_seconds = transfer_seconds
+        self._machine = machine
+        self._on_idle = on_idle
+        self._by_slot: dict[Slot, SimulatedReplica] = {}
+
+    def look_around(self) -> None:
+        """Tell the desk which replicas there are: call it whenever one came, went or closed."""
+        self._by_slot = {replica.slot: replica for replica in self.replicas}
+        self.desk.staff(list(self._by_slot))
+
+    def carry(self, parcel: Parcel, ended: Ended) -> None:
+        """Draw when the batch is done."""
+        replica = self._by_slot[parcel.slot]
+        one_way, others = self._transfer_seconds / 2.0, self._machine.busy - (not parcel.found_idle)
+        seconds = self._draws.draw(parcel.variant, parcel.point, parcel.rows) - self._transfer_seconds
+        begin = max(parcel.departed_at + one_way, replica.computing_until)
+        replica.computing_until = self._machine.finish(begin, max(seconds, 0.0), others, replica.processor)
+        self._machine.busy += parcel.found_idle
+        replica.held.append((parcel, ended))
+        completed = partial(self._completed, replica, replica.computing_until - begin)
+        self._agenda.at(replica.computing_until + one_way, completed)
+
+    def lose(self, replica: SimulatedReplica) -> None:
+        """A replica died with all that it held."""
+        replica.close("gone")
+        self.replicas.remove(replica)
+        self._machine.busy -= bool(replica.held)
+        held, replica.held = replica.held, []
+        self.look_around()
+        for parcel, ended in held:
+            ended(parcel, Lost("the replica died"))
+
+    def _completed(self, replica: SimulatedReplica, compute_seconds: float) -> None:
+        if replica.state == "gone":
+            return
+        parcel, ended = replica.held.pop(0)
+        self._machine.busy -= not replica.held
+        ended(parcel, Answered(self._outputs(parcel), parcel.point, compute_seconds))
+        if replica.state == "draining" and not replica.held:
+            self._on_idle(replica)
+
+    def _outputs(self, parcel: Parcel) -> Sequence[Mapping[str, Array]]:
+        """What each member gets; whoever left draws nothing."""
+        return [{} if piece.work.closed else self._rows_out(piece.rows) for piece in parcel.batch]
+
+    def _rows_out(self, rows: int) -> Mapping[str, Array]:
+        own = rows_of(rows)
+        counted = {name: rows_of(fan_out.draw(rows)) for name, fan_out in self._fan_outs.items()}
+        return {o.name: own if o.counted_by is None else counted[o.counted_by] for o in self.stage.outputs}

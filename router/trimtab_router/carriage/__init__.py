@@ -1,0 +1,1 @@
+"""Takes batches to the model servers and brings back how each ended: HTTP, connections, health."""

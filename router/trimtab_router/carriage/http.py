@@ -1,0 +1,148 @@
+"""Shell: carries the batches of one stage to its replicas over HTTP, and says how each ended."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+from trimtab_pipelines.routing import Endpoint
+from trimtab_pipelines.spec import Stage
+from trimtab_protocol import InferResponse, Parameters, Tensor
+from trimtab_router.carriage.replicas import BatchRequest, Replica
+from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
+from trimtab_router.refusal import failure
+from trimtab_router.stage.endings import Answered, Broken, Ending, Lost, NotReady
+from trimtab_router.stage.slot import Parcel, Slot
+from trimtab_router.stage.work import Slice
+
+log = logging.getLogger(__name__)
+
+HANG_FACTOR = 20.0
+FIRST_BATCH_FACTOR = 10.0
+MAX_REQUEST_IDS = 16
+
+
+class HttpCarrier:
+    """The replicas of one stage, and the batches on their way.
+
+    Args:
+        stage: the stage.
+        datatypes: the datatype of each of its inputs.
+        hang_seconds: the least time after which a replica that does not answer counts as lost; the first batch, of
+            which nothing is known yet, has ten times as long.
+        max_answer_bytes: of an answer whose size the stage leaves open.
+    """
+
+    def __init__(
+        self, stage: Stage, *, datatypes: Mapping[str, str], hang_seconds: float, max_answer_bytes: int
+    ) -> None:
+        self.replicas: dict[str, Replica] = {}
+        self._stage = stage
+        self._datatypes = datatypes
+        self._hang_seconds = hang_seconds
+        self._max_answer_bytes = max_answer_bytes
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def follow(self, endpoints: Iterable[Endpoint], on_change: Callable[[], None]) -> list[Slot]:
+        """Use these replicas from now on, and call `on_change` whenever one's readiness changed; returns their slots.
+
+        Those no longer named finish what they hold and are left.
+        """
+        wanted = {endpoint.name: endpoint for endpoint in endpoints}
+        for name, replica in list(self.replicas.items()):
+            endpoint = wanted.get(name)
+            if endpoint is not None and endpoint.address == replica.endpoint.address:
+                replica.update(endpoint)
+            else:
+                _start(self.replicas.pop(name).retire(), self._retiring)
+        for name, endpoint in wanted.items():
+            if name not in self.replicas:
+                self.replicas[name] = Replica(endpoint, on_change)
+        return [replica.slot for replica in self.replicas.values()]
+
+    def carry(self, parcel: Parcel, ended: Callable[[Parcel, Ending], None]) -> None:
+        """Take a batch to its replica."""
+        replica = self.replicas[parcel.slot.name]
+        replica.hold()
+        _start(self._deliver(replica, parcel, self._request(parcel), ended), self._under_way)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._retiring)
+
+    async def _deliver(
+        self, replica: Replica, parcel: Parcel, request: BatchRequest, ended: Callable[[Parcel, Ending], None]
+    ) -> None:
+        name = self._stage.name
+        try:
+            ending = await self._exchange(replica, parcel, request)
+        except Exception as error:
+            log.exception("stage %s: a batch of %d slices failed", name, len(parcel.batch))
+            ending = Broken(f"{type(error).__name__}: {error}", again=False)
+        replica.let_go()
+        if isinstance(ending, Lost | NotReady):
+            replica.doubt()
+        try:
+            ended(parcel, ending)
+        except Exception:
+            log.exception("stage %s: nothing could be made of a batch of %d slices", name, len(parcel.batch))
+            for owner in (piece.work.owner for piece in parcel.batch):
+                what = f"stage {name}: its model server failed"
+                owner.work_refused(failure("ModelServerError", what, owner.request_id, stage=name))
+
+    async def _exchange(self, replica: Replica, parcel: Parcel, request: BatchRequest) -> Ending:
+        answer = await replica.infer(request)
+        if not isinstance(answer, InferResponse):
+            return answer
+        try:
+            outputs = scatter(self._stage, answer.outputs, [piece.rows for piece in parcel.batch])
+        except BrokenAnswer as error:
+            return Broken(f"model server {replica.name}: {error}")
+        told = answer.parameters
+        return Answered(
+            outputs=outputs,
+            point=str(told.get("operating_point", parcel.point)),
+            compute_seconds=_seconds(told, "compute_seconds"),
+            waited_seconds=_seconds(told, "waited_seconds"),
+        )
+
+    def _request(self, parcel: Parcel) -> BatchRequest:
+        batch = parcel.batch
+        inputs = [
+            [Tensor(name, self._datatypes[name], piece.array(name)) for piece in batch] for name in batch[0].work.inputs
+        ]
+        least = self._hang_seconds if parcel.predicted_seconds else FIRST_BATCH_FACTOR * self._hang_seconds
+        return BatchRequest(
+            id=secrets.token_hex(8),
+            variant=parcel.variant,
+            inputs=inputs,
+            parameters={"operating_point": parcel.point},
+            headers=_pass_on(batch),
+            timeout_seconds=max(HANG_FACTOR * parcel.predicted_seconds, least),
+            most_answer_bytes=most_answer_bytes(self._stage, parcel.rows, self._max_answer_bytes),
+        )
+
+
+def _start(doing: Coroutine[Any, Any, None], kept: set[asyncio.Task[None]]) -> None:
+    task = asyncio.get_running_loop().create_task(doing)
+    kept.add(task)
+    task.add_done_callback(kept.discard)
+
+
+def _seconds(parameters: Parameters, name: str) -> float | None:
+    value = parameters.get(name)
+    return value if isinstance(value, float) else None
+
+
+def _pass_on(batch: Sequence[Slice]) -> dict[str, str]:
+    """Trace headers for the model server: the first member's trace, everybody's request id."""
+    headers: dict[str, str] = {}
+    trace_parent = next((piece.work.owner.trace_parent for piece in batch if piece.work.owner.trace_parent), "")
+    if trace_parent:
+        headers["traceparent"] = trace_parent
+    request_ids = [piece.work.owner.request_id for piece in batch if piece.work.owner.request_id]
+    if request_ids:
+        headers["x-request-id"] = ",".join(request_ids[:MAX_REQUEST_IDS])
+    return headers

@@ -1,0 +1,330 @@
+"""The desk of a stage: it takes work in, lets batches leave, and gives every member what came back.
+
+Late binding: a batch is formed in the moment a replica is free for it, and never waits in front of a busy one. The desk
+knows neither event loop nor wire: a clock, a carrier and a tally are given to it. The router drives it with real ones,
+the simulator with its agenda and drawn times; what it decides is the same. Pure.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from trimtab_pipelines.plan import StagePlan
+from trimtab_pipelines.spec import Stage
+from trimtab_router.refusal import Refusal
+from trimtab_router.stage import batching, binding, reasons
+from trimtab_router.stage.endings import Answered, Ending
+from trimtab_router.stage.outlook import Carries, Outlook
+from trimtab_router.stage.policies import BatchView, Policy
+from trimtab_router.stage.ports import Carrier, Clock, Tally
+from trimtab_router.stage.queue import DeadlineQueue
+from trimtab_router.stage.returns import Returns
+from trimtab_router.stage.slot import Parcel, Slot
+from trimtab_router.stage.suspects import Suspects
+from trimtab_router.stage.work import Slice, Work
+
+DOOR_SHARE = 0.8
+"""Of the time to its deadline, what a request may be predicted to need when it joins a queue: in overload all who are
+let in wait as long as the prediction allows, and with nothing to spare each error of it would make one of them late."""
+TIMER_SECONDS = 0.0005
+"""How long after the moment it waits for the desk looks."""
+GRACE_SECONDS = 10.0
+NEVER = float("inf")
+
+
+class Desk:
+    """The queue of one stage, the slots its batches go to, and what it has learnt.
+
+    Args:
+        stage: the stage.
+        plan: what it should run at first.
+        max_rows: of its queue.
+        policy: chooses the operating point of each batch.
+        drop_policy: the pipeline's.
+        clock: tells the time, and wakes it.
+        carrier: takes batches to their slots.
+        tally: counts.
+        suspects: remembers rows that cost replicas; None where rows cannot be told apart.
+        grace_seconds: how long rows are held while no replica is ready.
+    """
+
+    def __init__(  # noqa: PLR0913 - wired together in one place
+        self,
+        stage: Stage,
+        *,
+        plan: StagePlan,
+        max_rows: int,
+        policy: Policy,
+        drop_policy: batching.DropPolicy,
+        clock: Clock,
+        carrier: Carrier,
+        tally: Tally,
+        suspects: Suspects | None,
+        grace_seconds: float,
+    ) -> None:
+        self.stage = stage
+        self.plan = plan
+        """What it should run."""
+        self.queue = DeadlineQueue(max_rows)
+        self.outlook = Outlook(stage, plan)
+        self.slots: list[Slot] = []
+        self.ready_replicas = 0
+        """Replicas that could serve."""
+        self.had_replica = False
+        """Whether there ever was one."""
+        self._returns = Returns(stage, self.queue, tally, suspects)
+        self._policy = policy
+        self._drop_policy = drop_policy
+        self._clock = clock
+        self._carrier = carrier
+        self._tally = tally
+        self._suspects = suspects
+        self._grace_seconds = grace_seconds
+        self._unready_since: float | None = clock.now
+        self._uses = 0
+        self._arrivals = 0
+        self._awake = False
+        self._timer_due = NEVER
+
+    @property
+    def variant(self) -> str:
+        """The variant the stage runs now."""
+        return self.outlook.variant
+
+    def followed_by(self, desks: Sequence["Desk"]) -> None:
+        """Know the stages that read what this one gives."""
+        self.outlook.followers = tuple(desk.outlook for desk in desks)
+
+    def follow(self, plan: StagePlan) -> None:
+        """Take a new plan: batch size and operating point from the next batch on, the variant once it is ready."""
+        self.plan = plan
+        self.outlook.follow(plan)
+        self.look_around()
+
+    def staff(self, slots: Sequence[Slot]) -> None:
+        """Send batches to these from now on; those no longer named finish what they hold."""
+        self.slots = list(slots)
+        self.look_around()
+
+    def look_around(self) -> None:
+        """See what the slots can serve: call it whenever that changed. It is asked for at every batch."""
+        self.ready_replicas = sum(bool(slot.ready_variants) for slot in self.slots)
+        self.outlook.variant = binding.effective_variant(self.slots, self.plan.variant, self.variant)
+        if self.ready_replicas:
+            self.had_replica, self._unready_since = True, None
+        elif self._unready_since is None:
+            self._unready_since = self._clock.now
+        self._wake()
+
+    def carries(self) -> Carries:
+        """The rows that its ready replicas compute at a time, and how long that takes; 0 seconds where unknown."""
+        size = self.plan.batch_size
+        return Carries(self.ready_replicas * size, self.outlook.service_seconds(size))
+
+    def refusal_of(self, work: Work, now: float) -> Refusal | None:
+        """Why this work cannot join the queue; None where it can."""
+        queue, name = self.queue, self.stage.name
+        suspected = self._suspects.refusal_of(work, now) if self._suspects is not None else None
+        if suspected is not None:
+            return suspected
+        if work.rows > queue.max_rows:
+            return reasons.too_many_rows(name, work.rows, queue.max_rows)
+        if not queue.has_room(work.rows):
+            return reasons.queue_full(name, queue.rows, queue.max_rows, self._wait_seconds(queue.rows))
+        return self._hopeless_at_the_door(work, now)
+
+    def take(self, work: Work) -> None:
+        """Queue all rows of a work. Ask `refusal_of` first."""
+        piece = Slice(work, 0, work.rows)
+        self.queue.push(piece)
+        self._arrivals += 1
+        # Behind others, with nobody to take it, it changes nothing.
+        if any(slot.free or slot.takes_ahead for slot in self.slots) or self.queue.head() is piece:
+            self._wake()
+
+    def withdraw(self, work: Work) -> None:
+        """Free what a request that ended still has here."""
+        self.queue.discard(work)
+
+    def ended(self, parcel: Parcel, ending: Ending) -> None:
+        """A batch came back."""
+        now = self._clock.now
+        try:
+            if isinstance(ending, Answered):
+                seconds = self.outlook.learn(parcel, ending, now)
+                ratio = self.outlook.times.ratio(parcel.key)
+                self._tally.served(parcel.variant, parcel.rows, seconds, ratio)
+            self._returns.settle(parcel, ending, now)
+        finally:
+            follower = parcel.slot.release(parcel, now)
+            if follower is not None:
+                self._plan_ahead(follower)
+            self._wake()
+
+    def _wait_seconds(self, rows_ahead: float) -> float:
+        """How long rows will wait that join the queue behind so many."""
+        size = self.plan.batch_size
+        return rows_ahead // size * self.outlook.service_seconds(size) / max(self.ready_replicas, 1)
+
+    def _hopeless_at_the_door(self, work: Work, now: float) -> Refusal | None:
+        """Why this work would only be dropped later if it joined the end of the queue; None where it may make it.
+
+        Waiting in vain would cost the caller time and the queue its room. Only the rows ahead of it count, those more
+        urgent: how patient others are neither helps nor harms it.
+        """
+        if self._drop_policy != "Predicted" or self._unready_since is not None:
+            return None
+        rows_ahead = self.queue.rows_before(work.deadline)
+        if not rows_ahead:
+            return None
+        wait = self._wait_seconds(rows_ahead)
+        service = self.outlook.service_seconds(min(work.rows, self.plan.batch_size))
+        if wait + service + self.outlook.later_seconds() <= DOOR_SHARE * (work.deadline - now):
+            return None
+        return self._predicted_late(work, now, wait)
+
+    def _wake(self) -> None:
+        """Look for batches to send, once all that happens in this moment has happened."""
+        if not self._awake and self.queue.rows:
+            self._awake = True
+            self._clock.soon(self._look, self._stir)
+
+    def _stir(self) -> int | None:
+        return None if self.queue.rows >= self.plan.batch_size else self._arrivals
+
+    def _look(self) -> None:
+        """Send what can be sent, drop what must be dropped."""
+        self._awake = False
+        now, queue = self._clock.now, self.queue
+        while queue.rows:
+            slot = binding.least_loaded(self.slots, self.plan.variant)
+            if slot is None:
+                break
+            self._send_next(slot, now)
+        for slot in self.slots:
+            if slot.takes_ahead and self._has_full_batch():
+                self._send_next(slot, now)
+        self._drop_late(now)
+
+    def _has_full_batch(self) -> bool:
+        head = self.queue.head()
+        return head is not None and not head.attempts and self.queue.rows_beside(head) >= self.plan.batch_size
+
+    def _terms(self, variant: str) -> batching.Terms:
+        key, predict = self.outlook.key(variant), self.outlook.times.predict
+        return batching.Terms(
+            max_rows=min(self.plan.batch_size, self.stage.variant(variant).max_batch_size),
+            service_seconds=lambda rows: predict(key, rows),
+            later_seconds=self.outlook.later_seconds(),
+            drop_policy=self._drop_policy,
+            replicas=self.ready_replicas,
+        )
+
+    def _send_next(self, slot: Slot, now: float) -> None:
+        variant = binding.variant_for(slot.ready_variants, self.plan.variant, self.variant) or self.variant
+        terms = self._terms(variant)
+        formed = batching.form_batch(self.queue, now, terms)
+        for piece in formed.dropped:
+            self._drop(piece.work, now)
+        if formed.batch:
+            slack_seconds = formed.batch[0].work.deadline - now - terms.later_seconds
+            self._send(slot, variant, formed.batch, now, slack_seconds)
+        elif not slot.inflight:
+            self.outlook.doubt(variant)
+
+    def _send(self, slot: Slot, variant: str, batch: Sequence[Slice], now: float, slack_seconds: float) -> None:
+        rows = sum(piece.rows for piece in batch)
+        point = self._choose_point(variant, rows, slack_seconds)
+        parcel = Parcel(
+            slot=slot,
+            variant=variant,
+            point=point,
+            batch=batch,
+            rows=rows,
+            departed_at=now,
+            predicted_seconds=self.outlook.times.predict((variant, point), rows),
+            found_idle=not slot.inflight,
+        )
+        self._uses += 1
+        slot.take(parcel, self._uses)
+        self.outlook.departed(rows)
+        if parcel.found_idle:
+            self._plan_ahead(parcel)
+        self._carrier.carry(parcel, self.ended)
+
+    def _choose_point(self, variant: str, rows: int, slack_seconds: float) -> str:
+        if variant != self.plan.variant:
+            return self.stage.variant(variant).points[0].name
+        view = BatchView(
+            rows=rows,
+            slack_seconds=slack_seconds,
+            planned_point=self.plan.operating_point,
+            fallback_points=self.plan.fallback_operating_points,
+            predict_seconds=lambda point: self.outlook.times.predict((variant, point), rows),
+        )
+        return self._policy(view)
+
+    def _plan_ahead(self, parcel: Parcel) -> None:
+        """Open its slot for a full batch just before it is free, unless it may not survive this one."""
+        if any(piece.attempts for piece in parcel.batch):
+            return
+        slot, compute_seconds = parcel.slot, self.outlook.compute_seconds(parcel)
+        due = binding.send_ahead_at(parcel.departed_at, slot.completed_at, compute_seconds, slot.transfer_seconds)
+        if due < NEVER:
+            self._clock.at(due, partial(self._open_ahead, parcel))
+
+    def _open_ahead(self, parcel: Parcel) -> None:
+        slot = parcel.slot
+        if slot.computing is parcel and slot.inflight == 1 and slot.ready_variants:
+            slot.takes_ahead = True
+            if self.queue.rows >= self.plan.batch_size:
+                self._wake()
+
+    def _drop_late(self, now: float) -> None:
+        """Drop what can no longer make it, without waiting for a slot to become free; look again when the next cannot.
+
+        Of several timers only the newest, which is the soonest, does anything when it comes.
+        """
+        queue = self.queue
+        if not queue.rows:
+            return
+        terms = self._terms(self.variant)
+        for piece in batching.drop_hopeless(queue, now, terms):
+            self._drop(piece.work, now)
+        while (head := queue.head()) is not None and self._grace_ends(head) <= now:
+            self._drop(queue.pop().work, now)
+        if head is None:
+            return
+        due = min(batching.drop_time(head, terms), self._grace_ends(head))
+        if due < self._timer_due:
+            self._timer_due = due
+            self._clock.at(max(due, now) + TIMER_SECONDS, partial(self._on_timer, due))
+
+    def _on_timer(self, due: float) -> None:
+        if due == self._timer_due:
+            self._timer_due = NEVER
+            self._look()
+
+    def _grace_ends(self, head: Slice) -> float:
+        if self._unready_since is None:
+            return NEVER
+        return max(self._unready_since, head.work.enqueued_at) + self._grace_seconds
+
+    def _drop(self, work: Work, now: float) -> None:
+        if not work.closed:
+            work.owner.work_refused(self._reason_of(work, now))
+
+    def _reason_of(self, work: Work, now: float) -> Refusal:
+        if self._unready_since is not None:
+            return reasons.no_replica(self.stage.name, now - work.enqueued_at)
+        if work.deadline <= now:
+            return reasons.past(self.stage.name, now - work.enqueued_at)
+        return self._predicted_late(work, now, 0.0)
+
+    def _predicted_late(self, work: Work, now: float, wait_seconds: float) -> Refusal:
+        return reasons.predicted_late(
+            work,
+            now,
+            wait_seconds=wait_seconds,
+            service_seconds=self.outlook.service_seconds(min(work.rows, self.plan.batch_size)),
+            later_seconds=self.outlook.later_seconds(),
+        )

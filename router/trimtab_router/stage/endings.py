@@ -1,0 +1,54 @@
+"""How a batch ended. Five values: what follows from each is the desk's to decide, not the carrier's to throw."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trimtab_protocol.tensors import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Every member has its rows.
+
+    Attributes:
+        outputs: of each member, in the order of the batch.
+        point: the operating point that ran.
+        compute_seconds: what the replica says it computed; None where it says nothing.
+        waited_seconds: how long the batch waited at its replica for others; None where it says nothing.
+    """
+
+    outputs: Sequence[Mapping[str, Array]]
+    point: str
+    compute_seconds: float | None = None
+    waited_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The replica went away, did not answer in time, or answered another batch; `delivered`: it may have the rows."""
+
+    message: str
+    delivered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NotReady:
+    """The replica says that it cannot serve now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The replica says that rows of the batch are at fault."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The replica failed, or its answer is not what the stage promises; `again`: another try may help."""
+
+    message: str
+    again: bool = True
+
+
+Ending = Answered | Lost | NotReady | Rejected | Broken

@@ -1,0 +1,93 @@
+"""What a stage expects: how long its batches take, and those of the stages after it. Pure."""
+
+from dataclasses import dataclass
+
+from trimtab_pipelines.plan import StagePlan
+from trimtab_pipelines.spec import Stage
+from trimtab_router.stage.endings import Answered
+from trimtab_router.stage.service_time import WEIGHT, Key, ServiceTimes, wait_for_others
+from trimtab_router.stage.slot import Parcel
+
+TYPICAL_WEIGHT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Carries:
+    """Rows computed at a time, and the seconds of it."""
+
+    rows: int
+    seconds: float
+
+
+class Outlook:
+    """The service times of one stage under its plan, and its place before others."""
+
+    def __init__(self, stage: Stage, plan: StagePlan) -> None:
+        self.stage = stage
+        self.times = ServiceTimes()
+        self.followers: tuple[Outlook, ...] = ()
+        self.variant = plan.variant
+        """What the stage runs now."""
+        self._compute_times = ServiceTimes()
+        self._typical_rows = 1.0
+        self.follow(plan)
+
+    def follow(self, plan: StagePlan) -> None:
+        """Take a new plan."""
+        self.plan = plan
+        self.times.set_profile((plan.variant, plan.operating_point), plan.service_seconds)
+
+    def key(self, variant: str) -> Key:
+        """What a batch of this variant runs: its planned point, else its first."""
+        if variant == self.plan.variant:
+            return variant, self.plan.operating_point
+        return variant, self.stage.variant(variant).points[0].name
+
+    def service_seconds(self, rows: int) -> float:
+        """Predicted seconds of a batch of so many rows as planned; 0 where nothing is known."""
+        return self.times.predict(self.key(self.variant), rows)
+
+    def typical_seconds(self) -> float:
+        """Predicted seconds of a batch as they have been lately."""
+        return self.service_seconds(round(self._typical_rows))
+
+    def later_seconds(self) -> float:
+        """Predicted seconds of the stages after this one, along the longest path and without queueing."""
+        return max((stage.typical_seconds() + stage.later_seconds() for stage in self.followers), default=0.0)
+
+    @property
+    def service_ratio(self) -> float:
+        """Observed over profiled service time of what runs now."""
+        return self.times.ratio(self.key(self.variant))
+
+    def compute_seconds(self, parcel: Parcel) -> float:
+        """How long its replica should compute a batch; 0 where nothing is known."""
+        return self._compute_times.expect(parcel.key, parcel.rows)
+
+    def departed(self, rows: int) -> None:
+        """A batch of so many rows left."""
+        self._typical_rows += TYPICAL_WEIGHT * (rows - self._typical_rows)
+
+    def learn(self, parcel: Parcel, answer: Answered, now: float) -> float:
+        """Take note of how long a batch took, from when its replica had nothing else to do; returns these seconds."""
+        slot = parcel.slot
+        seconds = now - max(parcel.departed_at, slot.completed_at)
+        others = 0.0
+        if answer.waited_seconds is not None:
+            others = wait_for_others(
+                answer.waited_seconds, parcel.departed_at, slot.completed_at, slot.transfer_seconds
+            )
+        self.times.observe_wait(others)
+        self.times.observe(parcel.key, parcel.rows, max(seconds - others, 0.0))
+        if answer.compute_seconds is not None:
+            self._compute_times.observe(parcel.key, parcel.rows, answer.compute_seconds)
+            if parcel.found_idle:
+                transfer_seconds = max(seconds - others - answer.compute_seconds, 0.0)
+                slot.transfer_seconds += WEIGHT * (transfer_seconds - slot.transfer_seconds)
+        return seconds
+
+    def doubt(self, variant: str) -> None:
+        """All were dropped in front of an idle replica: were the predictions right?"""
+        self.times.doubt(self.key(variant))
+        for stage in self.followers:
+            stage.doubt(stage.variant)

@@ -1,0 +1,51 @@
+"""What drives a desk: a clock, whoever carries batches, whoever counts. Router and simulator each have their own."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from trimtab_router.stage.endings import Ending
+from trimtab_router.stage.slot import Parcel
+
+Act = Callable[[], None]
+Stir = Callable[[], int | None]
+"""How many requests have arrived; None where no more are waited for."""
+
+
+class Clock(Protocol):
+    """Time, and what is to be done in time. Whoever set something decides, once it is due, whether it still matters."""
+
+    @property
+    def now(self) -> float:
+        """Seconds, from any moment on."""
+
+    def at(self, moment: float, act: Act) -> None:
+        """Do something then; soon, where that moment is past."""
+
+    def soon(self, act: Act, stir: Stir) -> None:
+        """Do something once all that happens in this moment has happened: once nothing stirs any more."""
+
+
+class Carrier(Protocol):
+    """Takes batches to the replicas of a stage."""
+
+    def carry(self, parcel: Parcel, ended: Callable[[Parcel, Ending], None]) -> None:
+        """Take a batch to its slot; later, never at once, call `ended` once."""
+
+
+class Tally(Protocol):
+    """Counts what becomes of batches."""
+
+    def waited(self, seconds: float) -> None:
+        """A slice was served, after so long in the queue."""
+
+    def served(self, variant: str, rows: int, seconds: float, ratio: float) -> None:
+        """A batch was served; `ratio` is observed over profiled time, as of late."""
+
+    def retried(self, reason: str) -> None:
+        """A slice goes back into the queue."""
+
+    def troubled(self, message: str) -> None:
+        """A replica did not do what it should."""
+
+    def failed(self, request_id: str, message: str) -> None:
+        """A request ends for a fault of ours."""

@@ -1,0 +1,131 @@
+"""What becomes of a batch that came back: each member gets its own rows, another try, or what went wrong.
+
+Whatever happens to a replica, no member is lost and none is answered twice: rows that were in its hands go back into
+the queue, and rows that break replicas or answers travel alone until it is known whose fault it is. So a batch may run
+more than once; a stage that says it is not repeatable gets none again that may have run. Pure.
+"""
+
+from typing import assert_never
+
+from trimtab_pipelines.spec import OperatingPoint, Stage
+from trimtab_router.refusal import failure, invalid
+from trimtab_router.stage.endings import Answered, Broken, Ending, Lost, NotReady, Rejected
+from trimtab_router.stage.ports import Tally
+from trimtab_router.stage.queue import DeadlineQueue
+from trimtab_router.stage.slot import Parcel
+from trimtab_router.stage.suspects import Suspects
+from trimtab_router.stage.work import Served, Slice
+
+MAX_LOST_REPLICAS = 2
+MAX_BROKEN_ANSWERS = 3
+
+
+class Returns:
+    """Settles the batches of one stage.
+
+    Args:
+        stage: the stage.
+        queue: where rows go back to.
+        tally: counts.
+        suspects: remembers rows that cost replicas; None where rows cannot be told apart.
+    """
+
+    def __init__(self, stage: Stage, queue: DeadlineQueue, tally: Tally, suspects: Suspects | None) -> None:
+        self._stage = stage
+        self._queue = queue
+        self._tally = tally
+        self._suspects = suspects
+        self._points = {(variant.name, point.name): point for variant in stage.variants for point in variant.points}
+
+    def settle(self, parcel: Parcel, ending: Ending, now: float) -> None:
+        """Give every member what the ending means for it."""
+        match ending:
+            case Answered():
+                self._hand_out(parcel, ending, now)
+            case Lost():
+                self._retry_lost(parcel, ending, now)
+            case NotReady():
+                for piece in parcel.batch:
+                    self._return(piece, "ReplicaNotReady", alone=piece.alone, attempts=0)
+            case Rejected():
+                self._seek_culprit(parcel, ending)
+            case Broken():
+                self._retry_broken(parcel, ending)
+            case _:
+                assert_never(ending)
+
+    def _hand_out(self, parcel: Parcel, answer: Answered, now: float) -> None:
+        seconds = now - parcel.departed_at
+        point = self._point_served(parcel, answer)
+        for piece, own in zip(parcel.batch, answer.outputs, strict=True):
+            waited = parcel.departed_at - piece.work.enqueued_at
+            self._tally.waited(waited)
+            served = Served(
+                variant=parcel.variant,
+                operating_point=point.name,
+                batch_rows=parcel.rows,
+                queue_seconds=waited,
+                service_seconds=seconds,
+                accuracy=point.accuracy,
+                departed_at=parcel.departed_at,
+            )
+            piece.work.add_piece(piece.start, piece.rows, own, served)
+
+    def _point_served(self, parcel: Parcel, answer: Answered) -> OperatingPoint:
+        """The operating point the model server says it ran, else the one that was asked for."""
+        return self._points.get((parcel.variant, answer.point)) or self._points[parcel.key]
+
+    def _retry_lost(self, parcel: Parcel, lost: Lost, now: float) -> None:
+        """Only the batch that was computed is under suspicion: not one that waited behind it or never arrived."""
+        self._tally.troubled(f"{lost.message}; it held a batch of {len(parcel.batch)} slices")
+        suspected = lost.delivered and parcel.slot.computing is parcel
+        for piece in parcel.batch:
+            if lost.delivered and not self._stage.repeatable:
+                self._fail_unrepeated(piece, lost.message)
+            elif suspected and piece.attempts + 1 >= MAX_LOST_REPLICAS:
+                if self._suspects is not None:
+                    self._suspects.add(piece.work, now)
+                attempts = piece.attempts + 1
+                self._fail(piece, f"{attempts} replicas were lost while they served it; the last: {lost.message}")
+            elif suspected:
+                self._return(piece, "ReplicaLost", alone=True)
+            else:
+                self._return(piece, "ReplicaLost", alone=piece.alone, attempts=0)
+
+    def _seek_culprit(self, parcel: Parcel, rejected: Rejected) -> None:
+        if len(parcel.batch) > 1:
+            for piece in parcel.batch:
+                self._return(piece, "CulpritSought", alone=True, attempts=0)
+            return
+        work = parcel.batch[0].work
+        if not work.closed:
+            work.owner.work_refused(invalid(f"stage {self._stage.name}: {rejected.message}"))
+
+    def _retry_broken(self, parcel: Parcel, broken: Broken) -> None:
+        self._tally.troubled(broken.message)
+        for piece in parcel.batch:
+            if broken.again and not self._stage.repeatable:
+                self._fail_unrepeated(piece, broken.message)
+            elif not broken.again or piece.attempts + 1 >= MAX_BROKEN_ANSWERS:
+                self._fail(piece, broken.message)
+            else:
+                self._return(piece, "ModelServerError", alone=True)
+
+    def _return(self, piece: Slice, reason: str, *, alone: bool, attempts: int = 1) -> None:
+        """Put a slice back where it was by its deadline."""
+        if not piece.work.closed:
+            self._tally.retried(reason)
+            self._queue.push(Slice(piece.work, piece.start, piece.stop, piece.attempts + attempts, alone))
+
+    def _fail(self, piece: Slice, message: str) -> None:
+        self._end(piece, "ModelServerError", "its model server failed", message)
+
+    def _fail_unrepeated(self, piece: Slice, message: str) -> None:
+        what = "its model server failed, maybe after it ran; the stage is not repeatable"
+        self._end(piece, "NotRepeatable", what, message)
+
+    def _end(self, piece: Slice, reason: str, what: str, message: str) -> None:
+        if not piece.work.closed:
+            name, owner = self._stage.name, piece.work.owner
+            self._tally.failed(owner.request_id, message)
+            owner.work_refused(failure(reason, f"stage {name}: {what}", owner.request_id, stage=name))

@@ -1,0 +1,98 @@
+"""Where batches go: a replica as its stage sees it, and the batches in its hands. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trimtab_router.stage.service_time import Key
+from trimtab_router.stage.work import Slice
+
+NOTHING: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcel:
+    """A batch on its way; times in seconds of the desk's clock.
+
+    Attributes:
+        slot: where it goes.
+        variant: what runs it.
+        point: the operating point asked for.
+        batch: its members.
+        rows: of all members.
+        departed_at: when it left.
+        predicted_seconds: how long it should take; 0 where nothing is known yet.
+        found_idle: whether its replica had nothing else to do.
+    """
+
+    slot: "Slot"
+    variant: str
+    point: str
+    batch: Sequence[Slice]
+    rows: int
+    departed_at: float
+    predicted_seconds: float
+    found_idle: bool
+
+    @property
+    def key(self) -> Key:
+        """What it runs: variant and operating point."""
+        return self.variant, self.point
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One replica: it computes one batch at a time, and may hold a second, full one just before it is free.
+
+    `free` and `ready_variants` are kept, not computed: they are asked far more often than they change.
+
+    Attributes:
+        name: of the replica.
+        ready_variants: what it can serve now.
+        free: whether it can take a batch now.
+        takes_ahead: whether it may be sent a second batch, because it will be free by the time that one arrives.
+        inflight: batches in its hands.
+        last_used: the count of the stage's batches when it got its last one.
+        completed_at: when its last batch ended.
+        transfer_seconds: what a batch takes there and back beyond its computing, as seen lately.
+        computing: the batch it computes.
+        ahead: the batch that waits there.
+    """
+
+    name: str = ""
+    ready_variants: frozenset[str] = NOTHING
+    free: bool = False
+    takes_ahead: bool = False
+    inflight: int = 0
+    last_used: int = 0
+    completed_at: float = float("-inf")
+    transfer_seconds: float = 0.0
+    computing: Parcel | None = None
+    ahead: Parcel | None = None
+
+    def offer(self, variants: frozenset[str]) -> None:
+        """Serve these from now on. Whoever calls tells the desk to look around."""
+        self.ready_variants = variants
+        self.free = bool(variants) and not self.inflight
+        self.takes_ahead = self.takes_ahead and bool(variants)
+
+    def take(self, parcel: Parcel, use: int) -> None:
+        """Hold one more batch; `use` counts the stage's batches."""
+        if parcel.found_idle:
+            self.computing = parcel
+        else:
+            self.ahead = parcel
+        self.inflight += 1
+        self.last_used = use
+        self.free = self.takes_ahead = False
+
+    def release(self, parcel: Parcel, now: float) -> Parcel | None:
+        """Hold one batch less; returns the one that it computes from now on instead."""
+        follower, self.ahead = self.ahead, None
+        self.inflight -= 1
+        self.completed_at = now
+        self.takes_ahead = False
+        self.free = bool(self.ready_variants) and not self.inflight
+        if self.computing is not parcel:
+            return None
+        self.computing = follower if self.ready_variants else None  # else it is lost with the batch it waited for
+        return self.computing

@@ -28,11 +28,12 @@ class LoopClock:
 
         It costs an idle router some ten microseconds, and a busy one nothing: what it would read next is read now.
         """
-        self._loop.call_soon(self._settle, act, stir, stir(), 0)
+        self._loop.call_soon(self._settle, act, stir, None, 0)
 
     def _settle(self, act: Act, stir: Stir, before: int | None, quiet_turns: int) -> None:
         arrivals = stir()
         if arrivals is None or quiet_turns >= QUIET_TURNS:
             act()
-        else:
-            self._loop.call_soon(self._settle, act, stir, arrivals, quiet_turns + 1 if arrivals == before else 0)
+        else:  # what came before the first turn came in the moment that woke whoever acts
+            quiet_turns = quiet_turns + 1 if before in {None, arrivals} else 0
+            self._loop.call_soon(self._settle, act, stir, arrivals, quiet_turns)

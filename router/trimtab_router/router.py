@@ -37,6 +37,7 @@ from trimtab_router.recent import RECEIVED, RecentOutcomes
 from trimtab_router.refusal import Code, Refusal, code_of, is_callers_fault, malformed
 from trimtab_router.stage.desk import GRACE_SECONDS, Desk
 from trimtab_router.stage.policies import Policy, fixed
+from trimtab_router.stage.ports import Carrier, Clock
 from trimtab_router.stage.suspects import Suspects
 from trimtab_router.tally import StageTally
 from trimtab_router.telemetry import record_request
@@ -126,9 +127,11 @@ class Router:
         limits: bounds of the process.
         policy: chooses the operating point of each batch.
         tracer: writes spans; None for none.
+        clock: tells the time of requests and batches; the event loop's unless told otherwise.
+        carriers: take each stage's batches to its replicas; None for HTTP, to the endpoints applied.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - wired together in one place
         self,
         pipeline: InferencePipeline,
         plan: PipelinePlan | None = None,
@@ -136,6 +139,8 @@ class Router:
         limits: Limits | None = None,
         policy: Policy = fixed.choose,
         tracer: Tracer | None = None,
+        clock: Clock | None = None,
+        carriers: Mapping[str, Carrier] | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.limits = limits or Limits()
@@ -149,8 +154,9 @@ class Router:
         """Whether requests are no longer taken."""
         self._tracer = tracer
         self._graph = Graph(pipeline.spec)
-        self._carriers = {stage.name: self._carrier(stage) for stage in self._graph.stages}
-        self._course = self._build_course(policy)
+        self._clock = clock or LoopClock()
+        self._http = {stage.name: self._http_carrier(stage) for stage in self._graph.stages} if carriers is None else {}
+        self._course = self._build_course(policy, carriers or self._http)
         self._desks = self._course.desks
         self._output_datatypes = _datatypes(pipeline)
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.latency_seconds)
@@ -229,7 +235,7 @@ class Router:
             raise
         finally:
             self.metrics.outcomes[outcome].inc()
-            self._recent.count(time.monotonic(), outcome)
+            self._recent.count(self._clock.now, outcome)
             self._waiting.discard(ended)
             if journey is not None:
                 self._end(journey, outcome)
@@ -283,7 +289,7 @@ class Router:
 
     def turn_away(self, refusal: Refusal) -> Refusal:
         """Count a request that ingress refuses before it is one; returns the refusal, to be raised."""
-        outcome, now = self._count_refusal(refusal), time.monotonic()
+        outcome, now = self._count_refusal(refusal), self._clock.now
         self.metrics.received.inc()
         self.metrics.outcomes[outcome].inc()
         self._recent.count(now, RECEIVED)
@@ -294,7 +300,7 @@ class Router:
 
     def count_refused_at_door(self, refused: Mapping[tuple[int, str], int]) -> None:
         """Count requests that the door in front of us refused, by (HTTP status, reason)."""
-        now = time.monotonic()
+        now = self._clock.now
         for (status, reason), count in refused.items():
             self.metrics.received.inc(count)
             self.metrics.outcomes["refused"].inc(count)
@@ -318,12 +324,13 @@ class Router:
 
     def apply_endpoints(self, endpoints: Endpoints) -> None:
         """Use these replicas; those no longer named finish what they hold and are left."""
-        for name, desk in self._desks.items():
-            desk.staff(self._carriers[name].follow(endpoints.stages.get(name, ()), desk.look_around))
+        for name, carrier in self._http.items():
+            desk = self._desks[name]
+            desk.staff(carrier.follow(endpoints.stages.get(name, ()), desk.look_around))
 
     def state(self) -> dict[str, Any]:
         """What runs now, as `/trimtab/v1/state` tells it."""
-        now = time.monotonic()
+        now = self._clock.now
         rows_per_request = self._rows.per_request(now)
         return {
             "plan_generation": self.plan_generation,
@@ -353,11 +360,11 @@ class Router:
         self.draining = True
         if self._waiting:
             await asyncio.wait(self._waiting, timeout=timeout_seconds)
-        await asyncio.gather(*(carrier.close() for carrier in self._carriers.values()))
+        await asyncio.gather(*(carrier.close() for carrier in self._http.values()))
         self._pacer.close()
         self._decoding.shutdown(wait=False, cancel_futures=True)
 
-    def _carrier(self, stage: Stage) -> HttpCarrier:
+    def _http_carrier(self, stage: Stage) -> HttpCarrier:
         return HttpCarrier(
             stage,
             datatypes={i.name: _datatype_of(self.pipeline, i.source) for i in stage.inputs},
@@ -365,8 +372,8 @@ class Router:
             max_answer_bytes=self.limits.answer_bytes,
         )
 
-    def _build_course(self, policy: Policy) -> Course:
-        spec, clock, suspects = self.pipeline.spec, LoopClock(), Suspects()
+    def _build_course(self, policy: Policy, carriers: Mapping[str, Carrier]) -> Course:
+        spec, suspects = self.pipeline.spec, Suspects()
         desks: dict[str, Desk] = {}
         for stage in self._graph.stages:
             metrics = self.metrics.stage(stage.name)
@@ -376,20 +383,20 @@ class Router:
                 max_rows=spec.queue.max_rows,
                 policy=policy,
                 drop_policy=spec.drop_policy,
-                clock=clock,
-                carrier=self._carriers[stage.name],
+                clock=self._clock,
+                carrier=carriers[stage.name],
                 tally=StageTally(stage.name, metrics),
                 suspects=suspects,
                 grace_seconds=self.limits.grace_seconds,
             )
             metrics.watch(partial(getattr, desk.queue, "rows"), partial(getattr, desk, "ready_replicas"))
-        return Course(self._graph, desks, clock)
+        return Course(self._graph, desks, self._clock)
 
     def _bounds(self) -> Bounds | None:
         """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""
         if self.pipeline.spec.drop_policy != "Predicted":
             return Bounds(MOST_REQUESTS, MOST_REQUESTS)  # who may be answered late may wait
-        rows = self._rows.per_request(time.monotonic())
+        rows = self._rows.per_request(self._clock.now)
         stages = [(desk.carries(), rows.get(name) or 1.0) for name, desk in self._desks.items()]
         if not all(carries.rows for carries, _ in stages):
             return None
@@ -446,7 +453,7 @@ class Router:
         )
 
     def _count_answer(self, journey: Journey) -> str:
-        now = time.monotonic()
+        now = self._clock.now
         self._pacer.note_answer()
         latency_seconds, accuracy = now - journey.arrived_at, journey.accuracy
         self.metrics.latency.observe(latency_seconds)
@@ -461,7 +468,7 @@ class Router:
 
     def _left_early(self, call: Call) -> bool:
         """Whether a caller who leaves now does so before the promise was due, and not because we do."""
-        waited_seconds = time.monotonic() - call.arrived_at
+        waited_seconds = self._clock.now - call.arrived_at
         return not self.draining and waited_seconds < self.pipeline.spec.slo.latency_seconds
 
     def _count_refusal(self, refusal: Refusal, *, by_own_deadline: bool = False) -> str:

@@ -1,6 +1,7 @@
 """What happens when: a heap of moments and what is to be done then. Equal moments keep the order they were set in."""
 
 import heapq
+from functools import partial
 from itertools import count
 
 from trimtab_router.stage.ports import Act, Stir
@@ -20,9 +21,15 @@ class Agenda:
         """Do something then; at once where that moment is past."""
         heapq.heappush(self._heap, (max(self.now, moment), next(self._order), act))
 
-    def soon(self, act: Act, stir: Stir) -> None:  # noqa: ARG002 - of a clock: whoever arrives now is in the heap before
-        """Do something once all is done that is set for this moment."""
-        self.at(self.now, act)
+    def soon(self, act: Act, stir: Stir) -> None:
+        """Do something once all is done that is set for this moment; before that, where nothing is waited for."""
+        self.at(self.now, partial(self._settle, act, stir))
+
+    def _settle(self, act: Act, stir: Stir) -> None:
+        if stir() is None:
+            act()
+        else:
+            self.at(self.now, act)
 
     def run(self, until_seconds: float) -> None:
         """Do all that is due until then, what is set meanwhile included."""

@@ -5,13 +5,13 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from trimtab_adapter.simulation.agenda import Agenda
 from trimtab_adapter.simulation.chance import FanOut, ServiceTimes
 from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
 from trimtab_pipelines.spec import Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.endings import Answered, Ending, Lost
+from trimtab_router.stage.ports import Clock
 from trimtab_router.stage.slot import Parcel, Slot
 
 Ended = Callable[[Parcel, Ending], None]
@@ -53,7 +53,7 @@ class DrawnCarrier:
 
     Args:
         stage: the stage.
-        agenda: the clock.
+        clock: the clock.
         times: draws the seconds of its batches.
         fan_outs: draws the rows of its counted outputs, by the name of the count.
         transfer_seconds: of each service time, what passes on the way.
@@ -68,7 +68,7 @@ class DrawnCarrier:
         self,
         stage: Stage,
         *,
-        agenda: Agenda,
+        clock: Clock,
         times: ServiceTimes,
         fan_outs: Mapping[str, FanOut],
         transfer_seconds: float,
@@ -77,7 +77,7 @@ class DrawnCarrier:
     ) -> None:
         self.stage = stage
         self.replicas: list[SimulatedReplica] = []
-        self._agenda = agenda
+        self._clock = clock
         self._draws = times
         self._fan_outs = fan_outs
         self._transfer_seconds = transfer_seconds
@@ -100,7 +100,7 @@ class DrawnCarrier:
         self._machine.busy += parcel.found_idle
         replica.held.append((parcel, ended))
         completed = partial(self._completed, replica, replica.computing_until - begin)
-        self._agenda.at(replica.computing_until + one_way, completed)
+        self._clock.at(replica.computing_until + one_way, completed)
 
     def lose(self, replica: SimulatedReplica) -> None:
         """A replica died with all that it held."""

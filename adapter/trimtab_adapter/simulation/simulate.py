@@ -4,7 +4,7 @@ The same scenario and seed give the same result; nothing here reads a clock.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,6 +29,7 @@ from trimtab_router.graph import Graph, Walk
 from trimtab_router.load import ArrivalCounter, RowCounter
 from trimtab_router.stage.desk import GRACE_SECONDS, Desk
 from trimtab_router.stage.policies import Policy, fixed
+from trimtab_router.stage.ports import Clock
 
 _ENDS = {"dropped": DROPPED, "refused": REFUSED, "failed": FAILED}
 _LOOK_SECONDS = 1.0  # the router counts whole seconds: looking more often would see nothing new
@@ -70,6 +71,29 @@ def simulate(scenario: Scenario) -> Simulated:
     return _Simulation(scenario).run()
 
 
+def carriers_of(
+    scenario: Scenario, clock: Clock, on_idle: Callable[[SimulatedReplica], None]
+) -> dict[str, DrawnCarrier]:
+    """Return who carries the batches of each stage; `on_idle` is called when a draining replica has none left."""
+    conditions, stages = scenario.conditions, scenario.pipeline.spec.order
+    streams = iter(np.random.default_rng(scenario.seed).spawn(2 * len(stages)))
+    machine = Machine(conditions.contention, conditions.speeds)
+    carriers: dict[str, DrawnCarrier] = {}
+    for stage in stages:
+        if stage.name not in scenario.profiles:
+            raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
+        carriers[stage.name] = DrawnCarrier(
+            stage,
+            clock=clock,
+            times=ServiceTimes(stage, scenario.profiles[stage.name], conditions, next(streams)),
+            fan_outs=fan_outs(stage, conditions, next(streams)),
+            transfer_seconds=conditions.transfer_seconds,
+            machine=machine,
+            on_idle=on_idle,
+        )
+    return carriers
+
+
 class _Simulation:
     """All that changes while a scenario runs."""
 
@@ -80,7 +104,7 @@ class _Simulation:
         self.plans = [scenario.plan]
         self.graph = Graph(scenario.pipeline.spec)
         self.batches = {stage.name: Batches() for stage in self.graph.stages}
-        self.carriers = self._build_carriers()
+        self.carriers = carriers_of(scenario, self.agenda, self._replica_ended)
         self.desks = self._build_desks()
         self.course = Course(self.graph, self.desks, self.agenda)
         spec, conditions = scenario.pipeline.spec, scenario.conditions
@@ -125,26 +149,6 @@ class _Simulation:
         mean_cores = self.fleet.core_seconds / max(scenario.duration_seconds, 1e-9)
         agenda.run(scenario.duration_seconds + 2.0 * scenario.pipeline.spec.slo.latency_seconds + GRACE_SECONDS)
         return self._outcome(mean_cores)
-
-    def _build_carriers(self) -> dict[str, DrawnCarrier]:
-        scenario = self.scenario
-        conditions = scenario.conditions
-        streams = iter(np.random.default_rng(scenario.seed).spawn(2 * len(self.graph.stages)))
-        machine = Machine(conditions.contention, conditions.speeds)
-        carriers: dict[str, DrawnCarrier] = {}
-        for stage in self.graph.stages:
-            if stage.name not in scenario.profiles:
-                raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
-            carriers[stage.name] = DrawnCarrier(
-                stage,
-                agenda=self.agenda,
-                times=ServiceTimes(stage, scenario.profiles[stage.name], conditions, next(streams)),
-                fan_outs=fan_outs(stage, conditions, next(streams)),
-                transfer_seconds=conditions.transfer_seconds,
-                machine=machine,
-                on_idle=self._replica_ended,
-            )
-        return carriers
 
     def _build_desks(self) -> dict[str, Desk]:
         scenario, spec = self.scenario, self.scenario.pipeline.spec

@@ -1,0 +1,227 @@
+"""The router and the simulator are one: from the same arrivals, service times and plans the same batches leave.
+
+Once a scenario is simulated, once its requests go through a real `Router` whose clock and carriers are fakes. What
+leaves is compared batch by batch: when, from which stage, to which replica, as what, and whose rows.
+"""
+
+import asyncio
+import heapq
+from dataclasses import replace
+from functools import partial
+from itertools import count
+
+import numpy as np
+import pytest
+
+from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
+from trimtab_adapter.simulation import simulate as simulation
+from trimtab_adapter.simulation.conditions import Conditions, Failure
+from trimtab_adapter.simulation.fleet import Fleet
+from trimtab_adapter.simulation.outcome import DROPPED, FAILED, LATE, OK, REFUSED
+from trimtab_adapter.simulation.simulate import GRACE_SECONDS, Scenario, carriers_of
+from trimtab_protocol import InferRequest, Tensor
+from trimtab_router.loop_clock import QUIET_TURNS
+from trimtab_router.refusal import Refusal
+from trimtab_router.router import Call, Router
+
+ENDS = {"dropped": DROPPED, "refused": REFUSED, "failed": FAILED}
+
+
+class FakeClock:
+    """A loop's clock without a loop: timers in order, and the quiet turns that let what arrives at once join."""
+
+    def __init__(self):
+        self.now = 0.0
+        self._due = []
+        self._order = count()
+
+    def at(self, moment, act):
+        heapq.heappush(self._due, (max(moment, self.now), next(self._order), act))
+
+    def soon(self, act, stir):
+        self.at(self.now, partial(self._settle, act, stir, None, 0))
+
+    def _settle(self, act, stir, before, quiet_turns):
+        arrivals = stir()
+        if arrivals is None or quiet_turns >= QUIET_TURNS:
+            act()
+        else:
+            quiet_turns = quiet_turns + 1 if before in {None, arrivals} else 0
+            self.at(self.now, partial(self._settle, act, stir, arrivals, quiet_turns))
+
+    async def run(self, until):
+        while self._due and self._due[0][0] <= until:
+            self.now, _, act = heapq.heappop(self._due)
+            act()
+            for _ in range(3):  # whoever was told something goes on before the next thing happens
+                await asyncio.sleep(0)
+        self.now = until
+
+
+def note_departures(carriers):
+    """Return the list that every batch will be written to as it leaves."""
+    noted = []
+
+    def carry(name, carrier, carried, parcel, ended):
+        place = [replica.slot for replica in carrier.replicas].index(parcel.slot)
+        members = [(round(piece.work.owner.arrived_at, 9), piece.start, piece.stop) for piece in parcel.batch]
+        noted.append((round(parcel.departed_at, 9), name, place, parcel.variant, parcel.point, members))
+        carried(parcel, ended)
+
+    for name, carrier in carriers.items():
+        carrier.carry = partial(carry, name, carrier, carrier.carry)
+    return noted
+
+
+def simulated(scenario):
+    running = simulation._Simulation(scenario)
+    departures = note_departures(running.carriers)
+    return departures, running.run().ends.tolist()
+
+
+def served(scenario):
+    return asyncio.run(_served(scenario))
+
+
+async def _served(scenario):
+    clock, pipeline, conditions = FakeClock(), scenario.pipeline, scenario.conditions
+    carriers = carriers_of(scenario, clock, lambda replica: fleet.ended(replica))  # noqa: PLW0108 - there is none yet
+    departures = note_departures(carriers)
+    router = Router(pipeline, scenario.plan, clock=clock, carriers=carriers)
+    for name, carrier in carriers.items():
+        carrier.desk = router._desks[name]
+        carrier.desk._suspects = carrier.desk._returns._suspects = None  # all rows of a fan-out look alike here
+    budget = pipeline.spec.budget
+    fleet = Fleet(carriers, budget.cores + budget.surge_cores, conditions.startup_seconds, clock)
+    fleet.begin(scenario.plan)
+    ends = [FAILED] * len(scenario.arrivals_seconds)
+    for index, at in enumerate(scenario.arrivals_seconds.tolist()):
+        clock.at(at, partial(_arrive, router, clock, ends, index, at))
+    for at, plan in scenario.changes:
+        clock.at(at, partial(router.apply_plan, plan))
+        clock.at(at, partial(fleet.follow, plan))
+    for failure in conditions.failures:
+        clock.at(failure.at_seconds, partial(fleet.lose_one, failure.stage))
+    await clock.run(scenario.duration_seconds + 2.0 * pipeline.spec.slo.latency_seconds + GRACE_SECONDS)
+    return departures, ends
+
+
+_running = set()
+
+
+def _arrive(router, clock, ends, index, at):
+    task = asyncio.ensure_future(_infer(router, clock, ends, index, at))
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+
+
+async def _infer(router, clock, ends, index, at):
+    x = np.full((1, 4), index, np.float32)
+    try:
+        await router.infer(Call(InferRequest("sample", (Tensor.of("x", x),)), at))
+    except Refusal as refusal:
+        ends[index] = ENDS[refusal.outcome]
+        return
+    late = clock.now - at > router.pipeline.spec.slo.latency_seconds
+    ends[index] = LATE if late else OK
+
+
+def a_random_scenario(seed):
+    rng = np.random.default_rng(seed)
+    stages = int(rng.integers(1, 4))
+    pipeline = a_random_pipeline(rng, stages)
+    profiles = {
+        stage.name: a_profile(
+            stage.name,
+            [
+                a_point_profile("light", *rng.uniform([0.001, 0.0005], [0.004, 0.003])),
+                a_point_profile("heavy", *rng.uniform([0.003, 0.002], [0.015, 0.01]), cores=2.0),
+            ],
+        )
+        for stage in pipeline.spec.stages
+    }
+    plans = [a_random_plan(rng, pipeline, generation) for generation in range(1, 2 + int(rng.integers(0, 3)))]
+    seconds = 3.0
+    arrivals = rng.uniform(0, seconds, int(rng.integers(20, 400)))
+    bursts = np.repeat(rng.uniform(0, seconds, 4), rng.integers(1, 12, 4))
+    failures = [
+        Failure(float(rng.uniform(0.2, seconds)), f"stage-{rng.integers(stages)}") for _ in range(rng.integers(0, 4))
+    ]
+    return Scenario(
+        pipeline=pipeline,
+        profiles=profiles,
+        arrivals_seconds=np.sort(np.concatenate([arrivals, bursts + rng.uniform(0, 1e-6, bursts.size)])),
+        duration_seconds=seconds,
+        plan=plans[0],
+        changes=tuple((float(rng.uniform(0.5, seconds)), plan) for plan in plans[1:]),
+        conditions=Conditions(
+            startup_seconds=float(rng.uniform(0.1, 1.0)),
+            deviations={
+                (stage.name, v.name): float(rng.uniform(0, 0.4))
+                for stage in pipeline.spec.stages
+                for v in stage.variants
+            },
+            contention=float(rng.choice([0.0, 0.2])),
+            transfer_seconds=float(rng.choice([0.0, 0.0004])),
+            failures=tuple(failures),
+        ),
+        seed=int(seed),
+    )
+
+
+def a_random_pipeline(rng, stages):
+    chain = a_chain(stages)
+    for stage in chain:
+        stage["variants"] = [
+            a_variant("light", accuracy=0.8, resources={"cpu": "1"}, maxBatchSize=16),
+            a_variant("heavy", accuracy=0.9, resources={"cpu": "2"}, maxBatchSize=4),
+        ]
+    if stages > 1 and rng.random() < 0.5:
+        chain[0]["outputs"] = [
+            {"name": "n", "datatype": "INT64"},
+            {"name": "y", "datatype": "FP32", "shape": [4], "countedBy": "n", "expectedRows": 1.7},
+        ]
+    return a_pipeline(
+        chain,
+        slo={"latency": str(rng.choice(["60ms", "150ms", "500ms"]))},
+        dropPolicy=str(rng.choice(["Predicted", "Predicted", "Past", "Never"])),
+        queue={"maxRows": int(rng.choice([30, 1000]))},
+        budget={"cores": "8"},
+    )
+
+
+def a_random_plan(rng, pipeline, generation):
+    variant = str(rng.choice(["light", "heavy"]))
+    seconds = {1: 0.005, 4: 0.012} if rng.random() < 0.7 else {}
+    return a_plan(
+        pipeline,
+        generation,
+        variant=variant,
+        batchSize=int(rng.choice([1, 4, 8])),
+        replicas=int(rng.integers(1, 3)),
+        cores=2 if variant == "heavy" else 1,
+        serviceSeconds=seconds,
+    )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_same_batches_leave_the_router_and_the_simulator(seed):
+    scenario = a_random_scenario(seed)
+    in_simulation, in_router = simulated(scenario), served(scenario)
+
+    assert len(in_simulation[0]) > 5
+    assert in_router[0] == in_simulation[0]
+    assert in_router[1] == in_simulation[1]
+
+
+def test_the_scenarios_know_every_end_and_every_fault():
+    ends, lost, changed = set(), 0, 0
+    for seed in range(60):
+        scenario = a_random_scenario(seed)
+        ends |= set(simulated(scenario)[1])
+        lost += len(scenario.conditions.failures)
+        changed += len(scenario.changes)
+
+    assert ends >= {OK, LATE, DROPPED, REFUSED}
+    assert min(lost, changed) > 30
+    assert simulated(replace(scenario, seed=1)) != simulated(scenario)

@@ -1,7 +1,7 @@
 """What should run: pipeline + profiles + forecast + what was measured + the plan before → the next plan. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimtab_adapter.explain import explain, line
@@ -11,10 +11,10 @@ from trimtab_adapter.options import PlanningError, Question, point_profile
 from trimtab_adapter.program import Option, Program
 from trimtab_adapter.solvers.limits import limited
 from trimtab_adapter.stretch import stretch
-from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan
+from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan, PipelinePlanSpec, PointPlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.resource import Metadata
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import InferencePipeline, Stage
 
 __all__ = ["PlanningError", "Situation", "decide", "first_situation", "initial_plan", "plan_of", "question_of"]
 
@@ -113,9 +113,8 @@ def _stage_plan(question: Question, name: str, option: Option) -> StagePlan:
     """Service seconds are the profile's medians, uncorrected: the router measures its ratio against them."""
     stage = question.spec.stage(name)
     variant = stage.variant(option.variant)
-    profile = point_profile(question, stage, variant, variant.point(option.operating_point))
-    sizes = {size for size in (*stage.batch_sizes, 1) if size < option.batch_size} | {option.batch_size}
-    seconds = {} if profile is None else {size: profile.latency_seconds(size, 0.5) for size in sorted(sizes)}
+    sizes = sorted({size for size in (*stage.batch_sizes, 1) if size < option.batch_size} | {option.batch_size})
+    planned = _point_plan(question, stage, variant.name, option.operating_point, sizes)
     return StagePlan(
         name=name,
         variant=option.variant,
@@ -123,11 +122,37 @@ def _stage_plan(question: Question, name: str, option: Option) -> StagePlan:
         replicas=option.replicas,
         operating_point=option.operating_point,
         cores=variant.resources.cpu,
+        fallbacks=_fallbacks(question, stage, planned, option),
         accuracy=option.accuracy,
-        service_seconds=seconds,
+        service_seconds=planned.service_seconds,
         throughput_rps=option.throughput_rps,
         latency_seconds=option.latency_seconds,
     )
+
+
+def _point_plan(question: Question, stage: Stage, variant: str, point: str, sizes: Iterable[int]) -> PointPlan:
+    found = stage.variant(variant)
+    profile = point_profile(question, stage, found, found.point(point))
+    seconds = {} if profile is None else {size: profile.latency_seconds(size, 0.5) for size in sizes}
+    return PointPlan(name=point, accuracy=found.point(point).accuracy, service_seconds=seconds)
+
+
+def _fallbacks(question: Question, stage: Stage, planned: PointPlan, option: Option) -> tuple[PointPlan, ...]:
+    """Return the points the router may run beside the planned one: each faster than all that are more accurate."""
+    if question.spec.departure_policy != "SlackFit" or stage.pin.operating_point is not None:
+        return ()
+    points = stage.variant(option.variant).points
+    others = [
+        _point_plan(question, stage, option.variant, point.name, planned.service_seconds)
+        for point in sorted(points, key=lambda point: -point.accuracy)
+        if point.name != planned.name
+    ]
+    found, least = [], planned.service_seconds.get(option.batch_size, 0.0)
+    for other in others:
+        if other.service_seconds and other.service_seconds[option.batch_size] < least:
+            found.append(other)
+            least = other.service_seconds[option.batch_size]
+    return tuple(found)
 
 
 def _moving(question: Question, found: Answer) -> set[str]:

@@ -12,9 +12,8 @@ def check_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
     for stage in pipeline.spec.stages:
         try:
             planned = plan.spec.stage(stage.name)
-            stage.variant(planned.variant).point(planned.operating_point)
-            for fallback in planned.fallback_operating_points:
-                stage.variant(planned.variant).point(fallback)
+            for point in planned.points:
+                stage.variant(planned.variant).point(point.name)
         except KeyError as error:
             raise DocumentError(f"spec.stages: {error.args[0]}") from error
     return plan

@@ -9,6 +9,16 @@ from trimtab_pipelines.quantity import Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, Resource
 
 
+class PointPlan(Model):
+    """An operating point that a stage may run."""
+
+    name: Name
+    accuracy: Fraction = Field(description="Accuracy of the variant at this point")
+    service_seconds: dict[int, float] = Field(
+        default_factory=dict, description="Expected seconds to serve a batch, by its rows"
+    )
+
+
 class StagePlan(Model):
     """What one stage should run, and what that is expected to give."""
 
@@ -17,8 +27,8 @@ class StagePlan(Model):
     batch_size: int = Field(ge=1, description="Most rows in one batch")
     replicas: int = Field(ge=1)
     operating_point: Name = "default"
-    fallback_operating_points: tuple[Name, ...] = Field(
-        default=(), description="Points the router may fall back to when slack runs out, best first"
+    fallbacks: tuple[PointPlan, ...] = Field(
+        default=(), max_length=32, description="Faster points the router may run when slack runs out, best first"
     )
     cores: Cores = Field(default=1.0, description="Cores of one replica")
     accuracy: Fraction = Field(description="Accuracy of the variant at its operating point")
@@ -27,6 +37,20 @@ class StagePlan(Model):
     )
     throughput_rps: float = Field(default=0.0, ge=0, description="Rows per second all replicas can serve")
     latency_seconds: float = Field(default=0.0, ge=0, description="Planned queueing and service time of the stage")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_names_only(cls, given: object) -> object:
+        """Read older plans, which listed fallbacks by name and never had any."""
+        if isinstance(given, dict) and not given.get("fallbackOperatingPoints", True):
+            return {key: value for key, value in given.items() if key != "fallbackOperatingPoints"}
+        return given
+
+    @property
+    def points(self) -> tuple[PointPlan, ...]:
+        """Every operating point the router may run, preferred first."""
+        planned = PointPlan(name=self.operating_point, accuracy=self.accuracy, service_seconds=self.service_seconds)
+        return (planned, *self.fallbacks)
 
 
 class ForecastRecord(Model):

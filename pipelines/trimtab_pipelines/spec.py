@@ -313,6 +313,11 @@ class InferencePipelineSpec(Model):
         default="Predicted",
         description="Drop a request once its predicted finish misses its deadline, once the deadline is past, or never",
     )
+    departure_policy: Literal["UrgentFirst", "SlackFit"] = Field(
+        default="UrgentFirst",
+        description="How a batch leaves: the most urgent rows at the planned operating point, or the largest batch at "
+        "the most accurate point that its most urgent row still has time for",
+    )
     queue: Queue = Queue()
     router: RouterSettings = RouterSettings()
     rollout: Rollout = Rollout()

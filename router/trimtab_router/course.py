@@ -135,10 +135,10 @@ class Journey:
 
     @property
     def accuracy(self) -> float:
-        """Expected accuracy of what served it: the product over its stages, the mean over a stage's batches."""
+        """Expected accuracy of what served it: the product over its stages, the mean over a stage's rows."""
         product = 1.0
-        for pieces in self.served.values():
-            product *= sum(piece.accuracy for piece in pieces) / len(pieces)
+        for stage, pieces in self.served.items():
+            product *= sum(piece.rows * piece.accuracy for piece in pieces) / self.rows_by_stage[stage]
         return product
 
     def parameters(self) -> dict[str, str | int | float]:

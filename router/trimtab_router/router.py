@@ -36,7 +36,8 @@ from trimtab_router.pacing import Pacer
 from trimtab_router.recent import RECEIVED, RecentOutcomes
 from trimtab_router.refusal import Code, Refusal, code_of, is_callers_fault, malformed
 from trimtab_router.stage.desk import GRACE_SECONDS, Desk
-from trimtab_router.stage.policies import Policy, fixed
+from trimtab_router.stage.policies import POLICIES
+from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Carrier, Clock
 from trimtab_router.stage.suspects import Suspects
 from trimtab_router.tally import StageTally
@@ -125,7 +126,7 @@ class Router:
         pipeline: what was asked.
         plan: what runs at first; without one each stage starts with its first variant, row by row.
         limits: bounds of the process.
-        policy: chooses the operating point of each batch.
+        policy: decides every departure; the pipeline's own where it is None.
         tracer: writes spans; None for none.
         clock: tells the time of requests and batches; the event loop's unless told otherwise.
         carriers: take each stage's batches to its replicas; None for HTTP, to the endpoints applied.
@@ -137,7 +138,7 @@ class Router:
         plan: PipelinePlan | None = None,
         *,
         limits: Limits | None = None,
-        policy: Policy = fixed.choose,
+        policy: Policy | None = None,
         tracer: Tracer | None = None,
         clock: Clock | None = None,
         carriers: Mapping[str, Carrier] | None = None,
@@ -156,7 +157,7 @@ class Router:
         self._graph = Graph(pipeline.spec)
         self._clock = clock or LoopClock()
         self._http = {stage.name: self._http_carrier(stage) for stage in self._graph.stages} if carriers is None else {}
-        self._course = self._build_course(policy, carriers or self._http)
+        self._course = self._build_course(policy or POLICIES[pipeline.spec.departure_policy], carriers or self._http)
         self._desks = self._course.desks
         self._output_datatypes = _datatypes(pipeline)
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.latency_seconds)

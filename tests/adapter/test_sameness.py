@@ -5,55 +5,37 @@ leaves is compared batch by batch: when, from which stage, to which replica, as 
 """
 
 import asyncio
-import heapq
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
+from tests.clocks import FakeClock
 from trimtab_adapter.simulation import simulate as simulation
 from trimtab_adapter.simulation.conditions import Conditions, Failure
 from trimtab_adapter.simulation.fleet import Fleet
 from trimtab_adapter.simulation.outcome import DROPPED, FAILED, LATE, OK, REFUSED
-from trimtab_adapter.simulation.simulate import GRACE_SECONDS, Scenario, carriers_of
+from trimtab_adapter.simulation.simulate import Scenario, carriers_of
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_router.loop_clock import QUIET_TURNS
 from trimtab_router.refusal import Refusal
 from trimtab_router.router import Call, Router
+from trimtab_router.stage.desk import GRACE_SECONDS
 
 ENDS = {"dropped": DROPPED, "refused": REFUSED, "failed": FAILED}
+POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
 
 
-class FakeClock:
-    """A loop's clock without a loop: timers in order, and the quiet turns that let what arrives at once join."""
-
-    def __init__(self):
-        self.now = 0.0
-        self._due = []
-        self._order = count()
-
-    def at(self, moment, act):
-        heapq.heappush(self._due, (max(moment, self.now), next(self._order), act))
-
-    def soon(self, act, stir):
-        self.at(self.now, partial(self._settle, act, stir, None, 0))
-
-    def _settle(self, act, stir, before, quiet_turns):
-        arrivals = stir()
-        if arrivals is None or quiet_turns >= QUIET_TURNS:
-            act()
-        else:
-            quiet_turns = quiet_turns + 1 if before in {None, arrivals} else 0
-            self.at(self.now, partial(self._settle, act, stir, arrivals, quiet_turns))
+class TurningClock(FakeClock):
+    """One that lets the tasks of the running loop go on in between."""
 
     async def run(self, until):
+        ready: Any = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
         while self._due and self._due[0][0] <= until:
-            self.now, _, act = heapq.heappop(self._due)
-            act()
-            for _ in range(3):  # whoever was told something goes on before the next thing happens
+            self.step()
+            while ready:  # noqa: ASYNC110 - whoever was told something goes on before the next thing happens
                 await asyncio.sleep(0)
         self.now = until
 
@@ -84,7 +66,7 @@ def served(scenario):
 
 
 async def _served(scenario):
-    clock, pipeline, conditions = FakeClock(), scenario.pipeline, scenario.conditions
+    clock, pipeline, conditions = TurningClock(), scenario.pipeline, scenario.conditions
     carriers = carriers_of(scenario, clock, lambda replica: fleet.ended(replica))  # noqa: PLW0108 - there is none yet
     departures = note_departures(carriers)
     router = Router(pipeline, scenario.plan, clock=clock, carriers=carriers)
@@ -92,7 +74,7 @@ async def _served(scenario):
         carrier.desk = router._desks[name]
         carrier.desk._suspects = carrier.desk._returns._suspects = None  # all rows of a fan-out look alike here
     budget = pipeline.spec.budget
-    fleet = Fleet(carriers, budget.cores + budget.surge_cores, conditions.startup_seconds, clock)
+    fleet = Fleet(carriers, budget.cores + budget.surge_cores, conditions.startup_seconds, cast("Any", clock))
     fleet.begin(scenario.plan)
     ends = [FAILED] * len(scenario.arrivals_seconds)
     for index, at in enumerate(scenario.arrivals_seconds.tolist()):
@@ -106,7 +88,7 @@ async def _served(scenario):
     return departures, ends
 
 
-_running = set()
+_running: set[asyncio.Task[None]] = set()
 
 
 def _arrive(router, clock, ends, index, at):
@@ -130,16 +112,7 @@ def a_random_scenario(seed):
     rng = np.random.default_rng(seed)
     stages = int(rng.integers(1, 4))
     pipeline = a_random_pipeline(rng, stages)
-    profiles = {
-        stage.name: a_profile(
-            stage.name,
-            [
-                a_point_profile("light", *rng.uniform([0.001, 0.0005], [0.004, 0.003])),
-                a_point_profile("heavy", *rng.uniform([0.003, 0.002], [0.015, 0.01]), cores=2.0),
-            ],
-        )
-        for stage in pipeline.spec.stages
-    }
+    profiles = {stage.name: a_random_profile(rng, stage.name) for stage in pipeline.spec.stages}
     plans = [a_random_plan(rng, pipeline, generation) for generation in range(1, 2 + int(rng.integers(0, 3)))]
     seconds = 3.0
     arrivals = rng.uniform(0, seconds, int(rng.integers(20, 400)))
@@ -169,12 +142,24 @@ def a_random_scenario(seed):
     )
 
 
+def a_random_profile(rng, stage):
+    (light, quick), (heavy,) = rng.uniform([0.001, 0.0005], [0.004, 0.003], (2, 2)), rng.uniform(0.003, 0.015, (1, 2))
+    return a_profile(
+        stage,
+        [
+            a_point_profile("light", light[0], light[1]),
+            a_point_profile("heavy", heavy[0], heavy[1], 2.0),
+            a_point_profile("heavy", quick[0], quick[1], 2.0).model_copy(update={"operating_point": "quick"}),
+        ],
+    )
+
+
 def a_random_pipeline(rng, stages):
     chain = a_chain(stages)
     for stage in chain:
         stage["variants"] = [
             a_variant("light", accuracy=0.8, resources={"cpu": "1"}, maxBatchSize=16),
-            a_variant("heavy", accuracy=0.9, resources={"cpu": "2"}, maxBatchSize=4),
+            a_variant("heavy", accuracy=0.9, resources={"cpu": "2"}, maxBatchSize=4, operatingPoints=POINTS),
         ]
     if stages > 1 and rng.random() < 0.5:
         chain[0]["outputs"] = [
@@ -184,6 +169,7 @@ def a_random_pipeline(rng, stages):
     return a_pipeline(
         chain,
         slo={"latency": str(rng.choice(["60ms", "150ms", "500ms"]))},
+        departurePolicy=str(rng.choice(["UrgentFirst", "SlackFit"])),
         dropPolicy=str(rng.choice(["Predicted", "Predicted", "Past", "Never"])),
         queue={"maxRows": int(rng.choice([30, 1000]))},
         budget={"cores": "8"},
@@ -193,6 +179,7 @@ def a_random_pipeline(rng, stages):
 def a_random_plan(rng, pipeline, generation):
     variant = str(rng.choice(["light", "heavy"]))
     seconds = {1: 0.005, 4: 0.012} if rng.random() < 0.7 else {}
+    quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.003, 4: 0.006}}
     return a_plan(
         pipeline,
         generation,
@@ -201,6 +188,7 @@ def a_random_plan(rng, pipeline, generation):
         replicas=int(rng.integers(1, 3)),
         cores=2 if variant == "heavy" else 1,
         serviceSeconds=seconds,
+        fallbacks=[quick] if variant == "heavy" else [],
     )
 
 
@@ -215,13 +203,16 @@ def test_the_same_batches_leave_the_router_and_the_simulator(seed):
 
 
 def test_the_scenarios_know_every_end_and_every_fault():
-    ends, lost, changed = set(), 0, 0
+    ends, points, lost, changed = set(), set(), 0, 0
     for seed in range(60):
         scenario = a_random_scenario(seed)
-        ends |= set(simulated(scenario)[1])
+        departures, found = simulated(scenario)
+        ends |= set(found)
+        points |= {departure[4] for departure in departures}
         lost += len(scenario.conditions.failures)
         changed += len(scenario.changes)
 
     assert ends >= {OK, LATE, DROPPED, REFUSED}
+    assert points == {"default", "quick"}
     assert min(lost, changed) > 30
     assert simulated(replace(scenario, seed=1)) != simulated(scenario)

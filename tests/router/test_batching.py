@@ -1,16 +1,50 @@
 """Batches: as full as the most urgent member can afford; who is dropped, and when."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.router.test_queue import a_queue, a_work
-from trimtab_router.stage.batching import Terms, drop_hopeless, drop_time, form_batch
+from trimtab_router.stage.policies import slack_fit, urgent_first
+from trimtab_router.stage.policies.view import Departure, Point, View
+from trimtab_router.stage.queue import DeadlineQueue
+from trimtab_router.stage.work import Slice
+
+FULL = Point("full", 0.9, lambda rows: 0.010 + 0.010 * rows)
+HALF = Point("half", 0.8, lambda rows: 0.005 + 0.002 * rows)
 
 
-def terms(policy="Predicted", max_rows=8, *, later=0.0, replicas=1):
+def terms(policy="Predicted", max_rows=8, *, later=0.0, replicas=1, points=(FULL,)):
     """A stage that takes 10 ms, and 10 ms a row."""
-    return Terms(max_rows, lambda rows: 0.010 + 0.010 * rows, later, policy, replicas)
+    return View(0.0, DeadlineQueue(0), points, max_rows, later, policy, replicas)
+
+
+def drop_hopeless(queue, view):
+    dropped = []
+    while (head := queue.head()) is not None and view.drop_time(head) < view.now:
+        dropped.append(queue.pop())
+    return dropped
+
+
+@dataclass
+class Formed:
+    batch: Sequence[Slice]
+    dropped: Sequence[Slice]
+    point: str
+
+
+def form_batch(queue, now, given_terms, decide=urgent_first.decide):
+    """Do as a desk does with what a policy decides."""
+    view = replace(given_terms, now=now, waiting=queue)
+    dropped = drop_hopeless(queue, view)
+    decision = decide(view)
+    batch = decision.takes if isinstance(decision, Departure) else []
+    queue.remove((*decision.drops, *batch))
+    point = decision.point.name if isinstance(decision, Departure) else ""
+    return Formed(batch, [*dropped, *decision.drops], point)
 
 
 def formed_rows(queue, now, given_terms):
@@ -93,9 +127,10 @@ def test_never_serves_all_in_full_batches():
 def test_drop_times():
     piece = a_queue(a_work(deadline=1.0)).pop()
 
-    assert drop_time(piece, terms("Never")) == float("inf")
-    assert drop_time(piece, terms("Past")) == 1.0
-    assert abs(drop_time(piece, terms("Predicted", later=0.1)) - 0.88) < 1e-9
+    assert terms("Never").drop_time(piece) == float("inf")
+    assert terms("Past").drop_time(piece) == 1.0
+    assert terms("Predicted", later=0.1).drop_time(piece) == pytest.approx(0.88)
+    assert terms("Predicted", later=0.1, points=(FULL, HALF)).drop_time(piece) == pytest.approx(0.893)
 
 
 @given(
@@ -123,14 +158,79 @@ def test_whatever_waits_rows_are_neither_lost_nor_doubled_and_the_batch_keeps_it
         assert all(piece.work.deadline < now for piece in formed.dropped)
     if policy == "Predicted" and formed.batch:
         head = formed.batch[0]
-        assert now + given_terms.service_seconds(min(head.rows, max_rows)) <= head.work.deadline + 1e-9
+        assert now + FULL.seconds(min(head.rows, max_rows)) <= head.work.deadline + 1e-9
         assert all(piece.work.deadline <= head.work.deadline for piece in formed.dropped)
 
 
 @given(st.lists(st.floats(0, 1), max_size=20), st.floats(0, 1))
 def test_dropping_takes_exactly_the_hopeless(deadlines, now):
     queue = a_queue(*(a_work(deadline=deadline) for deadline in deadlines))
-    dropped = drop_hopeless(queue, now, terms())
+    dropped = drop_hopeless(queue, replace(terms(), now=now))
 
     assert all(piece.work.deadline - 0.020 < now for piece in dropped)
     assert queue.rows == sum(deadline - 0.020 >= now for deadline in deadlines)
+
+
+BOTH = (FULL, HALF)
+
+
+def fitted(queue, now=0.0, **changes):
+    formed = form_batch(queue, now, terms(**{"points": BOTH} | changes), slack_fit.decide)
+    return formed.point, sum(piece.rows for piece in formed.batch), len(formed.dropped)
+
+
+def test_with_time_to_spare_the_better_point_runs_a_full_batch():
+    assert fitted(a_queue(*(a_work(deadline=1.0) for _ in range(8)))) == ("full", 8, 0)
+
+
+def test_the_largest_batch_goes_before_the_better_point():
+    """0.045 s are left: three rows at the better point, all eight at the other."""
+    queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=1.0) for _ in range(7)))
+
+    assert fitted(queue) == ("half", 8, 0)
+
+
+def test_who_can_only_be_met_by_the_cheaper_point_is_not_dropped():
+    hopeless_at_full = a_work(deadline=0.015)
+
+    assert fitted(a_queue(hopeless_at_full)) == ("half", 1, 0)
+    assert formed_rows(a_queue(hopeless_at_full), 0.0, terms(points=BOTH)) == (1, 0)
+
+
+def test_nobody_behind_pays_for_the_better_point():
+    """The first eight would have time for 90 ms of it, the next eight not for what is left then."""
+    queue = a_queue(*(a_work(deadline=0.095) for _ in range(8)), *(a_work(deadline=0.1) for _ in range(8)))
+
+    assert fitted(queue) == ("half", 8, 0)
+    assert fitted(queue, 0.021) == ("half", 8, 0)
+
+
+def test_two_replicas_have_time_for_the_better_point_where_one_has_not():
+    works = [a_work(deadline=0.095 + 0.03 * (n > 7)) for n in range(24)]
+
+    assert fitted(a_queue(*works)) == ("half", 8, 0)
+    assert fitted(a_queue(*works), replicas=4) == ("full", 8, 0)
+
+
+def test_late_rows_go_at_the_fastest_point_where_nobody_is_dropped_for_being_late():
+    assert fitted(a_queue(*(a_work(deadline=1.0) for _ in range(9))), 1.0, policy="Past") == ("half", 8, 0)
+    assert fitted(a_queue(*(a_work(deadline=1.0) for _ in range(9))), 2.0, policy="Never") == ("full", 8, 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.floats(0, 1)), max_size=40),
+    st.floats(0, 1),
+    st.integers(1, 16),
+    st.integers(1, 4),
+)
+def test_whatever_waits_a_fitted_batch_is_in_time_for_all_its_members(works, now, max_rows, replicas):
+    queue = a_queue(*(a_work(rows, deadline) for rows, deadline in works))
+    before = queue.rows
+    formed = form_batch(queue, now, terms(max_rows=max_rows, replicas=replicas, points=BOTH), slack_fit.decide)
+    rows = sum(piece.rows for piece in formed.batch)
+
+    assert rows + sum(piece.rows for piece in formed.dropped) + queue.rows == before
+    assert bool(formed.batch) or queue.rows == 0
+    if formed.batch:
+        seconds = next(point for point in BOTH if point.name == formed.point).seconds(rows)
+        assert all(now + seconds <= piece.work.deadline + 1e-9 for piece in formed.batch)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from trimtab_router.graph import Runnable
 from trimtab_router.refusal import Refusal
+from trimtab_router.stage.policies.view import Company
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.work import Served, Slice, Work
 
@@ -43,11 +44,19 @@ def a_queue(*works, max_rows=1000):
     return queue
 
 
+def take(queue, rows, reads=None):
+    """Remove what may leave with the most urgent slice, so many rows at most."""
+    head = queue.head()
+    batch = Company(queue.beside(head, reads), 0, 0).first(rows) if head else []
+    queue.remove(batch)
+    return batch
+
+
 def test_earliest_deadline_first_and_ties_in_order_of_arrival():
     late, soon, also_soon = a_work(deadline=3.0), a_work(deadline=1.0), a_work(deadline=1.0)
     queue = a_queue(late, soon, also_soon)
 
-    assert [piece.work for piece in queue.take(3)] == [soon, also_soon, late]
+    assert [piece.work for piece in take(queue, 3)] == [soon, also_soon, late]
     assert queue.rows == 0
     assert queue.head() is None
 
@@ -55,8 +64,8 @@ def test_earliest_deadline_first_and_ties_in_order_of_arrival():
 def test_a_slice_with_more_rows_than_fit_is_split_and_its_rest_stays_in_front():
     queue = a_queue(a_work(rows=5, deadline=1.0), a_work(rows=5, deadline=2.0))
 
-    assert [(piece.start, piece.stop) for piece in queue.take(7)] == [(0, 5), (0, 2)]
-    assert [(piece.start, piece.stop) for piece in queue.take(7)] == [(2, 5)]
+    assert [(piece.start, piece.stop) for piece in take(queue, 7)] == [(0, 5), (0, 2)]
+    assert [(piece.start, piece.stop) for piece in take(queue, 7)] == [(2, 5)]
 
 
 def test_room_is_counted_in_rows():
@@ -73,7 +82,7 @@ def test_discarded_work_frees_its_rows_and_its_tensors_at_once():
     queue.discard(left)
 
     assert (queue.rows, left.inputs) == (2, {})
-    assert [piece.work for piece in queue.take(10)] == [stays]
+    assert [piece.work for piece in take(queue, 10)] == [stays]
 
 
 def test_callers_who_leave_do_not_make_the_queue_grow():
@@ -91,8 +100,30 @@ def test_rows_of_other_shapes_never_share_a_batch():
     narrow, wide, later = a_work(deadline=2.0), a_work(deadline=1.0, width=3), a_work(deadline=3.0)
     queue = a_queue(narrow, wide, later)
 
-    assert [piece.work for piece in queue.take(8)] == [wide]
-    assert [piece.work for piece in queue.take(8)] == [narrow, later]
+    assert [piece.work for piece in take(queue, 8)] == [wide]
+    assert [piece.work for piece in take(queue, 8)] == [narrow, later]
+
+
+def test_rows_share_a_batch_where_they_differ_only_in_inputs_that_it_does_not_read():
+    narrow, wide, later = a_work(deadline=2.0), a_work(deadline=1.0, width=3), a_work(deadline=3.0)
+    for work in (narrow, wide, later):
+        work.signature = (*work.signature, ("text", (7,)))
+    queue = a_queue(narrow, wide, later)
+
+    assert queue.beside(queue.head(), frozenset({"text"})).rows == 3
+    assert [piece.work for piece in take(queue, 2, frozenset({"text"}))] == [wide, narrow]
+    assert [piece.work for piece in take(queue, 8)] == [later]
+    assert queue.rows == 0
+
+
+def test_what_is_taken_from_the_middle_leaves_the_others_where_they_were():
+    works = [a_work(rows=4, deadline=1.0 + (n > 2)) for n in range(5)]
+    queue = a_queue(*works)
+    queue.remove([whole(works[1]), whole(works[3]).first(1)])
+
+    left = [(works.index(piece.work), piece.start) for piece in queue]
+    assert left == [(0, 0), (2, 0), (3, 1), (4, 0)]
+    assert queue.rows == 15
 
 
 def test_a_slice_that_travels_alone_shares_no_batch():
@@ -100,7 +131,7 @@ def test_a_slice_that_travels_alone_shares_no_batch():
     queue = a_queue(first, last)
     queue.push(whole(suspect, alone=True))
 
-    assert [[piece.work for piece in queue.take(8)] for _ in range(3)] == [[first], [suspect], [last]]
+    assert [[piece.work for piece in take(queue, 8)] for _ in range(3)] == [[first], [suspect], [last]]
 
 
 @given(
@@ -117,7 +148,7 @@ def test_every_row_leaves_exactly_once_and_in_order_of_deadline(works, sizes):
     turn = 0
     while queue.head() is not None:
         size = sizes[turn % len(sizes)]
-        batch = queue.take(size)
+        batch = take(queue, size)
         turn += 1
         assert 0 < sum(piece.rows for piece in batch) <= size
         assert len({piece.work.signature for piece in batch}) == 1
@@ -139,7 +170,7 @@ def test_pieces_join_in_row_order_however_they_come_back(rows, order):
     pieces = [(edges[n], edges[n + 1]) for n in order if edges[n] < edges[n + 1]]
     for start, stop in pieces:
         assert work.owner.outputs is None
-        work.add_piece(start, stop - start, {"y": x[start:stop] + 1}, Served("v", "default", 1, 0.0, 0.0, 1.0, 0))
+        work.add_piece(start, stop - start, {"y": x[start:stop] + 1}, Served("v", "default", 1, 0.0, 0.0, 1, 1.0, 0.0))
 
     np.testing.assert_array_equal(work.owner.outputs["y"], x + 1)
 

@@ -7,7 +7,6 @@ from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError
 from trimtab_router.load import KEPT_SECONDS, ArrivalCounter, RowCounter
 from trimtab_router.stage.binding import effective_variant, least_loaded, variant_for
-from trimtab_router.stage.policies import BatchView, fixed
 from trimtab_router.stage.service_time import ServiceTimes, interpolate, wait_for_others
 
 KEY = ("small", "default")
@@ -75,6 +74,16 @@ def test_a_variant_that_never_ran_starts_from_what_the_machine_showed():
     times.set_profile(("large", "default"), {1: 0.100})
 
     assert times.predict(("large", "default"), 1) == pytest.approx(0.200, rel=0.02)
+
+
+def test_a_point_that_has_not_run_yet_is_as_slow_as_the_machine():
+    times = ServiceTimes()
+    times.set_profile(KEY, {1: 0.010})
+    times.set_profile(("small", "half"), {1: 0.004})
+    for _ in range(60):
+        times.observe(KEY, 1, 0.020)
+
+    assert times.predict(("small", "half"), 1) == pytest.approx(0.008, rel=0.02)
 
 
 def test_noise_makes_predictions_careful():
@@ -200,16 +209,12 @@ def test_the_least_loaded_free_replica_with_the_planned_variant_is_chosen():
     assert least_loaded([busy], "new") is None
 
 
-def test_fixed_runs_the_planned_point():
-    assert fixed.choose(BatchView(1, 0.0, "full", ("half",), lambda _: 1.0)) == "full"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"variant": "huge"}, "spec.stages: stage stage-0 has no variant 'huge'; it has: small"),
         ({"operatingPoint": "half"}, "variant small has no operating point 'half'; it has: default"),
-        ({"fallbackOperatingPoints": ["half"]}, "variant small has no operating point 'half'"),
+        ({"fallbacks": [{"name": "half", "accuracy": 0.5}]}, "variant small has no operating point 'half'"),
     ],
 )
 def test_plans_that_do_not_fit_the_pipeline(changes, message):
@@ -217,6 +222,12 @@ def test_plans_that_do_not_fit_the_pipeline(changes, message):
 
     with pytest.raises(DocumentError, match=message):
         check_plan(a_plan(pipeline, **changes), pipeline)
+
+
+def test_a_plan_of_before_is_read_unless_it_names_fallbacks_of_which_it_says_nothing():
+    assert a_plan(a_pipeline(1), fallbackOperatingPoints=[]) == a_plan(a_pipeline(1))
+    with pytest.raises(ValueError, match="fallbackOperatingPoints"):
+        a_plan(a_pipeline(1), fallbackOperatingPoints=["half"])
 
 
 def test_plans_of_other_pipelines_or_stages():

@@ -1,1 +1,1 @@
-"""What would happen: a discrete-event simulation that runs the router's own queue, batching, binding and graph code."""
+"""What would happen: a discrete-event simulation that drives the router's own desks and graph walk."""

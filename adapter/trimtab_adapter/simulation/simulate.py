@@ -28,7 +28,8 @@ from trimtab_router.course import Course, Journey
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.load import ArrivalCounter, RowCounter
 from trimtab_router.stage.desk import GRACE_SECONDS, Desk
-from trimtab_router.stage.policies import Policy, fixed
+from trimtab_router.stage.policies import POLICIES
+from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Clock
 
 _ENDS = {"dropped": DROPPED, "refused": REFUSED, "failed": FAILED}
@@ -49,7 +50,7 @@ class Scenario:
         changes: plans put into force at given seconds, where there is no slow loop.
         history_rps: load of the seconds before the first, so that a forecaster has something to go by.
         conditions: how the machines behave.
-        policy: chooses the operating point of each batch.
+        policy: decides every departure; the pipeline's own where it is None.
         seed: of service times and fan-outs.
     """
 
@@ -62,7 +63,7 @@ class Scenario:
     changes: tuple[tuple[float, PipelinePlan], ...] = ()
     history_rps: tuple[int, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
-    policy: Policy = fixed.choose
+    policy: Policy | None = None
     seed: int = 0
 
 
@@ -157,7 +158,7 @@ class _Simulation:
                 carrier.stage,
                 plan=scenario.plan.spec.stage(name),
                 max_rows=spec.queue.max_rows,
-                policy=scenario.policy,
+                policy=scenario.policy or POLICIES[spec.departure_policy],
                 drop_policy=spec.drop_policy,
                 clock=self.agenda,
                 carrier=carrier,

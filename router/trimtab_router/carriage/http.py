@@ -111,7 +111,9 @@ class HttpCarrier:
     def _request(self, parcel: Parcel) -> BatchRequest:
         batch = parcel.batch
         inputs = [
-            [Tensor(name, self._datatypes[name], piece.array(name)) for piece in batch] for name in batch[0].work.inputs
+            [Tensor(name, self._datatypes[name], piece.array(name)) for piece in batch]
+            for name in batch[0].work.inputs
+            if parcel.reads is None or name in parcel.reads
         ]
         least = self._hang_seconds if parcel.predicted_seconds else FIRST_BATCH_FACTOR * self._hang_seconds
         return BatchRequest(

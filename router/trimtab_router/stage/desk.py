@@ -11,10 +11,10 @@ from functools import partial
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.spec import Stage
 from trimtab_router.refusal import Refusal
-from trimtab_router.stage import batching, binding, reasons
+from trimtab_router.stage import binding, reasons
 from trimtab_router.stage.endings import Answered, Ending
 from trimtab_router.stage.outlook import Carries, Outlook
-from trimtab_router.stage.policies import BatchView, Policy
+from trimtab_router.stage.policies.view import Departure, DropPolicy, Point, Policy, View
 from trimtab_router.stage.ports import Carrier, Clock, Tally
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.returns import Returns
@@ -38,7 +38,7 @@ class Desk:
         stage: the stage.
         plan: what it should run at first.
         max_rows: of its queue.
-        policy: chooses the operating point of each batch.
+        policy: decides every departure.
         drop_policy: the pipeline's.
         clock: tells the time, and wakes it.
         carrier: takes batches to their slots.
@@ -54,7 +54,7 @@ class Desk:
         plan: StagePlan,
         max_rows: int,
         policy: Policy,
-        drop_policy: batching.DropPolicy,
+        drop_policy: DropPolicy,
         clock: Clock,
         carrier: Carrier,
         tally: Tally,
@@ -65,7 +65,7 @@ class Desk:
         self.plan = plan
         """What it should run."""
         self.queue = DeadlineQueue(max_rows)
-        self.outlook = Outlook(stage, plan)
+        self.outlook = Outlook(stage, plan, falls_back=policy.falls_back)
         self.slots: list[Slot] = []
         self.ready_replicas = 0
         """Replicas that could serve."""
@@ -197,9 +197,8 @@ class Desk:
         now, queue = self._clock.now, self.queue
         while queue.rows:
             slot = binding.least_loaded(self.slots, self.plan.variant)
-            if slot is None:
+            if slot is None or not self._send_next(slot, now):
                 break
-            self._send_next(slot, now)
         for slot in self.slots:
             if slot.takes_ahead and self._has_full_batch():
                 self._send_next(slot, now)
@@ -207,41 +206,51 @@ class Desk:
 
     def _has_full_batch(self) -> bool:
         head = self.queue.head()
-        return head is not None and not head.attempts and self.queue.rows_beside(head) >= self.plan.batch_size
+        return head is not None and not head.attempts and self.queue.beside(head).rows >= self.plan.batch_size
 
-    def _terms(self, variant: str) -> batching.Terms:
-        key, predict = self.outlook.key(variant), self.outlook.times.predict
-        return batching.Terms(
-            max_rows=min(self.plan.batch_size, self.stage.variant(variant).max_batch_size),
-            service_seconds=lambda rows: predict(key, rows),
+    def _view(self, variant: str, now: float) -> View:
+        return View(
+            now=now,
+            waiting=self.queue,
+            points=self.outlook.points(variant),
+            most_rows=self.outlook.most_rows(variant),
             later_seconds=self.outlook.later_seconds(),
             drop_policy=self._drop_policy,
             replicas=self.ready_replicas,
         )
 
-    def _send_next(self, slot: Slot, now: float) -> None:
+    def _send_next(self, slot: Slot, now: float) -> bool:
+        """Let one batch leave for a slot; False where none does."""
         variant = binding.variant_for(slot.ready_variants, self.plan.variant, self.variant) or self.variant
-        terms = self._terms(variant)
-        formed = batching.form_batch(self.queue, now, terms)
-        for piece in formed.dropped:
+        view = self._view(variant, now)
+        self._drop_hopeless(view)
+        decision = self._policy.decide(view)
+        takes = decision.takes if isinstance(decision, Departure) else ()
+        self.queue.remove((*decision.drops, *takes))
+        for piece in decision.drops:
             self._drop(piece.work, now)
-        if formed.batch:
-            slack_seconds = formed.batch[0].work.deadline - now - terms.later_seconds
-            self._send(slot, variant, formed.batch, now, slack_seconds)
-        elif not slot.inflight:
+        if isinstance(decision, Departure):
+            self._send(slot, variant, decision.point, [piece for piece in takes if not piece.work.closed], now)
+            return True
+        if not self.queue.rows and not slot.inflight:
             self.outlook.doubt(variant)
+        if decision.moment < NEVER:
+            self._clock.at(decision.moment, self._wake)
+        return False
 
-    def _send(self, slot: Slot, variant: str, batch: Sequence[Slice], now: float, slack_seconds: float) -> None:
+    def _send(self, slot: Slot, variant: str, point: Point, batch: Sequence[Slice], now: float) -> None:
         rows = sum(piece.rows for piece in batch)
-        point = self._choose_point(variant, rows, slack_seconds)
+        if not rows:  # all were of requests of which other rows were just dropped
+            return
         parcel = Parcel(
             slot=slot,
             variant=variant,
-            point=point,
+            point=point.name,
+            reads=point.reads,
             batch=batch,
             rows=rows,
             departed_at=now,
-            predicted_seconds=self.outlook.times.predict((variant, point), rows),
+            predicted_seconds=point.seconds(rows),
             found_idle=not slot.inflight,
         )
         self._uses += 1
@@ -250,18 +259,6 @@ class Desk:
         if parcel.found_idle:
             self._plan_ahead(parcel)
         self._carrier.carry(parcel, self.ended)
-
-    def _choose_point(self, variant: str, rows: int, slack_seconds: float) -> str:
-        if variant != self.plan.variant:
-            return self.stage.variant(variant).points[0].name
-        view = BatchView(
-            rows=rows,
-            slack_seconds=slack_seconds,
-            planned_point=self.plan.operating_point,
-            fallback_points=self.plan.fallback_operating_points,
-            predict_seconds=lambda point: self.outlook.times.predict((variant, point), rows),
-        )
-        return self._policy(view)
 
     def _plan_ahead(self, parcel: Parcel) -> None:
         """Open its slot for a full batch just before it is free, unless it may not survive this one."""
@@ -287,17 +284,21 @@ class Desk:
         queue = self.queue
         if not queue.rows:
             return
-        terms = self._terms(self.variant)
-        for piece in batching.drop_hopeless(queue, now, terms):
-            self._drop(piece.work, now)
+        view = self._view(self.variant, now)
+        self._drop_hopeless(view)
         while (head := queue.head()) is not None and self._grace_ends(head) <= now:
             self._drop(queue.pop().work, now)
         if head is None:
             return
-        due = min(batching.drop_time(head, terms), self._grace_ends(head))
+        due = min(view.drop_time(head), self._grace_ends(head))
         if due < self._timer_due:
             self._timer_due = due
             self._clock.at(max(due, now) + TIMER_SECONDS, partial(self._on_timer, due))
+
+    def _drop_hopeless(self, view: View) -> None:
+        """Drop those whose time, by the drop policy, has come."""
+        while (head := self.queue.head()) is not None and view.drop_time(head) < view.now:
+            self._drop(self.queue.pop().work, view.now)
 
     def _on_timer(self, due: float) -> None:
         if due == self._timer_due:

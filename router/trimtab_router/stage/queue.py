@@ -1,10 +1,13 @@
 """The central queue of a stage: earliest deadline first, bounded in rows.
 
 Slices whose rows have different shapes cannot share a batch, so each shape has a lane of its own; the lane whose head
-is most urgent goes first. Pure: no clock, no network.
+is most urgent goes first. Where a batch reads only some inputs, lanes that differ in the others stand beside each other
+as one. Pure: no clock, no network.
 """
 
 from bisect import bisect, insort
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
 from itertools import count
 from math import inf
 
@@ -42,10 +45,6 @@ class DeadlineQueue:
         lane = self._urgent_lane()
         return lane[0][2] if lane else None
 
-    def rows_beside(self, head: Slice) -> int:
-        """How many rows could share a batch with this slice, its own included."""
-        return self._lane_rows[head.work.signature]
-
     def rows_before(self, deadline: float) -> float:
         """How many rows are due by this moment: exact if all or none are, else an estimate by slices."""
         return sum(
@@ -54,15 +53,21 @@ class DeadlineQueue:
             if lane
         )
 
-    def deadline_at(self, head: Slice, share: float) -> tuple[float, float]:
-        """Of the slices that could share a batch with this one, the deadline at a share of the way to the last one.
+    def __iter__(self) -> Iterator[Slice]:
+        """All that waits, most urgent first."""
+        lanes = [lane for lane in self._lanes.values() if lane]
+        entries: Iterable[_Entry] = lanes[0] if len(lanes) == 1 else merge(*lanes)
+        return (entry[2] for entry in entries if not entry[2].work.closed)
 
-        Returns:
-            The deadline, and how many rows are due up to it.
-        """
-        lane = self._lanes[head.work.signature]
-        place = min(int(share * len(lane)), len(lane) - 1)
-        return lane[place][0], self._lane_rows[head.work.signature] * (place + 1) / len(lane)
+    def beside(self, head: Slice, reads: frozenset[str] | None = None) -> "Beside":
+        """What may share a batch with a slice at a point that reads these inputs; None: all there are."""
+        signature = head.work.signature
+        if reads is None or len(self._lanes) == 1:
+            return Beside((signature,), self._lanes[signature], self._lane_rows[signature])
+        wanted = _read_of(signature, reads)
+        fitting = [other for other in self._lanes if _read_of(other, reads) == wanted]
+        rows = sum(self._lane_rows[other] for other in fitting)
+        return Beside(fitting, list(merge(*(self._lanes[other] for other in fitting))), rows)
 
     def pop(self) -> Slice:
         """Remove the most urgent slice. Only when `head` is not None."""
@@ -71,28 +76,20 @@ class DeadlineQueue:
         self._account(piece.work, -piece.rows)
         return piece
 
-    def take(self, rows: int) -> list[Slice]:
-        """Remove the most urgent slices of one lane, `rows` rows at most; the last one is split where it must be."""
-        taken: list[Slice] = []
-        lane = self._urgent_lane()
-        while lane and rows > 0:
-            piece = lane[0][2]
-            if piece.work.closed:
-                self._drop_stale(lane)
-                continue
-            if piece.alone and taken:
-                break
-            deadline, sequence, _ = lane.pop(0)
-            if piece.rows > rows:
-                rest = Slice(piece.work, piece.start + rows, piece.stop, piece.attempts, piece.alone)
-                lane.insert(0, (deadline, sequence, rest))
-                piece = Slice(piece.work, piece.start, rest.start, piece.attempts, piece.alone)
-            self._account(piece.work, -piece.rows)
-            taken.append(piece)
-            rows -= piece.rows
-            if piece.alone:
-                break
-        return taken
+    def remove(self, pieces: Iterable[Slice]) -> None:
+        """Take these out; of a slice whose first rows are taken the others stay where they were."""
+        for piece in pieces:
+            work = piece.work
+            lane = self._lanes[work.signature]
+            place = bisect(lane, (work.deadline,))
+            while (there := lane[place][2]).work is not work or there.start != piece.start:
+                place += 1
+            if piece.stop == there.stop:
+                del lane[place]
+            else:
+                rest = Slice(work, piece.stop, there.stop, there.attempts, there.alone)
+                lane[place] = (*lane[place][:2], rest)
+            self._account(work, -piece.rows)
 
     def discard(self, work: Work) -> None:
         """Forget all slices of a work and free its rows; `work.close()` comes with it."""
@@ -109,6 +106,10 @@ class DeadlineQueue:
         self._lane_rows[work.signature] = self._lane_rows.get(work.signature, 0) + rows
 
     def _urgent_lane(self) -> list[_Entry]:
+        if len(self._lanes) == 1:  # as almost always, and asked for several times a batch
+            (only,) = self._lanes.values()
+            if only and not only[0][2].work.closed:
+                return only
         best: list[_Entry] = []
         for signature, lane in list(self._lanes.items()):
             while lane and lane[0][2].work.closed:
@@ -128,3 +129,32 @@ class DeadlineQueue:
         for lane in self._lanes.values():
             lane[:] = [entry for entry in lane if not entry[2].work.closed]
         self._stale = 0
+
+
+class Beside:
+    """Slices that may share a batch, most urgent first: what a policy sees of a queue. Nothing is copied to make it."""
+
+    __slots__ = ("_entries", "rows", "signatures")
+
+    def __init__(self, signatures: Sequence[Signature], entries: Sequence[_Entry], rows: int) -> None:
+        self.signatures = signatures
+        self.rows = rows
+        self._entries = entries
+
+    def __iter__(self) -> Iterator[Slice]:
+        """All of them."""
+        return (entry[2] for entry in self._entries if not entry[2].work.closed)
+
+    def deadline_at(self, share: float, after: int = 0) -> tuple[float, float]:
+        """The deadline at a share of the way to the last of those after the first so many.
+
+        Returns:
+            The deadline, and which share of the slices is due up to it.
+        """
+        rest = len(self._entries) - after
+        place = min(int(share * rest), rest - 1)
+        return self._entries[after + place][0], (place + 1) / rest
+
+
+def _read_of(signature: Signature, reads: frozenset[str]) -> Signature:
+    return tuple(entry for entry in signature if entry[0] in reads)

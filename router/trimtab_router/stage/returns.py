@@ -66,6 +66,7 @@ class Returns:
                 batch_rows=parcel.rows,
                 queue_seconds=waited,
                 service_seconds=seconds,
+                rows=piece.rows,
                 accuracy=point.accuracy,
                 departed_at=parcel.departed_at,
             )

@@ -123,6 +123,9 @@ class ServiceTimes:
         estimate.ratio += WEIGHT * (observed - estimate.ratio)
         if estimate.profiled:
             self._latest_ratio = estimate.ratio
+            for other in self._estimates.values():
+                if not other.observations:
+                    other.ratio = estimate.ratio
 
 
 def wait_for_others(waited_seconds: float, departed_at: float, completed_at: float, transfer_seconds: float) -> float:

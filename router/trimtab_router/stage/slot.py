@@ -17,6 +17,7 @@ class Parcel:
         slot: where it goes.
         variant: what runs it.
         point: the operating point asked for.
+        reads: the inputs that go along; None for all.
         batch: its members.
         rows: of all members.
         departed_at: when it left.
@@ -27,6 +28,7 @@ class Parcel:
     slot: "Slot"
     variant: str
     point: str
+    reads: frozenset[str] | None
     batch: Sequence[Slice]
     rows: int
     departed_at: float

@@ -22,6 +22,7 @@ class Served:
     batch_rows: int
     queue_seconds: float
     service_seconds: float
+    rows: int
     accuracy: float
     departed_at: float
 
@@ -108,6 +109,10 @@ class Slice:
     def rows(self) -> int:
         """How many rows."""
         return self.stop - self.start
+
+    def first(self, rows: int) -> "Slice":
+        """Only so many of these rows."""
+        return Slice(self.work, self.start, self.start + rows, self.attempts, self.alone)
 
     def array(self, name: str) -> Array:
         """These rows of an input."""

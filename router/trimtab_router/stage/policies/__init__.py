@@ -1,26 +1,13 @@
-"""Which operating point does a batch run at? One file a policy, all with the same signature.
+"""Who leaves next, at which operating point, and who is dropped: one file a policy, all with the same signature.
 
-A policy sees the batch about to leave and names one of the points the plan allows. It is pure, so that a simulator can
-run it as well.
+A policy sees what waits and what the plan allows, and answers with one departure, or that nothing leaves yet. It is
+pure, so that router and simulator run the same.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 
+from trimtab_router.stage.policies import slack_fit, urgent_first
+from trimtab_router.stage.policies.view import Policy
 
-@dataclass(frozen=True, slots=True)
-class BatchView:
-    """What a policy may look at.
-
-    `slack_seconds` is the time left to the most urgent row after this batch's later stages; `predict_seconds` tells how
-    long the batch would take at a point.
-    """
-
-    rows: int
-    slack_seconds: float
-    planned_point: str
-    fallback_points: tuple[str, ...]
-    predict_seconds: Callable[[str], float]
-
-
-Policy = Callable[[BatchView], str]
+POLICIES: Mapping[str, Policy] = {"UrgentFirst": urgent_first.POLICY, "SlackFit": slack_fit.POLICY}
+"""By the names users know them by."""

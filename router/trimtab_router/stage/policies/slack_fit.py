@@ -1,0 +1,77 @@
+"""The largest batch, and the most accurate operating point, that the slack of the most urgent slice allows. Pure.
+
+Size goes before accuracy: a batch that shrinks for the better point makes everybody behind it wait. And a better point
+is taken only where those behind can still make it at the fastest one, so that no row is dropped for another's accuracy.
+When not even the fastest point gets to everybody, an urgent slice that would shrink the batch is dropped instead, as
+`urgent_first` does.
+"""
+
+from dataclasses import dataclass
+
+from trimtab_router.stage.policies.view import Company, Departure, Front, NotBefore, Point, Policy, View, overloaded
+from trimtab_router.stage.work import Slice
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A point, who could leave at it, how many rows of them at most, and how many in time for the most urgent."""
+
+    point: Point
+    company: Company
+    full: int
+    fitting: int
+
+
+def decide(view: View) -> Departure | NotBefore:
+    """Let the next batch leave."""
+    front = Front(view)
+    for head in view.waiting:
+        points = [point for point in view.points if point.suits(head)] or view.points[:1]
+        ways = [_way(view, front, head, point) for point in points]
+        quick = min(ways, key=lambda way: way.point.seconds(view.most_rows))
+        shrunk = view.drop_policy == "Predicted" and 0 < quick.fitting < quick.full
+        if shrunk and overloaded(view, quick.company, quick.point):
+            front.drop(head)
+            continue
+        way = _best(view, head, ways, quick)
+        return Departure(way.point, way.company.first(way.fitting or way.full), front.drops)
+    return NotBefore(drops=front.drops)
+
+
+def _way(view: View, front: Front, head: Slice, point: Point) -> _Way:
+    company = front.company(head, point)
+    full = min(view.most_rows, company.rows)
+    return _Way(point, company, full, view.fitting_rows(point, head, full))
+
+
+def _best(view: View, head: Slice, ways: list[_Way], quick: _Way) -> _Way:
+    """Of the ways with the most rows the first in the plan's order that costs nobody behind the deadline."""
+    largest = max(way.fitting for way in ways)
+    if not largest:
+        return quick
+    return next((way for way in ways if way.fitting == largest and _harmless(view, head, way, quick.point)), quick)
+
+
+def _harmless(view: View, head: Slice, way: _Way, fastest: Point) -> bool:
+    """Whether all behind a batch can still be served in time at the fastest point, and a full batch of newcomers.
+
+    Who comes next is taken to have as much time in this stage as the most urgent row had when it came.
+    """
+    if way.point is fastest or view.drop_policy == "Never":
+        return True
+    share = 1.0 / max(view.replicas, 1)
+    taken = way.point.seconds(way.fitting) * share
+    newcomers_slack = head.work.deadline - head.work.enqueued_at - view.later_seconds
+    if taken + fastest.seconds(view.most_rows) > newcomers_slack:
+        return False
+    begin = view.now + view.later_seconds + taken
+    row_seconds = fastest.seconds(view.most_rows) / view.most_rows * share
+    for deadline, due in way.company.due():
+        behind = due - way.fitting
+        last_batch = fastest.seconds(max(1, min(int(behind), view.most_rows)))
+        if behind > 0 and begin + max(behind * row_seconds, last_batch) > deadline:
+            return False
+    return True
+
+
+POLICY = Policy(decide, falls_back=True)

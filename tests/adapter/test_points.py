@@ -1,0 +1,96 @@
+"""A load whose most urgent rows only the cheaper of two operating points can meet, and who answers it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
+from trimtab_adapter.decide import initial_plan
+from trimtab_adapter.simulation.conditions import Conditions
+from trimtab_adapter.simulation.outcome import DROPPED, OK
+from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_router.stage.policies import urgent_first
+from trimtab_router.stage.policies.view import Departure, Point, Policy
+
+ACCURACIES = {"full": 0.9, "half": 0.8}
+SECONDS = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
+
+
+def a_scenario(rate_rps, seconds=20, **changes):
+    """One stage: eight rows take 120 ms at full, 20 ms at half; every answer is due after 100 ms."""
+    chain = a_chain(1)
+    chain[0]["variants"] = [
+        a_variant(operatingPoints=[{"name": name, "accuracy": a} for name, a in ACCURACIES.items()])
+    ]
+    pipeline = a_pipeline(chain, **{"slo": {"latency": "100ms"}} | changes)
+    points = [
+        a_point_profile("small", *seconds).model_copy(update={"operating_point": name})
+        for name, seconds in SECONDS.items()
+    ]
+    tables = [{str(b): constant + linear * b for b in (1, 2, 4, 8)} for constant, linear in SECONDS.values()]
+    half = {"name": "half", "accuracy": 0.8, "serviceSeconds": tables[1]}
+    plan = a_plan(pipeline, operatingPoint="full", serviceSeconds=tables[0], fallbacks=[half])
+    rng = np.random.default_rng(0)
+    return Scenario(
+        pipeline=pipeline,
+        profiles={"stage-0": a_profile("stage-0", points)},
+        arrivals_seconds=np.sort(rng.uniform(0, seconds, rng.poisson(rate_rps * seconds))),
+        duration_seconds=seconds,
+        plan=plan,
+        conditions=Conditions(spread=0.0),
+    )
+
+
+def rows_first(view):
+    """The order of decisions before: rows and drops at the planned point, and only then another point for them."""
+    decision = urgent_first.decide(view)
+    half = Point("half", 0.8, lambda rows: 0.004 + 0.002 * rows)
+    if isinstance(decision, Departure) and view.slack_of(decision.takes[0]) < 0.080:
+        return replace(decision, point=half)
+    return decision
+
+
+def test_what_only_the_cheaper_point_can_meet_was_dropped_and_is_answered():
+    """At most 66 rows a second at full, 400 at half: 150 come."""
+    scenario = a_scenario(150.0, departurePolicy="SlackFit")
+    before, after = simulate(replace(scenario, policy=Policy(rows_first))), simulate(scenario)
+
+    assert before.share(DROPPED) > 0.2
+    assert after.share(DROPPED) == 0.0
+    assert after.share(OK) == 1.0
+    assert after.mean_accuracy < 0.9
+
+
+@pytest.mark.parametrize("rate_rps", [1.0, 10.0])
+def test_with_time_to_spare_most_answers_are_those_of_the_better_point(rate_rps):
+    found = simulate(a_scenario(rate_rps, 60, departurePolicy="SlackFit"))
+
+    assert found.share(DROPPED) == 0.0
+    assert found.mean_accuracy > 0.85
+
+
+@pytest.mark.parametrize("rate_rps", [30.0, 60.0, 100.0, 200.0, 300.0])
+def test_nobody_is_dropped_for_accuracy_where_the_cheaper_point_carries_the_load(rate_rps):
+    assert simulate(a_scenario(rate_rps, departurePolicy="SlackFit")).share(DROPPED) == 0.0
+
+
+def test_by_the_planned_point_alone_fallbacks_change_nothing():
+    scenario = a_scenario(150.0)
+    alone = a_plan(
+        scenario.pipeline, operatingPoint="full", serviceSeconds=scenario.plan.spec.stages[0].service_seconds
+    )
+    with_fallbacks, without = simulate(scenario), simulate(replace(scenario, plan=alone))
+
+    assert with_fallbacks.share(DROPPED) > 0.3
+    np.testing.assert_array_equal(with_fallbacks.latency_seconds, without.latency_seconds)
+
+
+def test_the_plan_names_every_faster_point_where_the_pipeline_falls_back():
+    scenario = a_scenario(1.0, departurePolicy="SlackFit", slo={"latency": "500ms"})
+    stage = initial_plan(scenario.pipeline, scenario.profiles).spec.stages[0]
+
+    assert [point.name for point in stage.points] == ["full", "half"]
+    assert stage.fallbacks[0].accuracy == 0.8
+    assert stage.fallbacks[0].service_seconds[stage.batch_size] < stage.service_seconds[stage.batch_size]
+    assert not initial_plan(a_scenario(1.0).pipeline, scenario.profiles).spec.stages[0].fallbacks

@@ -26,7 +26,7 @@ class Agenda:
         self.at(self.now, partial(self._settle, act, stir))
 
     def _settle(self, act: Act, stir: Stir) -> None:
-        if stir() is None:
+        if stir() is None or not self._heap or self._heap[0][0] > self.now:
             act()
         else:
             self.at(self.now, act)

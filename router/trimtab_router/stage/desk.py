@@ -137,8 +137,7 @@ class Desk:
         piece = Slice(work, 0, work.rows)
         self.queue.push(piece)
         self._arrivals += 1
-        # Behind others, with nobody to take it, it changes nothing.
-        if any(slot.free or slot.takes_ahead for slot in self.slots) or self.queue.head() is piece:
+        if not self._awake and (self._has_room() or self.queue.head() is piece):  # else it changes nothing
             self._wake()
 
     def withdraw(self, work: Work) -> None:
@@ -187,6 +186,9 @@ class Desk:
         if not self._awake and self.queue.rows:
             self._awake = True
             self._clock.soon(self._look, self._stir)
+
+    def _has_room(self) -> bool:
+        return any(slot.free or slot.takes_ahead for slot in self.slots)
 
     def _stir(self) -> int | None:
         return None if self.queue.rows >= self.plan.batch_size else self._arrivals

@@ -123,9 +123,14 @@ class ServiceTimes:
         estimate.ratio += WEIGHT * (observed - estimate.ratio)
         if estimate.profiled:
             self._latest_ratio = estimate.ratio
-            for other in self._estimates.values():
-                if not other.observations:
-                    other.ratio = estimate.ratio
+            if len(self._estimates) > 1:
+                self._carry_over(estimate.ratio)
+
+    def _carry_over(self, ratio: float) -> None:
+        """What never ran is as slow as what did."""
+        for estimate in self._estimates.values():
+            if not estimate.observations:
+                estimate.ratio = ratio
 
 
 def wait_for_others(waited_seconds: float, departed_at: float, completed_at: float, transfer_seconds: float) -> float:

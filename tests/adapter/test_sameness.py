@@ -47,7 +47,7 @@ def note_departures(carriers):
     def carry(name, carrier, carried, parcel, ended):
         place = [replica.slot for replica in carrier.replicas].index(parcel.slot)
         members = [(round(piece.work.owner.arrived_at, 9), piece.start, piece.stop) for piece in parcel.batch]
-        noted.append((round(parcel.departed_at, 9), name, place, parcel.variant, parcel.point, members))
+        noted.append((round(parcel.departed_at, 9), name, place, *parcel.key, members))
         carried(parcel, ended)
 
     for name, carrier in carriers.items():

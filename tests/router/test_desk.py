@@ -79,7 +79,7 @@ class Desktop:
 
     def end(self, parcel, ending=None):
         answers = [{"y": piece.array("x") + 1} if not piece.work.closed else {} for piece in parcel.batch]
-        self.desk.ended(parcel, ending or Answered(answers, parcel.point))
+        self.desk.ended(parcel, ending or Answered(answers, parcel.point.name))
         self.settle()
 
 
@@ -117,7 +117,7 @@ def test_door_and_drops_count_the_fastest_point_allowed(policy, reason):
     top = Desktop(policy, fallbacks=[quick])
     top.take(8)
     top.settle()
-    assert top.sent[0].point == "default"
+    assert top.sent[0].point.name == "default"
     early = [top.take(deadline=6.0) for _ in range(8)]
     refusal = top.take(deadline=6.0)
 
@@ -126,7 +126,7 @@ def test_door_and_drops_count_the_fastest_point_allowed(policy, reason):
         top.clock.run(5.5)
         assert all(work.owner.refusal is None for work in early)
         top.end(top.sent[0])
-        assert (top.sent[1].point, top.sent[1].rows) == ("fast", 8)
+        assert (top.sent[1].point.name, top.sent[1].rows) == ("fast", 8)
 
 
 def test_a_fallback_of_unknown_speed_is_none():
@@ -196,7 +196,7 @@ def test_a_batch_sent_ahead_is_not_blamed_for_the_one_before_it():
         parcel = top.sent[-1]
         top.clock.run(top.clock.now + 0.1)
         outputs = [{"y": piece.array("x")} for piece in parcel.batch]
-        top.desk.ended(parcel, Answered(outputs, parcel.point, compute_seconds=0.099))
+        top.desk.ended(parcel, Answered(outputs, parcel.point.name, compute_seconds=0.099))
         top.settle()
     first, second = top.take(8), top.take(8)
     top.clock.run(top.clock.now + 0.0985)

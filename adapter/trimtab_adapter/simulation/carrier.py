@@ -94,7 +94,7 @@ class DrawnCarrier:
         """Draw when the batch is done."""
         replica = self._by_slot[parcel.slot]
         one_way, others = self._transfer_seconds / 2.0, self._machine.busy - (not parcel.found_idle)
-        seconds = self._draws.draw(parcel.variant, parcel.point, parcel.rows) - self._transfer_seconds
+        seconds = self._draws.draw(*parcel.key, parcel.rows) - self._transfer_seconds
         begin = max(parcel.departed_at + one_way, replica.computing_until)
         replica.computing_until = self._machine.finish(begin, max(seconds, 0.0), others, replica.processor)
         self._machine.busy += parcel.found_idle
@@ -117,7 +117,7 @@ class DrawnCarrier:
             return
         parcel, ended = replica.held.pop(0)
         self._machine.busy -= not replica.held
-        ended(parcel, Answered(self._outputs(parcel), parcel.point, compute_seconds))
+        ended(parcel, Answered(self._outputs(parcel), parcel.point.name, compute_seconds))
         if replica.state == "draining" and not replica.held:
             self._on_idle(replica)
 

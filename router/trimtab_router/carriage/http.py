@@ -103,26 +103,27 @@ class HttpCarrier:
         told = answer.parameters
         return Answered(
             outputs=outputs,
-            point=str(told.get("operating_point", parcel.point)),
+            point=str(told.get("operating_point", parcel.point.name)),
             compute_seconds=_seconds(told, "compute_seconds"),
             waited_seconds=_seconds(told, "waited_seconds"),
         )
 
     def _request(self, parcel: Parcel) -> BatchRequest:
-        batch = parcel.batch
+        batch, point = parcel.batch, parcel.point
+        predicted_seconds = point.seconds(parcel.rows)
         inputs = [
             [Tensor(name, self._datatypes[name], piece.array(name)) for piece in batch]
             for name in batch[0].work.inputs
-            if parcel.reads is None or name in parcel.reads
+            if point.reads is None or name in point.reads
         ]
-        least = self._hang_seconds if parcel.predicted_seconds else FIRST_BATCH_FACTOR * self._hang_seconds
+        least = self._hang_seconds if predicted_seconds else FIRST_BATCH_FACTOR * self._hang_seconds
         return BatchRequest(
             id=secrets.token_hex(8),
             variant=parcel.variant,
             inputs=inputs,
-            parameters={"operating_point": parcel.point},
+            parameters={"operating_point": point.name},
             headers=_pass_on(batch),
-            timeout_seconds=max(HANG_FACTOR * parcel.predicted_seconds, least),
+            timeout_seconds=max(HANG_FACTOR * predicted_seconds, least),
             most_answer_bytes=most_answer_bytes(self._stage, parcel.rows, self._max_answer_bytes),
         )
 

@@ -137,7 +137,11 @@ class Desk:
         piece = Slice(work, 0, work.rows)
         self.queue.push(piece)
         self._arrivals += 1
-        if not self._awake and (self._has_room() or self.queue.head() is piece):  # else it changes nothing
+        for slot in self.slots:
+            if slot.free or slot.takes_ahead:
+                self._wake()
+                return
+        if self.queue.head() is piece:  # else it changes nothing
             self._wake()
 
     def withdraw(self, work: Work) -> None:
@@ -149,9 +153,7 @@ class Desk:
         now = self._clock.now
         try:
             if isinstance(ending, Answered):
-                seconds = self.outlook.learn(parcel, ending, now)
-                ratio = self.outlook.times.ratio(parcel.key)
-                self._tally.served(parcel.variant, parcel.rows, seconds, ratio)
+                self._tally.served(parcel.variant, parcel.rows, *self.outlook.learn(parcel, ending, now))
             self._returns.settle(parcel, ending, now)
         finally:
             follower = parcel.slot.release(parcel, now)
@@ -186,9 +188,6 @@ class Desk:
         if not self._awake and self.queue.rows:
             self._awake = True
             self._clock.soon(self._look, self._stir)
-
-    def _has_room(self) -> bool:
-        return any(slot.free or slot.takes_ahead for slot in self.slots)
 
     def _stir(self) -> int | None:
         return None if self.queue.rows >= self.plan.batch_size else self._arrivals
@@ -247,12 +246,10 @@ class Desk:
         parcel = Parcel(
             slot=slot,
             variant=variant,
-            point=point.name,
-            reads=point.reads,
+            point=point,
             batch=batch,
             rows=rows,
             departed_at=now,
-            predicted_seconds=point.seconds(rows),
             found_idle=not slot.inflight,
         )
         self._uses += 1

@@ -89,7 +89,7 @@ class Outlook:
 
     def service_seconds(self, rows: int) -> float:
         """Predicted seconds of a batch of so many rows at the fastest point allowed; 0 where nothing is known."""
-        return least_seconds(self.points(self.variant), rows)
+        return least_seconds(self._points.get(self.variant) or self.points(self.variant), rows)
 
     def typical_seconds(self) -> float:
         """Predicted seconds of a batch as they have been lately."""
@@ -112,9 +112,13 @@ class Outlook:
         """A batch of so many rows left."""
         self._typical_rows += TYPICAL_WEIGHT * (rows - self._typical_rows)
 
-    def learn(self, parcel: Parcel, answer: Answered, now: float) -> float:
-        """Take note of how long a batch took, from when its replica had nothing else to do; returns these seconds."""
-        slot = parcel.slot
+    def learn(self, parcel: Parcel, answer: Answered, now: float) -> tuple[float, float]:
+        """Take note of how long a batch took, from when its replica had nothing else to do.
+
+        Returns:
+            These seconds, and observed over profiled service time as of now.
+        """
+        slot, key = parcel.slot, parcel.key
         seconds = now - max(parcel.departed_at, slot.completed_at)
         others = 0.0
         if answer.waited_seconds is not None:
@@ -122,13 +126,13 @@ class Outlook:
                 answer.waited_seconds, parcel.departed_at, slot.completed_at, slot.transfer_seconds
             )
         self.times.observe_wait(others)
-        self.times.observe(parcel.key, parcel.rows, max(seconds - others, 0.0))
+        self.times.observe(key, parcel.rows, max(seconds - others, 0.0))
         if answer.compute_seconds is not None:
-            self._compute_times.observe(parcel.key, parcel.rows, answer.compute_seconds)
+            self._compute_times.observe(key, parcel.rows, answer.compute_seconds)
             if parcel.found_idle:
                 transfer_seconds = max(seconds - others - answer.compute_seconds, 0.0)
                 slot.transfer_seconds += WEIGHT * (transfer_seconds - slot.transfer_seconds)
-        return seconds
+        return seconds, self.times.ratio(key)
 
     def doubt(self, variant: str) -> None:
         """All were dropped in front of an idle replica: were the predictions right?"""

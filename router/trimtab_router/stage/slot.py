@@ -3,42 +3,39 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trimtab_router.stage.policies.view import Point
 from trimtab_router.stage.service_time import Key
 from trimtab_router.stage.work import Slice
 
 NOTHING: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen, which costs as much as all else about making one
 class Parcel:
-    """A batch on its way; times in seconds of the desk's clock.
+    """A batch on its way; times in seconds of the desk's clock. Nobody changes it.
 
     Attributes:
         slot: where it goes.
         variant: what runs it.
         point: the operating point asked for.
-        reads: the inputs that go along; None for all.
         batch: its members.
         rows: of all members.
         departed_at: when it left.
-        predicted_seconds: how long it should take; 0 where nothing is known yet.
         found_idle: whether its replica had nothing else to do.
     """
 
     slot: "Slot"
     variant: str
-    point: str
-    reads: frozenset[str] | None
+    point: Point
     batch: Sequence[Slice]
     rows: int
     departed_at: float
-    predicted_seconds: float
     found_idle: bool
 
     @property
     def key(self) -> Key:
         """What it runs: variant and operating point."""
-        return self.variant, self.point
+        return self.variant, self.point.name
 
 
 @dataclass(slots=True, eq=False)

@@ -46,9 +46,9 @@ class Waiting(Protocol):
         """What may share a batch with a slice at a point that reads these inputs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen, which costs as much as all else about making one
 class View:
-    """What a batch of a stage must keep to, and what it may be made of.
+    """What a batch of a stage must keep to, and what it may be made of. Nobody changes it.
 
     Attributes:
         now: seconds.
@@ -68,10 +68,6 @@ class View:
     drop_policy: DropPolicy
     replicas: int = 1
 
-    def least_seconds(self, rows: int) -> float:
-        """Seconds of a batch of so many rows at the fastest point allowed."""
-        return least_seconds(self.points, rows)
-
     def slack_of(self, piece: Slice) -> float:
         """Seconds that are left for this stage."""
         return piece.work.deadline - self.now - self.later_seconds
@@ -84,7 +80,7 @@ class View:
             case "Past":
                 return piece.work.deadline
             case "Predicted":
-                seconds = self.least_seconds(min(piece.rows, self.most_rows))
+                seconds = least_seconds(self.points, min(piece.rows, self.most_rows))
                 return piece.work.deadline - seconds - self.later_seconds
 
     def fitting_rows(self, point: Point, head: Slice, full: int) -> int:

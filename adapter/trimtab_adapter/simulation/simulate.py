@@ -11,9 +11,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_adapter.deliberation import outgrown
 from trimtab_adapter.observation import Load, ObservationError, seconds_to_ask
 from trimtab_adapter.options import PlanningError
-from trimtab_adapter.simulation.adaptation import Adaptation, outgrown
+from trimtab_adapter.simulation.adaptation import Adaptation
 from trimtab_adapter.simulation.agenda import Agenda
 from trimtab_adapter.simulation.chance import ServiceTimes, fan_outs
 from trimtab_adapter.simulation.conditions import Conditions
@@ -215,7 +216,7 @@ class _Simulation:
         if self.scenario.adaptation is None or self.agenda.now >= self.due - 1e-9:
             return
         newest = self.counter.history(self.agenda.now, 1)
-        if newest and outgrown(self.plan, newest, self.scenario.pipeline.spec.adaptation.headroom):
+        if newest and outgrown(self.plan, newest[-1], self.scenario.pipeline.spec.adaptation.headroom):
             self._decide()
 
     def _note(self, at_seconds: float) -> None:

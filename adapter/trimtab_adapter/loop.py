@@ -19,13 +19,14 @@ from trimtab_adapter.decide import PlanningError, Situation, decide, first_situa
 from trimtab_adapter.deliberation import Deliberation, outgrown
 from trimtab_adapter.documents import Documents
 from trimtab_adapter.forecasting import forecast_record, not_below
-from trimtab_adapter.observation import Load, ObservationError, Served, seconds_to_ask
+from trimtab_adapter.observation import Load, ObservationError, seconds_to_ask
 from trimtab_adapter.outlets import Outlets
 from trimtab_adapter.sharing import Planner
 from trimtab_adapter.sources import LoadSource, StateSource
 from trimtab_adapter.tick import Decided, Tick
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.router_state import Served
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_predictor.forecaster import Forecaster
 

@@ -20,9 +20,10 @@ from trimtab_adapter.simulation.chance import ServiceTimes, fan_outs
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.fleet import Fleet
 from trimtab_adapter.simulation.journey import SimulatedJourney
-from trimtab_adapter.simulation.outcome import DROPPED, FAILED, LATE, OK, REFUSED, Second, Simulated
+from trimtab_adapter.simulation.outcome import Second, Simulated
 from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
 from trimtab_adapter.simulation.stage import SimulatedStage, rows_of
+from trimtab_pipelines.ends import FAILED, LATE, OK, End
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
@@ -33,7 +34,6 @@ from trimtab_router.refusal import Refusal
 from trimtab_router.work import Work
 
 GRACE_SECONDS = 10.0
-_ENDS = {"dropped": DROPPED, "refused": REFUSED, "failed": FAILED}
 _LOOK_SECONDS = 1.0  # the router counts whole seconds: looking more often would see nothing new
 
 
@@ -201,9 +201,9 @@ class _Simulation:
         journey.works = {}
         self.latency[index] = self.agenda.now - journey.arrived_at
         self.reasons[index] = (refusal.stage, refusal.reason)
-        self._end(index, _ENDS[refusal.outcome])
+        self._end(index, refusal.end)
 
-    def _end(self, index: int, end: int) -> None:
+    def _end(self, index: int, end: End) -> None:
         self.ends[index] = end
         self.counts[end] += 1
 

@@ -1,7 +1,7 @@
 """Names of ours that travel with the protocol's messages, each spelled here alone. Pure."""
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 # Headers of answers, and of requests that the door passes on.
 CLIENT_HEADER = "x-trimtab-client"
@@ -22,8 +22,7 @@ EXPECTED_ACCURACY = "trimtab.expected_accuracy"
 PLAN_GENERATION = "trimtab.plan_generation"
 
 
-@dataclass(frozen=True, slots=True)
-class StageParameters:
+class StageParameters(NamedTuple):
     """The names under which an answer tells how one stage served it."""
 
     variant: str
@@ -36,5 +35,4 @@ class StageParameters:
 @cache
 def parameters_of(stage: str) -> StageParameters:
     """The names of one stage's parameters."""
-    names = ("variant", "operating_point", "batch_size", "queue_seconds", "service_seconds")
-    return StageParameters(*(f"trimtab.{stage}.{name}" for name in names))
+    return StageParameters(*(f"trimtab.{stage}.{name}" for name in StageParameters._fields))

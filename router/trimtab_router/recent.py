@@ -8,7 +8,7 @@ import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from trimtab_pipelines.ends import DROPPED, FAILED, LATE, OK, REFUSED, End
+from trimtab_pipelines.ends import End
 from trimtab_pipelines.router_state import Served
 
 RECENT_SECONDS = 60
@@ -58,11 +58,7 @@ class RecentOutcomes:
         accuracy = sum(second.accuracy for second in seconds) / answered if answered else None
         return Served(
             received=sum(second.received for second in seconds),
-            ok=ends[OK],
-            late=ends[LATE],
-            dropped=ends[DROPPED],
-            refused=ends[REFUSED],
-            failed=ends[FAILED],
+            **{end.word: ends[end] for end in End},
             p99_seconds=_quantile(classes, QUANTILE),
             accuracy=accuracy,
         )

@@ -120,18 +120,22 @@ def decide(  # noqa: PLR0913  (all that is true now, and the bound)
     resizes, after, promised_cores = _resize(targets, replicas, free_cores, moved)
     actions += resizes
     kinds = _kinds(after, by_stage)
-    desired = rollout.decide(
-        [rollout.Target(t.stage, _as_planned(t.stage), t.replicas, Room(t.cores)) for t in targets],
-        [_counted(name, members, by_stage, moved) for name, members in kinds.items()],
-        Room(limit_cores - promised_cores),
-    )
-    for name, members in kinds.items():
-        living = sorted((r for r in members if _lives(r)), key=lambda replica: replica.state == "ready")
-        actions += [_release(replica) for replica in living[: max(len(living) - desired[name], 0)]]
+    sets = [
+        HostingSet.of(name, alike[0].stage, Room(alike[0].cores), (replica.state for replica in alike))
+        for name, alike in kinds.items()
+    ]
+    # What the plan asks for is ready for what comes after it once the router has moved.
+    seen = [replace(each, ready=0) if each.name in by_stage.keys() - moved else each for each in sets]
+    wanted = [rollout.Target(t.stage, t.stage, t.replicas, Room(t.cores)) for t in targets]
+    desired = rollout.decide(wanted, seen, Room(limit_cores - promised_cores))
+    for each in sets:
+        living = sorted((r for r in kinds[each.name] if _lives(r)), key=lambda replica: replica.state == "ready")
+        actions += [_release(replica) for replica in living[: max(each.desired - desired[each.name], 0)]]
+    had = {each.name: each.desired for each in sets}
     for target in targets:
-        own = sum(_lives(replica) for replica in kinds.get(_as_planned(target.stage), ()))
         if now >= (not_before or {}).get(target.stage, 0.0):
-            actions += [Start(target.stage, target.variant, target.cores)] * (desired[_as_planned(target.stage)] - own)
+            missing = desired[target.stage] - had.get(target.stage, 0)
+            actions += [Start(target.stage, target.variant, target.cores)] * missing
     return actions
 
 
@@ -165,27 +169,16 @@ def _resize(
 
 
 def _kinds(replicas: Sequence[Replica], targets: Mapping[str, Target]) -> dict[str, list[Replica]]:
-    """Group replicas that are alike; among those a plan does not ask for, the ones it could resize come last."""
+    """Group replicas that are alike; those that the plan asks for have the name of their stage.
+
+    Of the others, those that could be resized come last: they are let go last.
+    """
     kinds: dict[str, list[Replica]] = {}
     for replica in sorted(replicas, key=lambda r: r.stage in targets and convertible(r, targets[r.stage])):
         target = targets.get(replica.stage)
-        name = f"{replica.stage}, {replica.cores:g} cores, {' '.join(sorted(replica.variants))}"
-        kinds.setdefault(_as_planned(replica.stage) if target and fits(replica, target) else name, []).append(replica)
+        other = f"{replica.stage}, {replica.cores:g} cores, {' '.join(sorted(replica.variants))}"
+        kinds.setdefault(replica.stage if target and fits(replica, target) else other, []).append(replica)
     return kinds
-
-
-def _as_planned(stage: str) -> str:
-    return f"{stage}, as planned"
-
-
-def _counted(
-    name: str, members: Sequence[Replica], targets: Mapping[str, Target], moved: AbstractSet[str]
-) -> HostingSet:
-    """Count replicas that are alike. Those that the plan asks for are ready once the router has moved to them."""
-    stage = members[0].stage
-    counted = HostingSet.of(name, stage, Room(members[0].cores), (replica.state for replica in members))
-    waits = name == _as_planned(stage) and stage in targets and stage not in moved
-    return replace(counted, ready=0) if waits else counted
 
 
 def _lives(replica: Replica) -> bool:

@@ -28,7 +28,8 @@ class Pacer:
         self._budget = budget
         self._bounds = bounds
         self._loop = asyncio.get_running_loop()
-        self._answered = 0
+        self.answered = 0
+        """Requests answered since the start."""
         self._refused = 0
         self._due = 0.0
         self._look: asyncio.TimerHandle | None = None
@@ -42,7 +43,7 @@ class Pacer:
 
     def note_answer(self) -> None:
         """A request was answered."""
-        self._answered += 1
+        self.answered += 1
 
     def note_overload(self, requests: int = 1) -> None:
         """Requests were turned away, here or at the door, because there are too many."""
@@ -63,7 +64,7 @@ class Pacer:
         self._look = None
         now, under_way = time.monotonic(), self._budget.requests
         late_seconds = max(now - self._due, 0.0)
-        self.window.observe(Observation(now, self._answered, self._refused, under_way, late_seconds), self._bounds())
+        self.window.observe(Observation(now, self.answered, self._refused, under_way, late_seconds), self._bounds())
         if under_way:
             self._keep_looking()
         else:

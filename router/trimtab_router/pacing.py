@@ -37,9 +37,9 @@ class Pacer:
     def check(self) -> None:
         """Raise Refusal where the window is full."""
         self._keep_looking()
-        if self._budget.requests >= self.window.limit:
+        if self._budget.waiting >= self.window.limit:
             self.note_overload()
-            raise overload(f"{self._budget.requests} requests are under way, as many as can be answered in time")
+            raise overload(f"{self._budget.waiting} requests are under way, as many as can be answered in time")
 
     def note_answer(self) -> None:
         """A request was answered."""
@@ -62,7 +62,7 @@ class Pacer:
 
     def _looked(self) -> None:
         self._look = None
-        now, under_way = time.monotonic(), self._budget.requests
+        now, under_way = time.monotonic(), self._budget.waiting
         late_seconds = max(now - self._due, 0.0)
         self.window.observe(Observation(now, self.answered, self._refused, under_way, late_seconds), self._bounds())
         if under_way:

@@ -12,16 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any, Self
+from typing import Self
 
 from opentelemetry.trace import Tracer
 
 from trimtab_pipelines.edge import ClientLimits
+from trimtab_pipelines.ends import DROPPED, FAILED, LATE, OK, REFUSED, End
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
+from trimtab_pipelines.router_state import EndpointState, RouterLoad, RouterState, StageState
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline, Stage
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
+from trimtab_protocol.extensions import PLAN_GENERATION
 from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES
 from trimtab_protocol.text import header_value
 from trimtab_router.admission import VERSION, Admitted, admit, check, timeout_seconds
@@ -33,7 +36,7 @@ from trimtab_router.load import ArrivalCounter, RowCounter
 from trimtab_router.loop_clock import LoopClock
 from trimtab_router.metrics import Metrics
 from trimtab_router.pacing import Pacer
-from trimtab_router.recent import RECEIVED, RecentOutcomes
+from trimtab_router.recent import RecentOutcomes
 from trimtab_router.refusal import Code, Refusal, code_of, is_callers_fault, malformed
 from trimtab_router.stage.desk import GRACE_SECONDS, Desk
 from trimtab_router.stage.policies import POLICIES
@@ -207,9 +210,9 @@ class Router:
     async def infer(self, call: Call) -> InferResponse:
         """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
         self.metrics.received.inc()
-        self._recent.count(call.arrived_at, RECEIVED)
+        self._recent.received(call.arrived_at)
         journey: Journey | None = None
-        outcome = "failed"
+        end = FAILED
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(ended)
         try:
@@ -217,24 +220,22 @@ class Router:
             await ended
             if journey.refusal is not None:
                 raise journey.refusal
-            outcome = self._count_answer(journey)
+            end = self._count_answer(journey)
             return self._answer(call.request, journey)
         except Refusal as refusal:
-            outcome = self._count_refusal(
-                refusal, by_own_deadline=journey is not None and self._asked_too_much(journey)
-            )
+            end = self._count_refusal(refusal, by_own_deadline=journey is not None and self._asked_too_much(journey))
             raise
         except asyncio.CancelledError:
             stage = next(iter(journey.works), "") if journey else ""
             left = Refusal(Code.CANCELLED, "Cancelled", "the caller left", stage=stage)
-            outcome = self._count_refusal(left, by_own_deadline=self._left_early(call))
+            end = self._count_refusal(left, by_own_deadline=self._left_early(call))
             raise
         finally:
-            self.metrics.outcomes[outcome].inc()
-            self._recent.count(self._clock.now, outcome)
+            self.metrics.outcomes[end].inc()
+            self._recent.ended(self._clock.now, end)
             self._waiting.discard(ended)
             if journey is not None:
-                self._end(journey, outcome)
+                self._end(journey, end)
 
     async def visit(self, arrived_at: float, client: str = "") -> Reservation:
         """Let a request in, once it is its turn of the event loop; it ends with the reservation's context.
@@ -285,11 +286,11 @@ class Router:
 
     def turn_away(self, refusal: Refusal) -> Refusal:
         """Count a request that ingress refuses before it is one; returns the refusal, to be raised."""
-        outcome, now = self._count_refusal(refusal), self._clock.now
+        end, now = self._count_refusal(refusal), self._clock.now
         self.metrics.received.inc()
-        self.metrics.outcomes[outcome].inc()
-        self._recent.count(now, RECEIVED)
-        self._recent.count(now, outcome)
+        self.metrics.outcomes[end].inc()
+        self._recent.received(now)
+        self._recent.ended(now, end)
         if refusal.code is Code.RESOURCE_EXHAUSTED:
             self.arrivals.record(time.time())
         return refusal
@@ -299,13 +300,13 @@ class Router:
         now = self._clock.now
         for (status, reason), count in refused.items():
             self.metrics.received.inc(count)
-            self.metrics.outcomes["refused"].inc(count)
+            self.metrics.outcomes[REFUSED].inc(count)
             code = code_of(status)
             self.metrics.refused(code.name, reason, count)
             if is_callers_fault(code, reason):
                 self.metrics.callers_faults.inc(count)
-            self._recent.count(now, RECEIVED, count)
-            self._recent.count(now, "refused", count)
+            self._recent.received(now, count)
+            self._recent.ended(now, REFUSED, count)
             if reason == "Overload":  # what was turned away for want of room is load to plan for
                 self.arrivals.record(time.time(), count)
                 self.pacer.note_overload(count)
@@ -324,32 +325,37 @@ class Router:
             desk = self._desks[name]
             desk.staff(carrier.follow(endpoints.stages.get(name, ()), desk.look_around))
 
-    def state(self) -> dict[str, Any]:
-        """What runs now, as `/trimtab/v1/state` tells it."""
+    def state(self) -> RouterState:
+        """What runs now."""
         now = self._clock.now
         rows_per_request = self._rows.per_request(now)
-        return {
-            "plan_generation": self.plan_generation,
-            "plan_applied_at": self.plan_applied_at,
-            "ready": self.ready,
-            "served": self._recent.summary(now),
-            "stages": {
-                name: {
-                    "variant": desk.variant,
-                    "batch_size": desk.plan.batch_size,
-                    "operating_point": desk.plan.operating_point,
-                    "ready_replicas": desk.ready_replicas,
-                    "queue_rows": desk.queue.rows,
-                    "service_ratio": desk.outlook.service_ratio,
-                    "rows_per_request": rows_per_request.get(name),
-                    "endpoints": {
-                        slot.name: {"ready": bool(slot.ready_variants), "inflight_batches": slot.inflight}
+        return RouterState(
+            plan_generation=self.plan_generation,
+            plan_applied_at=self.plan_applied_at,
+            ready=self.ready,
+            served=self._recent.summary(now),
+            stages={
+                name: StageState(
+                    variant=desk.variant,
+                    batch_size=desk.plan.batch_size,
+                    operating_point=desk.plan.operating_point,
+                    ready_replicas=desk.ready_replicas,
+                    queue_rows=desk.queue.rows,
+                    service_ratio=desk.outlook.service_ratio,
+                    rows_per_request=rows_per_request.get(name),
+                    endpoints={
+                        slot.name: EndpointState(ready=bool(slot.ready_variants), inflight_batches=slot.inflight)
                         for slot in desk.slots
                     },
-                }
+                )
                 for name, desk in self._desks.items()
             },
-        }
+        )
+
+    def load(self, seconds: int) -> RouterLoad:
+        """Arrivals of the last so many whole seconds."""
+        now = time.time()
+        return RouterLoad(now=now, rps=self.arrivals.history(now, seconds))
 
     async def drain(self, timeout_seconds: float) -> None:
         """Take no more requests, let those under way end, then close all connections."""
@@ -432,14 +438,14 @@ class Router:
         self._course.advance(journey)
         return journey
 
-    def _end(self, journey: Journey, outcome: str) -> None:
+    def _end(self, journey: Journey, end: End) -> None:
         journey.leave()
         if self._tracer is not None:
-            record_request(self._tracer, journey.trace_parent, journey.arrived_at, outcome, journey.served)
+            record_request(self._tracer, journey.trace_parent, journey.arrived_at, end, journey.served)
 
     def _answer(self, request: InferRequest, journey: Journey) -> InferResponse:
         parameters, outputs = journey.parameters(), journey.walk.answer()
-        parameters["trimtab.plan_generation"] = self.plan_generation
+        parameters[PLAN_GENERATION] = self.plan_generation
         return InferResponse(
             model_name=self.pipeline.name,
             model_version=VERSION,
@@ -448,7 +454,7 @@ class Router:
             outputs=tuple(Tensor(name, self._output_datatypes[name], array) for name, array in outputs.items()),
         )
 
-    def _count_answer(self, journey: Journey) -> str:
+    def _count_answer(self, journey: Journey) -> End:
         now = self._clock.now
         self.pacer.note_answer()
         latency_seconds, accuracy = now - journey.arrived_at, journey.accuracy
@@ -456,7 +462,7 @@ class Router:
         self.metrics.accuracy.observe(accuracy)
         self._recent.answered(now, latency_seconds, accuracy)
         self._rows.record(now, journey.rows_by_stage)
-        return "ok" if now <= journey.deadline else "late"
+        return OK if now <= journey.deadline else LATE
 
     def _asked_too_much(self, journey: Journey) -> bool:
         """Whether its own deadline left it less time than the promise."""
@@ -467,16 +473,16 @@ class Router:
         waited_seconds = self._clock.now - call.arrived_at
         return not self.draining and waited_seconds < self.pipeline.spec.slo.latency_seconds
 
-    def _count_refusal(self, refusal: Refusal, *, by_own_deadline: bool = False) -> str:
+    def _count_refusal(self, refusal: Refusal, *, by_own_deadline: bool = False) -> End:
         if refusal.callers_fault or (by_own_deadline and refusal.code in {Code.DEADLINE_EXCEEDED, Code.CANCELLED}):
             self.metrics.callers_faults.inc()
         if refusal.reason == "Overload":
             self.pacer.note_overload()
-        if refusal.outcome == "dropped":
+        if refusal.end is DROPPED:
             self.metrics.dropped(refusal.stage, refusal.reason)
         else:
             self.metrics.refused(refusal.code.name, refusal.reason)
-        return refusal.outcome
+        return refusal.end
 
 
 def _first_plan(stage: Stage) -> StagePlan:

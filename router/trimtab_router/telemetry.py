@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from opentelemetry.propagate import extract
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
 
+from trimtab_pipelines.ends import FAILED, End
 from trimtab_router.stage.work import Served
 
 log = logging.getLogger(__name__)
@@ -47,21 +48,23 @@ def configured_tracer(pipeline: str) -> Tracer | None:
 
 
 def record_request(
-    tracer: Tracer, trace_parent: str, arrived_at: float, outcome: str, stages: Mapping[str, Sequence[Served]]
+    tracer: Tracer, trace_parent: str, arrived_at: float, end: End, stages: Mapping[str, Sequence[Served]]
 ) -> None:
     """Write the span of a request that just ended, with a child for each stage that served it.
 
     Its times are in monotonic seconds, read after the wall clock: a pause in between puts nothing past the end.
     """
-    end, now = time.time_ns(), time.monotonic()
+    ended_at, now = time.time_ns(), time.monotonic()
     context = extract({"traceparent": trace_parent}) if trace_parent else None
-    span = tracer.start_span("infer", context, kind=SpanKind.SERVER, start_time=end - int((now - arrived_at) * 1e9))
-    span.set_attribute("trimtab.outcome", outcome)
-    if outcome == "failed":
+    span = tracer.start_span(
+        "infer", context, kind=SpanKind.SERVER, start_time=ended_at - int((now - arrived_at) * 1e9)
+    )
+    span.set_attribute("trimtab.outcome", end.word)
+    if end is FAILED:
         span.set_status(StatusCode.ERROR)
     for stage, pieces in stages.items():
         for piece in pieces:
-            begun = end - int((now - piece.departed_at) * 1e9)
+            begun = ended_at - int((now - piece.departed_at) * 1e9)
             child = tracer.start_span(
                 f"stage {stage}",
                 set_span_in_context(span),
@@ -75,4 +78,4 @@ def record_request(
                 },
             )
             child.end(begun + int(piece.service_seconds * 1e9))
-    span.end(end)
+    span.end(ended_at)

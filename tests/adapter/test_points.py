@@ -8,8 +8,8 @@ import pytest
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
 from trimtab_adapter.decide import initial_plan
 from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.outcome import DROPPED, OK
 from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_pipelines.ends import DROPPED, OK
 from trimtab_router.stage.policies import urgent_first
 from trimtab_router.stage.policies.view import Departure, Point, Policy
 

@@ -17,14 +17,13 @@ from tests.clocks import FakeClock
 from trimtab_adapter.simulation import simulate as simulation
 from trimtab_adapter.simulation.conditions import Conditions, Failure
 from trimtab_adapter.simulation.fleet import Fleet
-from trimtab_adapter.simulation.outcome import DROPPED, FAILED, LATE, OK, REFUSED
 from trimtab_adapter.simulation.simulate import Scenario, carriers_of
+from trimtab_pipelines.ends import DROPPED, FAILED, LATE, OK, REFUSED
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_router.refusal import Refusal
 from trimtab_router.router import Call, Router
 from trimtab_router.stage.desk import GRACE_SECONDS
 
-ENDS = {"dropped": DROPPED, "refused": REFUSED, "failed": FAILED}
 POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
 
 
@@ -102,7 +101,7 @@ async def _infer(router, clock, ends, index, at):
     try:
         await router.infer(Call(InferRequest("sample", (Tensor.of("x", x),)), at))
     except Refusal as refusal:
-        ends[index] = ENDS[refusal.outcome]
+        ends[index] = refusal.end
         return
     late = clock.now - at > router.pipeline.spec.slo.latency_seconds
     ends[index] = LATE if late else OK

@@ -77,7 +77,7 @@ async def test_rows_share_a_batch_that_leaves_behind_what_they_differ_in():
         first = asyncio.ensure_future(rig.rest(a_request_for(59)))
         await replica.arrived.wait()
         calls = [asyncio.ensure_future(rig.rest(a_request_for(9, width))) for width in (None, 2, 5)]
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] == 3)
+        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 3)
         replica.gate.set()
         answers = [await call for call in (first, *calls)]
 

@@ -11,16 +11,18 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_adapter.deliberation import outgrown
 from trimtab_adapter.observation import Load, ObservationError, seconds_to_ask
 from trimtab_adapter.options import PlanningError
-from trimtab_adapter.simulation.adaptation import Adaptation, outgrown
+from trimtab_adapter.simulation.adaptation import Adaptation
 from trimtab_adapter.simulation.agenda import Agenda
 from trimtab_adapter.simulation.carrier import Batches, DrawnCarrier, rows_of
 from trimtab_adapter.simulation.chance import ServiceTimes, fan_outs
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.fleet import Fleet
-from trimtab_adapter.simulation.outcome import DROPPED, FAILED, LATE, OK, REFUSED, Second, Simulated
+from trimtab_adapter.simulation.outcome import Second, Simulated
 from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
+from trimtab_pipelines.ends import FAILED, LATE, OK, End
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
@@ -32,7 +34,6 @@ from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Clock
 
-_ENDS = {"dropped": DROPPED, "refused": REFUSED, "failed": FAILED}
 _LOOK_SECONDS = 1.0  # the router counts whole seconds: looking more often would see nothing new
 
 
@@ -193,7 +194,7 @@ class _Simulation:
         if refusal is not None:
             self.latency[index] = latency
             self.reasons[index] = (refusal.stage, refusal.reason)
-            self._end(index, _ENDS[refusal.outcome])
+            self._end(index, refusal.end)
             return
         latency += self.scenario.conditions.after_seconds
         self.latency[index], self.accuracy[index] = latency, journey.accuracy
@@ -201,7 +202,7 @@ class _Simulation:
         self.rows.record(self.agenda.now, journey.rows_by_stage)
         self._end(index, OK if latency <= self.scenario.pipeline.spec.slo.latency_seconds else LATE)
 
-    def _end(self, index: int, end: int) -> None:
+    def _end(self, index: int, end: End) -> None:
         self.ends[index] = end
         self.counts[end] += 1
 
@@ -214,7 +215,7 @@ class _Simulation:
         if self.scenario.adaptation is None or self.agenda.now >= self.due - 1e-9:
             return
         newest = self.counter.history(self.agenda.now, 1)
-        if newest and outgrown(self.plan, newest, self.scenario.pipeline.spec.adaptation.headroom):
+        if newest and outgrown(self.plan, newest[-1], self.scenario.pipeline.spec.adaptation.headroom):
             self._decide()
 
     def _note(self, at_seconds: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from trimtab_pipelines.routing import Endpoint
 from trimtab_pipelines.spec import Stage
 from trimtab_protocol import InferResponse, Parameters, Tensor
+from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_router.carriage.replicas import BatchRequest, Replica
 from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
 from trimtab_router.refusal import failure
@@ -103,9 +104,9 @@ class HttpCarrier:
         told = answer.parameters
         return Answered(
             outputs=outputs,
-            point=str(told.get("operating_point", parcel.point.name)),
-            compute_seconds=_seconds(told, "compute_seconds"),
-            waited_seconds=_seconds(told, "waited_seconds"),
+            point=str(told.get(OPERATING_POINT, parcel.point.name)),
+            compute_seconds=_seconds(told, COMPUTE_SECONDS),
+            waited_seconds=_seconds(told, WAITED_SECONDS),
         )
 
     def _request(self, parcel: Parcel) -> BatchRequest:
@@ -121,7 +122,7 @@ class HttpCarrier:
             id=secrets.token_hex(8),
             variant=parcel.variant,
             inputs=inputs,
-            parameters={"operating_point": point.name},
+            parameters={OPERATING_POINT: point.name},
             headers=_pass_on(batch),
             timeout_seconds=max(HANG_FACTOR * predicted_seconds, least),
             most_answer_bytes=most_answer_bytes(self._stage, parcel.rows, self._max_answer_bytes),

@@ -7,7 +7,8 @@ addresses at which clouds hand out the node's own credentials. Names may always 
 
 from urllib.parse import urlsplit
 
-from trimtab_operator.objects import MODEL_SERVER, PROFILER, ROUTER, Object, labels, owned
+from trimtab_kubernetes.objects import Object
+from trimtab_operator.objects import MODEL_SERVER, PROFILER, ROUTER, labels, owned
 from trimtab_operator.replica_sets import data_port
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import (

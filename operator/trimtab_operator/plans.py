@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab_operator.objects import Object
+from trimtab_kubernetes.objects import Object
+from trimtab_kubernetes.times import seconds_of
 from trimtab_operator.rollout import Room, Target, total
 from trimtab_operator.routers import PLAN_FILE
-from trimtab_operator.timestamps import seconds_of
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.cluster import ADVISORY_LABEL, replica_set_name
 from trimtab_pipelines.documents import DocumentError, parse_plan

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trimtab_kubernetes.times import seconds_of
 from trimtab_operator.pods import GPU_RESOURCE
 from trimtab_operator.rollout import Room
-from trimtab_operator.timestamps import seconds_of
 from trimtab_pipelines.cluster import COMPONENT, HOSTING_LABEL, STAGE_LABEL
 from trimtab_pipelines.quantity import parse_quantity
 

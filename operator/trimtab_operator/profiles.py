@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trimtab_operator.conditions import Finding, ill, well
-from trimtab_operator.objects import Object, Ref
+from trimtab_kubernetes.conditions import Finding, ill, well
+from trimtab_kubernetes.objects import Object
+from trimtab_operator.objects import Ref
 from trimtab_operator.profile_jobs import KEPT_SECONDS, profile_job, profiler_account
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import profile_job_name

@@ -3,13 +3,13 @@
 The pod template changes exactly when what it serves changes: batch sizes, operating points and replicas are not in it.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_model_servers.settings import CACHE_TENANT_VARIABLE, model_spec
-from trimtab_operator.objects import MODEL_SERVER, Object, labels, owned
+from trimtab_operator.objects import MODEL_SERVER, labels, owned
 from trimtab_operator.pods import (
     credentials,
     image_pull_secrets,
@@ -209,8 +209,3 @@ def _cache(settings: Settings) -> Object:
     if settings.node_cache:
         return {"name": "weights", "hostPath": {"path": settings.node_cache, "type": "DirectoryOrCreate"}}
     return scratch("weights")[0]
-
-
-def fingerprint(written: object) -> str:
-    """Return a short hash of what would be written."""
-    return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.conditions import StageState
-from trimtab_operator.objects import Object, Ref
+from trimtab_operator.objects import Ref
 from trimtab_operator.observed import live_sets, replica_sets, rolling
 from trimtab_operator.plans import targets
 from trimtab_operator.pod_state import PodState, Trouble
 from trimtab_operator.replica_sets import (
     TEMPLATE_HASH,
     deployment,
-    fingerprint,
     replica_set_budget,
     service,
     template,

@@ -6,6 +6,7 @@ They restart when what they read at the start changes, never for a plan: plans t
 import json
 from collections.abc import Iterable
 
+from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.edge import (
     JWKS_FOLDER,
     SETTINGS_FILE,
@@ -14,7 +15,7 @@ from trimtab_operator.edge import (
     edge_files,
     edge_volumes,
 )
-from trimtab_operator.objects import ROUTER, Object, labels, owned, uid_of
+from trimtab_operator.objects import ROUTER, labels, owned, uid_of
 from trimtab_operator.pods import (
     image_pull_secrets,
     pod,
@@ -25,7 +26,7 @@ from trimtab_operator.pods import (
     security_of_pod,
     variables,
 )
-from trimtab_operator.replica_sets import disruption_budget, fingerprint
+from trimtab_operator.replica_sets import disruption_budget
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import (
     ADMIN_PORT_NAME,

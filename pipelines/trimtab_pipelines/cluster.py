@@ -33,7 +33,6 @@ ADMIN_PORT_NAME = "admin"
 DATA_PORT = 9000
 MLSERVER_HTTP_PORT = 8080
 MLSERVER_GRPC_PORT = 8081
-METRICS_PORT = 9090
 
 _LONGEST_NAME = 52  # a Deployment's pods add 11 characters and must stay a DNS label
 

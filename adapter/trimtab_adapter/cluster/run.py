@@ -4,10 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import httpx
 from aiohttp import web
@@ -19,6 +16,7 @@ from trimtab_adapter.prometheus import Server, trust
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_kubernetes.client import own_namespace
 from trimtab_kubernetes.lease import Lease, Timing, leading
+from trimtab_kubernetes.process import answering, told_to_stop, until
 from trimtab_pipelines.cluster import ADAPTER_MANAGER
 from trimtab_pipelines.documents import DocumentError, load_pools
 
@@ -31,9 +29,7 @@ PROMETHEUS_TIMEOUT_SECONDS = 5.0
 
 async def adapt_cluster(options: argparse.Namespace) -> str:
     """Plan until SIGTERM or SIGINT; returns why it cannot, or nothing."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = told_to_stop()
     try:
         cluster = await Cluster.connect()
     except ClusterError as error:
@@ -63,8 +59,8 @@ async def take_part(options: argparse.Namespace, cluster: Cluster, lease: Lease,
         httpx.AsyncClient(
             timeout=PROMETHEUS_TIMEOUT_SECONDS, trust_env=False, verify=trust(options.prometheus_ca)
         ) as asking,
-        serving(options.health_port, "/healthz", lambda: _health(fleets)),
-        serving(
+        answering(options.health_port, "/healthz", lambda: _health(fleets)),
+        answering(
             options.metrics_port, "/metrics", lambda: web.Response(body=metrics.expose(), content_type="text/plain")
         ),
     ):
@@ -85,35 +81,7 @@ async def take_part(options: argparse.Namespace, cluster: Cluster, lease: Lease,
                 fleets.clear()
 
         async with leading(lease, plan, go_on=True) as planning:
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait([planning, stopping], return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if planning.done():
-                planning.result()
-
-
-@asynccontextmanager
-async def serving(port: int, path: str, answer: Callable[[], web.Response]) -> AsyncIterator[int]:
-    """Answer one path while the block runs, on all addresses, or on loopback where any free port will do."""
-
-    async def handle(_: web.Request) -> web.Response:
-        return answer()
-
-    app = web.Application()
-    app.router.add_get(path, handle)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, None if port else "127.0.0.1", port).start()
-    found = int(runner.addresses[0][1])
-    log.info("%s on port %d", path, found)
-    try:
-        yield found
-    finally:
-        await runner.cleanup()
-
-
-def _exposed(metrics: AdapterMetrics) -> web.Response:
-    return web.Response(body=metrics.expose(), content_type="text/plain")
+            await until(stop, planning)
 
 
 def _health(fleets: list[Fleet]) -> web.Response:

@@ -12,6 +12,7 @@ from trimtab_pipelines.documents import parse
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import missing_tasks, profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.status import condition_of
 
 if TYPE_CHECKING:
     from trimtab_kubernetes import Cluster
@@ -101,12 +102,6 @@ async def _first(*waiting: Awaitable[list[ModelProfile]]) -> list[ModelProfile]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def condition_of(found: dict[str, Any], name: str) -> dict[str, str]:
-    """Return a condition of an object, empty where it has none of that name."""
-    conditions = (found.get("status") or {}).get("conditions") or []
-    return next((one for one in conditions if one["type"] == name), {})
 
 
 async def all_pipelines(cluster: "Cluster", namespace: str | None) -> list[dict[str, Any]]:

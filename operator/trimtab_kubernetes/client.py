@@ -114,13 +114,9 @@ class Cluster:
         path = kind_of(body).path(metadata.get("namespace"), metadata["name"])
         return await self._call("PUT", path, {"fieldManager": manager}, body)
 
-    async def delete(
-        self, kind: str | Kind, namespace: str | None, name: str, *, uid: str | None = None, foreground: bool = False
-    ) -> bool:
+    async def delete(self, kind: str | Kind, namespace: str | None, name: str, *, uid: str | None = None) -> bool:
         """Delete an object, only the one of that uid where given; False where there was none."""
-        options: Object = {"propagationPolicy": "Foreground" if foreground else "Background"}
-        if uid is not None:
-            options["preconditions"] = {"uid": uid}
+        options: Object = {"propagationPolicy": "Background"} | ({"preconditions": {"uid": uid}} if uid else {})
         try:
             await self._call("DELETE", _kind(kind).path(namespace, name), None, options)
         except NotFound:

@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import math
-import random
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from trimtab_kubernetes.client import Cluster, Listing
 from trimtab_kubernetes.errors import ClusterError, NotFound, Unreachable
 from trimtab_kubernetes.kinds import Kind
 from trimtab_kubernetes.objects import Key, Object, key_of
-from trimtab_pipelines.backoff import backoff
+from trimtab_kubernetes.pauses import Pauses
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ async def follow(
     After each list one Change with `synced` follows. Objects that vanished during a gap are yielded as deleted.
     """
     known: dict[Key, Object] = {}
-    version, pauses = "", Pauses()
+    version, pauses = "", Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
     while True:
         began, heard = time.monotonic(), False
         try:
@@ -75,24 +73,13 @@ async def follow(
             if not heard and time.monotonic() - began < SHORTEST_WATCH_SECONDS:
                 raise Unreachable(f"watch of {kind} ended at once")
         except ClusterError as error:
-            pause_seconds = pauses.after(error, math.inf if heard else time.monotonic() - began)
+            if heard or time.monotonic() - began > LONGEST_PAUSE_SECONDS:  # this is another outage
+                pauses.worked()
+            pause_seconds = pauses.after(error)
             level = logging.DEBUG if isinstance(error, NotFound) else logging.WARNING
             log.log(level, "%s; again in %.1f s", error, pause_seconds)
             version = ""  # list anew: what was missed in between is not known, nor whether the version still is
             await asyncio.sleep(pause_seconds)
-
-
-class Pauses:
-    """How long to wait after each failure: longer and longer, and anew after what had worked for a while."""
-
-    def __init__(self) -> None:
-        self._next = backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-
-    def after(self, error: ClusterError, worked_seconds: float) -> float:
-        """Return the pause after an error; shorter ones differ, so that not all who follow come back at once."""
-        if worked_seconds > LONGEST_PAUSE_SECONDS:
-            self._next = backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-        return max(next(self._next) * random.uniform(0.5, 1.0), error.retry_after_seconds)  # noqa: S311
 
 
 def _differences(known: dict[Key, Object], items: list[Object]) -> list[Change]:

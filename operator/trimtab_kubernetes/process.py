@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +32,31 @@ async def until(stop: asyncio.Event, *working: "asyncio.Future[Any]") -> None:
 
 
 @asynccontextmanager
-async def answering(port: int, path: str, answer: Callable[[], web.Response]) -> AsyncIterator[int]:
-    """Answer one path while the block runs, on all addresses, or on loopback where any free port will do."""
+async def observed(
+    health_port: int, metrics_port: int, registry: CollectorRegistry, what_is_wrong: Callable[[], str] = str
+) -> AsyncIterator[None]:
+    """Answer probes at /healthz and Prometheus at /metrics while the block runs.
 
+    Args:
+        health_port: on all addresses; 0 takes any free one on loopback, as it does for metrics.
+        metrics_port: likewise.
+        registry: what Prometheus is told.
+        what_is_wrong: why nothing but a restart helps; nothing while all is well.
+    """
+
+    def health() -> web.Response:
+        wrong = what_is_wrong()
+        return web.Response(status=503 if wrong else 200, text=wrong or "ok")
+
+    def metrics() -> web.Response:
+        return web.Response(body=generate_latest(registry), content_type="text/plain")
+
+    async with _answering(health_port, "/healthz", health), _answering(metrics_port, "/metrics", metrics):
+        yield
+
+
+@asynccontextmanager
+async def _answering(port: int, path: str, answer: Callable[[], web.Response]) -> AsyncIterator[None]:
     async def handle(_: web.Request) -> web.Response:
         return answer()
 
@@ -42,9 +65,8 @@ async def answering(port: int, path: str, answer: Callable[[], web.Response]) ->
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, None if port else "127.0.0.1", port).start()
-    found = int(runner.addresses[0][1])
-    log.info("%s on port %d", path, found)
+    log.info("%s on port %d", path, int(runner.addresses[0][1]))
     try:
-        yield found
+        yield
     finally:
         await runner.cleanup()

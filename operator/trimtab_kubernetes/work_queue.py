@@ -2,12 +2,10 @@
 
 import asyncio
 import heapq
-import random
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
-from trimtab_kubernetes.errors import ClusterError
-from trimtab_pipelines.backoff import backoff
+from trimtab_kubernetes.pauses import Pauses
 
 AnyKey = TypeVar("AnyKey", bound=Hashable)
 FIRST_PAUSE_SECONDS = 0.5
@@ -24,7 +22,7 @@ class WorkQueue(Generic[AnyKey]):
         self._count = 0
         self._in_hand: set[AnyKey] = set()
         self._again: dict[AnyKey, float] = {}
-        self._pauses: dict[AnyKey, Iterator[float]] = {}
+        self._pauses: dict[AnyKey, Pauses] = {}
         self._changed = asyncio.Event()
 
     def add(self, key: AnyKey, delay_seconds: float = 0.0) -> None:
@@ -50,7 +48,8 @@ class WorkQueue(Generic[AnyKey]):
                 self.add(key)
                 raise
             except Exception as error:  # noqa: BLE001 - `handle` has told of it; here it only means later
-                self._done(key, self._pause_seconds(key, error))
+                pauses = self._pauses.setdefault(key, Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
+                self._done(key, pauses.after(error))
             else:
                 self._pauses.pop(key, None)
                 self._done(key, again_seconds)
@@ -82,9 +81,3 @@ class WorkQueue(Generic[AnyKey]):
             self.add(key, max(earlier - self._clock(), 0.0))
         if again_seconds is not None:
             self.add(key, again_seconds)
-
-    def _pause_seconds(self, key: AnyKey, error: Exception) -> float:
-        pauses = self._pauses.setdefault(key, backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
-        spread_seconds = next(pauses) * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries
-        asked_seconds = error.retry_after_seconds if isinstance(error, ClusterError) else 0.0
-        return max(spread_seconds, asked_seconds)

@@ -4,12 +4,9 @@ import asyncio
 import logging
 import sys
 
-from aiohttp import web
-from prometheus_client import generate_latest
-
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_kubernetes.lease import Lease, leading
-from trimtab_kubernetes.process import answering, told_to_stop, until
+from trimtab_kubernetes.process import observed, told_to_stop, until
 from trimtab_operator.controller import Controller
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.settings import Settings
@@ -21,8 +18,7 @@ async def run(settings: Settings, metrics: Metrics) -> None:
     stop = told_to_stop()
     async with (
         await Cluster.connect() as cluster,
-        answering(settings.health_port, "/healthz", lambda: web.Response(text="ok")),
-        answering(settings.metrics_port, "/metrics", lambda: _exposed(metrics)),
+        observed(settings.health_port, settings.metrics_port, metrics.registry),
     ):
         controller = Controller(cluster, settings, metrics)
         lease = Lease(cluster, settings.own_namespace, OPERATOR_MANAGER, settings.identity)
@@ -31,10 +27,6 @@ async def run(settings: Settings, metrics: Metrics) -> None:
             await until(stop, following, working)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-
-
-def _exposed(metrics: Metrics) -> web.Response:
-    return web.Response(body=generate_latest(metrics.registry), content_type="text/plain")
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from trimtab_kubernetes import Change, Cluster, ClusterError, NotFound
 from trimtab_kubernetes.objects import Key
+from trimtab_kubernetes.pauses import Pauses
 from trimtab_kubernetes.work_queue import WorkQueue
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.objects import SELECTOR
@@ -17,7 +18,6 @@ from trimtab_operator.reconcile import reconcile
 from trimtab_operator.settings import Settings
 from trimtab_operator.store import Store
 from trimtab_operator.writer import Writer
-from trimtab_pipelines.backoff import backoff
 
 log = logging.getLogger(__name__)
 
@@ -73,30 +73,26 @@ class Controller:
 
     async def lead(self) -> None:
         """Know everything first, then work; ends only by cancellation."""
-        await self._resync_until_known()
+        known = asyncio.Event()
         async with asyncio.TaskGroup() as working:
-            working.create_task(self._resync_now_and_then())
+            working.create_task(self._keep_listed(known))
+            await known.wait()
             for _ in range(WORKERS):
                 working.create_task(self.queue.work(self._handle))
 
-    async def _resync_until_known(self) -> None:
-        for pause_seconds in backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS):
+    async def _keep_listed(self, known: asyncio.Event) -> None:
+        pauses = Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        while True:
             try:
                 await self.resync()
             except ClusterError as error:
                 cure = "; install the chart trimtab-crds" if isinstance(error, NotFound) else ""
-                log.warning("cannot list everything yet: %s%s", error, cure)
-                await asyncio.sleep(max(pause_seconds, error.retry_after_seconds))
+                log.warning("cannot list everything: %s%s", error, cure)
+                await asyncio.sleep(pauses.after(error))
             else:
-                return
-
-    async def _resync_now_and_then(self) -> None:
-        while True:
-            await asyncio.sleep(RESYNC_SECONDS)
-            try:
-                await self.resync()
-            except ClusterError as error:
-                log.warning("resync: %s", error)
+                known.set()
+                pauses.worked()
+                await asyncio.sleep(RESYNC_SECONDS)
 
     async def resync(self) -> None:
         """List everything anew and look at every pipeline."""

@@ -23,6 +23,7 @@ from trimtab_pipelines.cluster import replica_set_name
 from trimtab_pipelines.hosting import HostingGroup, hosting_groups
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline, Stage
+from trimtab_pipelines.status import condition_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +129,10 @@ def pods_of(target: Target, site: Site) -> list[PodState]:
 
 def _creation_trouble(found: Object) -> Trouble | None:
     """What keeps the cluster from even making pods, such as a quota."""
-    for condition in (found.get("status") or {}).get("conditions", []):
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            return Trouble("ReplicaFailed", f"pods cannot be made: {condition.get('message', '')}")
-    return None
+    failure = condition_of(found, "ReplicaFailure")
+    if failure.get("status") != "True":
+        return None
+    return Trouble("ReplicaFailed", f"pods cannot be made: {failure.get('message', '')}")
 
 
 def _may_surge(name: str, sets: Mapping[str, ReplicaSet], limit: Room) -> bool:

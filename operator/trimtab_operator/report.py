@@ -21,6 +21,7 @@ from trimtab_operator.rollout import total
 from trimtab_pipelines.cluster import OPERATOR_MANAGER, ROUTER_REST_PORT, advisory_name, router_name
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.resource import API_VERSION
+from trimtab_pipelines.status import condition_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,6 @@ def plan_report(facts: Facts) -> Object | None:
 
 def events(facts: Facts) -> tuple[Object, ...]:
     """Return what is worth telling and was not so before."""
-    before = {condition["type"]: condition for condition in facts.before.get("conditions", [])}
     told = []
     good = facts.choice.good
     if good is not None and facts.before.get("planGeneration") != good.spec.generation:
@@ -116,7 +116,7 @@ def events(facts: Facts) -> tuple[Object, ...]:
         (facts.profiles, facts.profiles.message),
         (written, written.message),
     ):
-        earlier = before.get(finding.type, {}).get("reason")
+        earlier = condition_of(facts.observed.pipeline, finding.type).get("reason")
         if finding.reason in _TOLD and earlier != finding.reason:
             told.append(_told(facts, finding.reason, finding.message, about))
     return tuple(told)

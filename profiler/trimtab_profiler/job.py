@@ -14,7 +14,7 @@ from typing import Any
 
 from trimtab_kubernetes import Cluster, ClusterError, Rejected
 from trimtab_kubernetes.objects import Object, owner_reference
-from trimtab_pipelines.backoff import backoff
+from trimtab_kubernetes.pauses import Pauses
 from trimtab_pipelines.cluster import MANAGED_BY, PIPELINE_LABEL, PROFILER_MANAGER, profile_name
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, ProfileTask, profile_tasks
@@ -118,14 +118,14 @@ def _names(only: Mapping[str, tuple[str, ...]]) -> str:
 
 async def _persistently(ask: Any) -> Any:
     """Ask the API server until it answers: minutes of measuring are not lost to one that restarts."""
-    pauses = backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+    pauses = Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
     for _ in range(WRITE_ATTEMPTS - 1):
         try:
             return await ask()
         except Rejected:
             raise
         except ClusterError as error:
-            pause_seconds = max(next(pauses), error.retry_after_seconds)
+            pause_seconds = pauses.after(error)
             log.warning("%s; again in %.1f s", error, pause_seconds)
             await asyncio.sleep(pause_seconds)
     return await ask()

@@ -12,7 +12,6 @@ from tests.kubernetes.test_client import a_config_map
 from tests.relay import before_the_api_server
 from trimtab_kubernetes import Change, Cluster, Unreachable, follow
 from trimtab_kubernetes.client import Listing
-from trimtab_kubernetes.follow import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Pauses
 from trimtab_kubernetes.kinds import Kind
 
 KIND = "ConfigMap"
@@ -130,18 +129,3 @@ async def test_watches_leave_room_for_requests(cluster, namespace):
             watching.create_task(watch(event))
         await cluster.apply(a_config_map(namespace, "there"), manager="one")
         await asyncio.gather(*(event.wait() for event in told))
-
-
-def test_pauses_grow_until_it_has_worked_for_a_while():
-    pauses, error = Pauses(), Unreachable("away")
-
-    first, *_, last = [pauses.after(error, worked_seconds=0.1) for _ in range(10)]
-    anew = pauses.after(error, worked_seconds=300.0)
-
-    assert FIRST_PAUSE_SECONDS / 2 <= first <= FIRST_PAUSE_SECONDS
-    assert LONGEST_PAUSE_SECONDS / 2 <= last <= LONGEST_PAUSE_SECONDS
-    assert anew <= FIRST_PAUSE_SECONDS
-
-
-def test_a_pause_is_as_long_as_the_server_asks():
-    assert Pauses().after(Unreachable("busy", 429, retry_after_seconds=30.0), worked_seconds=0.1) == 30.0

@@ -1,13 +1,11 @@
 """What controllers tell of an object: conditions that keep their times, events that are told once, owners, times."""
 
-import itertools
 from typing import Any
 
 from trimtab_kubernetes.conditions import MOST_MESSAGE, conditions, ill, well
 from trimtab_kubernetes.events import event
 from trimtab_kubernetes.objects import owner_reference
 from trimtab_kubernetes.times import rfc3339, rfc3339_micro, seconds_of
-from trimtab_pipelines.backoff import backoff
 
 NOW = 1_700_000_000.25
 PIPELINE: dict[str, Any] = {
@@ -59,7 +57,3 @@ def test_times_are_written_as_kubernetes_does():
     assert rfc3339(NOW) == "2023-11-14T22:13:20Z"
     assert rfc3339_micro(NOW) == "2023-11-14T22:13:20.250000Z"
     assert seconds_of(rfc3339(NOW)) == int(NOW)
-
-
-def test_pauses_double_up_to_the_longest():
-    assert list(itertools.islice(backoff(0.5, 3.0), 5)) == [0.5, 1.0, 2.0, 3.0, 3.0]

@@ -7,7 +7,6 @@ import os
 import socket
 
 import httpx
-from aiohttp import web
 
 from trimtab_adapter.cluster.fleet import Fleet, Surroundings
 from trimtab_adapter.forecasting import TrainedWeights
@@ -16,7 +15,7 @@ from trimtab_adapter.prometheus import Server, trust
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_kubernetes.client import own_namespace
 from trimtab_kubernetes.lease import Lease, Timing, leading
-from trimtab_kubernetes.process import answering, told_to_stop, until
+from trimtab_kubernetes.process import observed, told_to_stop, until
 from trimtab_pipelines.cluster import ADAPTER_MANAGER
 from trimtab_pipelines.documents import DocumentError, load_pools
 
@@ -59,10 +58,7 @@ async def take_part(options: argparse.Namespace, cluster: Cluster, lease: Lease,
         httpx.AsyncClient(
             timeout=PROMETHEUS_TIMEOUT_SECONDS, trust_env=False, verify=trust(options.prometheus_ca)
         ) as asking,
-        answering(options.health_port, "/healthz", lambda: _health(fleets)),
-        answering(
-            options.metrics_port, "/metrics", lambda: web.Response(body=metrics.expose(), content_type="text/plain")
-        ),
+        observed(options.health_port, options.metrics_port, metrics.registry, lambda: _late(fleets)),
     ):
         prometheus = None
         if options.prometheus is not None:
@@ -84,9 +80,7 @@ async def take_part(options: argparse.Namespace, cluster: Cluster, lease: Lease,
             await until(stop, planning)
 
 
-def _health(fleets: list[Fleet]) -> web.Response:
-    """Well while every loop ticks, and while another adapter leads."""
+def _late(fleets: list[Fleet]) -> str:
+    """Well is who plans in time for every pipeline, and who waits while another adapter leads."""
     late = [name for fleet in fleets for name in fleet.late()]
-    if not late:
-        return web.Response(text="ok")
-    return web.Response(status=503, text=f"no tick for three intervals: {', '.join(late[:10])}")
+    return f"no tick for three intervals: {', '.join(late[:10])}" if late else ""

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from trimtab.in_cluster import all_pipelines, condition_of, connected
+from trimtab.in_cluster import all_pipelines, connected
 from trimtab.local.router_client import Counters, RouterClient
 from trimtab.options import console
+from trimtab_pipelines.status import condition_of
 
 
 def command(

@@ -154,7 +154,7 @@ class Router:
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.latency_seconds)
         limits = self.limits
         self.budget = Budget(limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes)
-        self._pacer = Pacer(Window(pipeline.spec.slo.latency_seconds), self.budget, self._bounds)
+        self.pacer = Pacer(Window(pipeline.spec.slo.latency_seconds), self.budget, self._bounds)
         self._decoding = ThreadPoolExecutor(1, "decode")  # one at a time: what decoding costs in passing is bounded too
         self._journeys: set[Journey] = set()
         self._rows = RowCounter()
@@ -164,12 +164,7 @@ class Router:
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
         self.metrics.bytes_in_flight.set_function(lambda: self.budget.bytes_in_flight)
         self.metrics.requests_under_way.set_function(lambda: self.budget.requests)
-        self.metrics.window_requests.set_function(lambda: self.window.limit)
-
-    @property
-    def window(self) -> Window:
-        """How many requests may be under way; its `limit` moves with what is measured."""
-        return self._pacer.window
+        self.metrics.window_requests.set_function(lambda: self.pacer.window.limit)
 
     @property
     def body_seconds(self) -> float:
@@ -236,7 +231,7 @@ class Router:
         """
         reservation = None
         try:
-            self._pacer.check()
+            self.pacer.check()
             reservation = self.budget.reservation(client)
             await self._turnstile.enter(arrived_at)
         except BaseException as error:
@@ -300,7 +295,7 @@ class Router:
             self._recent.count(now, "refused", count)
             if reason == "Overload":  # what was turned away for want of room is load to plan for
                 self.arrivals.record(time.time(), count)
-                self._pacer.note_overload(count)
+                self.pacer.note_overload(count)
 
     def apply_plan(self, plan: PipelinePlan) -> None:
         """Follow a new plan from the next batch on."""
@@ -351,7 +346,7 @@ class Router:
             await asyncio.wait(waiting, timeout=timeout_seconds)
         replicas = [replica for stage in self._dispatchers.values() for replica in stage.replicas.values()]
         await asyncio.gather(*(replica.close() for replica in replicas), *self._closing)
-        self._pacer.close()
+        self.pacer.close()
         self._decoding.shutdown(wait=False, cancel_futures=True)
 
     def _build_dispatchers(self, policy: Policy) -> dict[str, Dispatcher]:
@@ -483,7 +478,7 @@ class Router:
 
     def _count_answer(self, journey: Journey) -> str:
         now = time.monotonic()
-        self._pacer.note_answer()
+        self.pacer.note_answer()
         latency_seconds, accuracy = now - journey.arrived_at, journey.accuracy
         self.metrics.latency.observe(latency_seconds)
         self.metrics.accuracy.observe(accuracy)
@@ -504,7 +499,7 @@ class Router:
         if refusal.callers_fault or (by_own_deadline and refusal.code in {Code.DEADLINE_EXCEEDED, Code.CANCELLED}):
             self.metrics.callers_faults.inc()
         if refusal.reason == "Overload":
-            self._pacer.note_overload()
+            self.pacer.note_overload()
         if refusal.outcome == "dropped":
             stage = self._dispatchers.get(refusal.stage)
             metrics = stage.metrics if stage else self.metrics.stage(refusal.stage)

@@ -28,6 +28,7 @@ from trimtab_router.edge import configuration
 from trimtab_router.edge.following import follow_keys
 from trimtab_router.edge.places import Doorstep, Sockets
 from trimtab_router.edge.program import command, program
+from trimtab_router.ingress.control import ControlIngress
 from trimtab_router.router import Limits, Router
 
 Model = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -172,6 +173,7 @@ class Rig:
         self.edge = edge
         self.otlp = otlp
         self.sockets: Sockets | None = None
+        self.control: ControlIngress | None = None
         self.url = f"http://127.0.0.1:{doors.rest_port}"
         self.admin_url = f"http://127.0.0.1:{doors.admin_port}"
         self._stack = AsyncExitStack()
@@ -193,7 +195,7 @@ class Rig:
             if self._door is None:
                 sockets = self.sockets = make_sockets()
                 self._stack.callback(shutil.rmtree, sockets.folder)
-                control = await self.doors.open_behind_envoy(sockets, self.edge, lambda: self.router.window.limit)
+                control = self.control = await self.doors.open_behind_envoy(sockets, self.edge)
                 if (keys := follow_keys(self.edge, None, "default", control.use_keys)) is not None:
                     self._following = asyncio.create_task(keys)
                 most_bytes = self.router.limits.max_payload_bytes

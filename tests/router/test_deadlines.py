@@ -97,7 +97,7 @@ async def test_more_than_can_be_answered_in_time_is_not_let_in():
             asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 600 * SECOND}))) for _ in range(most - 1)
         ]
         await rig.until(queued(rig, most - 1))
-        await rig.until(lambda: rig.router.window.limit == most)
+        await rig.until(lambda: rig.router.pacer.window.limit == most)
 
         status, message, headers = await rig.rest(a_request(parameters={"timeout": 600 * SECOND}))
         assert (status, headers["x-trimtab-reason"], headers["Retry-After"]) == (429, "Overload", "1")

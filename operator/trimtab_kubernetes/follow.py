@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ async def follow(
     known: dict[Key, Object] = {}
     version, pauses = "", Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
     while True:
-        began, heard = time.monotonic(), False
+        began, heard = math.inf, False
         try:
             if not version:
                 listing = await cluster.list(kind, namespace, labels, name)
@@ -60,6 +61,7 @@ async def follow(
                 known = {key_of(item): item for item in listing.items}
                 yield Change(listing=listing)
                 version = listing.resource_version
+            began = time.monotonic()
             async for what, found in cluster.watch(kind, namespace, labels, version, name):
                 version, heard = found["metadata"]["resourceVersion"], True
                 if what == "BOOKMARK":

@@ -6,9 +6,9 @@ from typing import Any
 
 from trimtab_kubernetes.times import seconds_of
 from trimtab_operator.pods import GPU_RESOURCE
-from trimtab_operator.rollout import Room
 from trimtab_pipelines.cluster import COMPONENT, HOSTING_LABEL, STAGE_LABEL
 from trimtab_pipelines.quantity import parse_quantity
+from trimtab_pipelines.rollout import Room
 from trimtab_pipelines.status import condition_of
 
 _PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")

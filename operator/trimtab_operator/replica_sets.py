@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from trimtab_kubernetes.objects import Object, fingerprint
-from trimtab_model_servers.settings import CACHE_TENANT_VARIABLE, model_spec
 from trimtab_operator.objects import MODEL_SERVER, labels, owned
 from trimtab_operator.pods import (
     credentials,
@@ -34,6 +33,7 @@ from trimtab_pipelines.cluster import (
     replica_set_name,
 )
 from trimtab_pipelines.hosting import HostingGroup
+from trimtab_pipelines.model_spec import CACHE_TENANT_VARIABLE, model_spec
 from trimtab_pipelines.spec import Container, InferencePipeline, Stage, Variant
 
 SERVER_MEMORY_BYTES = 512 * 2**20

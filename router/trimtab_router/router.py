@@ -11,16 +11,19 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Self
+from typing import Self
 
 from opentelemetry.trace import Tracer
 
 from trimtab_pipelines.edge import ClientLimits
+from trimtab_pipelines.ends import DROPPED, FAILED, LATE, OK, REFUSED, End
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
+from trimtab_pipelines.router_state import EndpointState, RouterLoad, RouterState, StageState
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import InferencePipeline, Stage
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
+from trimtab_protocol.extensions import PLAN_GENERATION
 from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES, Array
 from trimtab_protocol.text import header_value
 from trimtab_router.admission import VERSION, Admitted, admit, check, timeout_seconds
@@ -33,7 +36,7 @@ from trimtab_router.metrics import Metrics
 from trimtab_router.pacing import Pacer
 from trimtab_router.policies import Policy, fixed
 from trimtab_router.queue import DeadlineQueue
-from trimtab_router.recent import RECEIVED, RecentOutcomes
+from trimtab_router.recent import RecentOutcomes
 from trimtab_router.refusal import Code, Refusal, code_of, invalid, is_callers_fault, malformed
 from trimtab_router.replicas import Replica
 from trimtab_router.suspects import Suspects
@@ -199,29 +202,27 @@ class Router:
     async def infer(self, call: Call) -> InferResponse:
         """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
         self.metrics.received.inc()
-        self._recent.count(call.arrived_at, RECEIVED)
+        self._recent.received(call.arrived_at)
         journey: Journey | None = None
-        outcome = "failed"
+        end = FAILED
         try:
             journey = self._begin(call)
             outputs = await journey.done
-            outcome = self._count_answer(journey)
+            end = self._count_answer(journey)
             return self._answer(call.request, journey, outputs)
         except Refusal as refusal:
-            outcome = self._count_refusal(
-                refusal, by_own_deadline=journey is not None and self._asked_too_much(journey)
-            )
+            end = self._count_refusal(refusal, by_own_deadline=journey is not None and self._asked_too_much(journey))
             raise
         except asyncio.CancelledError:
             stage = next(iter(journey.works), "") if journey else ""
             left = Refusal(Code.CANCELLED, "Cancelled", "the caller left", stage=stage)
-            outcome = self._count_refusal(left, by_own_deadline=self._left_early(call))
+            end = self._count_refusal(left, by_own_deadline=self._left_early(call))
             raise
         finally:
-            self.metrics.outcomes[outcome].inc()
-            self._recent.count(time.monotonic(), outcome)
+            self.metrics.outcomes[end].inc()
+            self._recent.ended(time.monotonic(), end)
             if journey is not None:
-                self._end(journey, outcome)
+                self._end(journey, end)
 
     async def visit(self, arrived_at: float, client: str = "") -> Reservation:
         """Let a request in, once it is its turn of the event loop; it ends with the reservation's context.
@@ -272,11 +273,11 @@ class Router:
 
     def turn_away(self, refusal: Refusal) -> Refusal:
         """Count a request that ingress refuses before it is one; returns the refusal, to be raised."""
-        outcome, now = self._count_refusal(refusal), time.monotonic()
+        end, now = self._count_refusal(refusal), time.monotonic()
         self.metrics.received.inc()
-        self.metrics.outcomes[outcome].inc()
-        self._recent.count(now, RECEIVED)
-        self._recent.count(now, outcome)
+        self.metrics.outcomes[end].inc()
+        self._recent.received(now)
+        self._recent.ended(now, end)
         if refusal.code is Code.RESOURCE_EXHAUSTED:
             self.arrivals.record(time.time())
         return refusal
@@ -286,13 +287,13 @@ class Router:
         now = time.monotonic()
         for (status, reason), count in refused.items():
             self.metrics.received.inc(count)
-            self.metrics.outcomes["refused"].inc(count)
+            self.metrics.outcomes[REFUSED].inc(count)
             code = code_of(status)
             self.metrics.refused(code.name, reason, count)
             if is_callers_fault(code, reason):
                 self.metrics.callers_faults.inc(count)
-            self._recent.count(now, RECEIVED, count)
-            self._recent.count(now, "refused", count)
+            self._recent.received(now, count)
+            self._recent.ended(now, REFUSED, count)
             if reason == "Overload":  # what was turned away for want of room is load to plan for
                 self.arrivals.record(time.time(), count)
                 self.pacer.note_overload(count)
@@ -311,32 +312,39 @@ class Router:
             self._apply_stage_endpoints(dispatcher, endpoints.stages.get(name, ()))
             dispatcher.wake()
 
-    def state(self) -> dict[str, Any]:
-        """What runs now, as `/trimtab/v1/state` tells it."""
+    def state(self) -> RouterState:
+        """What runs now."""
         now = time.monotonic()
         rows_per_request = self._rows.per_request(now)
-        return {
-            "plan_generation": self.plan_generation,
-            "plan_applied_at": self.plan_applied_at,
-            "ready": self.ready,
-            "served": self._recent.summary(now),
-            "stages": {
-                name: {
-                    "variant": stage.variant,
-                    "batch_size": stage.plan.batch_size,
-                    "operating_point": stage.plan.operating_point,
-                    "ready_replicas": stage.ready_replicas,
-                    "queue_rows": stage.queue.rows,
-                    "service_ratio": stage.service_ratio,
-                    "rows_per_request": rows_per_request.get(name),
-                    "endpoints": {
-                        replica.name: {"ready": bool(replica.ready_variants), "inflight_batches": replica.inflight}
+        return RouterState(
+            plan_generation=self.plan_generation,
+            plan_applied_at=self.plan_applied_at,
+            ready=self.ready,
+            served=self._recent.summary(now),
+            stages={
+                name: StageState(
+                    variant=stage.variant,
+                    batch_size=stage.plan.batch_size,
+                    operating_point=stage.plan.operating_point,
+                    ready_replicas=stage.ready_replicas,
+                    queue_rows=stage.queue.rows,
+                    service_ratio=stage.service_ratio,
+                    rows_per_request=rows_per_request.get(name),
+                    endpoints={
+                        replica.name: EndpointState(
+                            ready=bool(replica.ready_variants), inflight_batches=replica.inflight
+                        )
                         for replica in stage.replicas.values()
                     },
-                }
+                )
                 for name, stage in self._dispatchers.items()
             },
-        }
+        )
+
+    def load(self, seconds: int) -> RouterLoad:
+        """Arrivals of the last so many whole seconds."""
+        now = time.time()
+        return RouterLoad(now=now, rps=self.arrivals.history(now, seconds))
 
     async def drain(self, timeout_seconds: float) -> None:
         """Take no more requests, let those under way end, then close all connections."""
@@ -455,7 +463,7 @@ class Router:
             )
         return dispatcher.hopeless_at_the_door(work, now)
 
-    def _end(self, journey: Journey, outcome: str) -> None:
+    def _end(self, journey: Journey, end: End) -> None:
         self._journeys.discard(journey)
         for stage, work in journey.works.items():
             self._dispatchers[stage].withdraw(work)
@@ -463,11 +471,11 @@ class Router:
         if journey.done.done() and not journey.done.cancelled():
             journey.done.exception()  # seen, also where the caller left at the same moment
         if self._tracer is not None:
-            record_request(self._tracer, journey.trace_parent, journey.arrived_at, outcome, journey.served)
+            record_request(self._tracer, journey.trace_parent, journey.arrived_at, end, journey.served)
 
     def _answer(self, request: InferRequest, journey: Journey, outputs: Mapping[str, Array]) -> InferResponse:
         parameters = journey.parameters()
-        parameters["trimtab.plan_generation"] = self.plan_generation
+        parameters[PLAN_GENERATION] = self.plan_generation
         return InferResponse(
             model_name=self.pipeline.name,
             model_version=VERSION,
@@ -476,7 +484,7 @@ class Router:
             outputs=tuple(Tensor(name, self._output_datatypes[name], array) for name, array in outputs.items()),
         )
 
-    def _count_answer(self, journey: Journey) -> str:
+    def _count_answer(self, journey: Journey) -> End:
         now = time.monotonic()
         self.pacer.note_answer()
         latency_seconds, accuracy = now - journey.arrived_at, journey.accuracy
@@ -484,7 +492,7 @@ class Router:
         self.metrics.accuracy.observe(accuracy)
         self._recent.answered(now, latency_seconds, accuracy)
         self._rows.record(now, journey.rows_by_stage)
-        return "ok" if now <= journey.deadline else "late"
+        return OK if now <= journey.deadline else LATE
 
     def _asked_too_much(self, journey: Journey) -> bool:
         """Whether its own deadline left it less time than the promise."""
@@ -495,18 +503,18 @@ class Router:
         waited_seconds = time.monotonic() - call.arrived_at
         return not self.draining and waited_seconds < self.pipeline.spec.slo.latency_seconds
 
-    def _count_refusal(self, refusal: Refusal, *, by_own_deadline: bool = False) -> str:
+    def _count_refusal(self, refusal: Refusal, *, by_own_deadline: bool = False) -> End:
         if refusal.callers_fault or (by_own_deadline and refusal.code in {Code.DEADLINE_EXCEEDED, Code.CANCELLED}):
             self.metrics.callers_faults.inc()
         if refusal.reason == "Overload":
             self.pacer.note_overload()
-        if refusal.outcome == "dropped":
+        if refusal.end is DROPPED:
             stage = self._dispatchers.get(refusal.stage)
             metrics = stage.metrics if stage else self.metrics.stage(refusal.stage)
             metrics.dropped(refusal.reason)
         else:
             self.metrics.refused(refusal.code.name, refusal.reason)
-        return refusal.outcome
+        return refusal.end
 
     def _apply_stage_endpoints(self, dispatcher: Dispatcher, endpoints: tuple[Endpoint, ...]) -> None:
         wanted = {endpoint.name: endpoint for endpoint in endpoints}

@@ -15,7 +15,7 @@ import pytest
 from tests.builders import a_pipeline
 from tests.model_servers.clients import a_request, call, x
 from trimtab_model_servers.ports import Ports
-from trimtab_model_servers.settings import MAX_BODY_BYTES, ModelSpec, model_spec
+from trimtab_pipelines.model_spec import MAX_BODY_BYTES, ModelSpec, model_spec
 
 ANY_PORTS = ("--data-port", "0", "--http-port", "0", "--grpc-port", "0")
 

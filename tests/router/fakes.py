@@ -225,7 +225,7 @@ class Rig:
     def is_ready(self, stage: str, fakes: Sequence[FakeReplica]) -> bool:
         """Whether all replicas of a stage are ready that will be."""
         willing = sum(bool(set(fake.variants) - fake.unready) for fake in fakes)
-        return bool(self.router.state()["stages"][stage]["ready_replicas"] == willing)
+        return bool(self.router.state().stages[stage].ready_replicas == willing)
 
     async def rest(self, request: InferRequest, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
         """Send a request over REST with binary tensors: status, answer or error text, headers."""

@@ -6,7 +6,7 @@ gRPC callers get the same words, and the status that the router gives for the sa
 from typing import Any
 
 from trimtab_protocol import grpc_messages
-from trimtab_router.edge.filters import REASON_HEADER
+from trimtab_protocol.extensions import REASON_HEADER
 
 Json = dict[str, Any]
 

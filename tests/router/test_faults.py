@@ -38,7 +38,7 @@ async def test_what_a_dead_replica_held_runs_on_another():
         assert await rig.outcomes() == {"ok": 12}
         assert await rig.metric("trimtab_retries_total", reason="ReplicaLost") >= 1
         state = rig.router.state()["stages"]["stage-0"]["endpoints"]
-        assert state["doomed"] == {"ready": False, "inflight_batches": 0}
+        assert state["doomed"] == {"ready": False, "inflight_batches": 0, "refused": ""}
 
 
 async def test_a_replica_that_comes_back_is_used_again():

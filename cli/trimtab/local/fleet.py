@@ -13,6 +13,7 @@ from trimtab.local.replicas import ReplicaProcess
 from trimtab.local.rollout import Action, MarkDraining, Replica, Resize, Start, Stop, Target
 from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
+from trimtab_pipelines.edge import Identity
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import InferencePipeline
@@ -34,6 +35,7 @@ class Site:
         folder: the run folder.
         limit_cores: most cores all replicas may have reserved.
         memory_bytes: what the variants of one replica may need together.
+        identity: what replicas and their router show each other.
     """
 
     pipeline: InferencePipeline
@@ -41,6 +43,7 @@ class Site:
     folder: Path
     limit_cores: float
     memory_bytes: float
+    identity: Identity | None = None
 
     @property
     def endpoints_file(self) -> Path:
@@ -191,6 +194,7 @@ class Fleet:
             words,
             lambda ports: self._ready(name, ports),
             lambda: self._end(name),
+            site.identity,
         )
         replica = Replica(name, action.stage, action.variant, frozenset(variants), action.cores, "starting")
         self._members[name] = Member(replica, process, self.clock())

@@ -37,6 +37,10 @@ def command(
     ready = "ready" if state.get("ready") else "not ready"
     console.print(f"plan {state['plan_generation']}, {ready}")
     console.print(table)
+    for name, stage in state["stages"].items():
+        for replica, seen in stage["endpoints"].items():
+            if reason := seen.get("refused"):
+                console.print(f"stage {name}: {replica} gets no work: {reason}")
     counts = " · ".join(f"{outcome} {count}" for outcome, count in counters.outcomes.items())
     console.print(f"received {counters.received} · {counts}")
     return 0

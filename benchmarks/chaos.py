@@ -69,7 +69,7 @@ async def _kill_replica(local: Supervisor, choice: random.Random) -> float:
 
 async def _replicas_back(local: Supervisor, dead: str) -> bool:
     """Whether every stage has the replicas its plan asks for, ready, and the router serves."""
-    return dead not in local.fleet.pids and local.fleet.settled and bool(local.state.get("ready"))
+    return dead not in local.fleet.pids and local.fleet.settled and local.state is not None and local.state.ready
 
 
 async def _kill_adapter(local: Supervisor) -> float:

@@ -147,6 +147,14 @@ def forecast_record(forecaster: Forecaster, load: Load, adaptation: Adaptation) 
     )
 
 
+def not_below(planned: ForecastRecord | None, forecast: ForecastRecord, missing: str) -> ForecastRecord:
+    """Return the forecast; where part of the load could not be seen, not below what the plan stands on."""
+    if not missing or planned is None or forecast.peak_rps >= planned.peak_rps:
+        return forecast
+    reason = f"not below the plan's, for part of the load is not known: {missing}"
+    return forecast.model_copy(update={"peak_rps": planned.peak_rps, "reason": reason})
+
+
 def _ask(forecaster: Forecaster, load: Load) -> Forecast:
     try:
         found = forecaster.forecast(load.history_rps, load.now_seconds)

@@ -16,25 +16,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from trimtab_adapter.decide import PlanningError, Situation, decide, first_situation
+from trimtab_adapter.deliberation import Deliberation, outgrown
 from trimtab_adapter.documents import Documents
-from trimtab_adapter.forecasting import forecast_record
-from trimtab_adapter.hysteresis import outgrows
-from trimtab_adapter.observation import (
-    MOST_ROWS,
-    RATIO_RANGE,
-    Load,
-    Measured,
-    ObservationError,
-    Served,
-    damp,
-    seconds_to_ask,
-)
+from trimtab_adapter.forecasting import forecast_record, not_below
+from trimtab_adapter.observation import Load, ObservationError, seconds_to_ask
 from trimtab_adapter.outlets import Outlets
 from trimtab_adapter.sharing import Planner
 from trimtab_adapter.sources import LoadSource, StateSource
-from trimtab_adapter.tick import Tick
+from trimtab_adapter.tick import Decided, Tick
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.router_state import Served
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_predictor.forecaster import Forecaster
 
@@ -54,7 +46,7 @@ class Senses:
 
 
 class Loop:
-    """Keeps what one tick hands to the next: the plan in force, recent forecasts, damped measurements."""
+    """Keeps what one tick hands to the next: the plan in force, and what deliberation remembers."""
 
     def __init__(
         self,
@@ -67,9 +59,7 @@ class Loop:
         """Take its surroundings; `solving` says where to decide, so that the event loop stays free meanwhile."""
         self._documents, self._outlets, self._senses = documents, outlets, senses
         self._forecaster, self._solving = forecaster, solving
-        self._recent: list[tuple[float, float]] = []
-        self._rows: dict[str, Measured] = {}
-        self._ratios: dict[tuple[str, str], Measured] = {}
+        self._deliberation = Deliberation()
         self._served: Served | None = None
         self._held_for = ""  # the problem of the last held tick
         self._forecast_at = -math.inf
@@ -129,17 +119,14 @@ class Loop:
 
     async def _outgrown(self) -> bool:
         """Look at the routers' newest second; whatever is wrong with the answer, the next tick will say."""
-        routers, pipeline = self._senses.routers, self._documents.pipeline
-        if routers is None or self.current is None or self.current.spec.forecast is None:
-            return False
-        if pipeline.spec.mode == "Paused":
+        routers = self._senses.routers
+        if routers is None or self._paused or self.current is None or self.current.spec.forecast is None:
             return False
         try:
             load = await routers.load(time.time())
         except ObservationError:
             return False
-        headroom = pipeline.spec.adaptation.headroom
-        return outgrows(load.newest_rps, self.current.spec.forecast.peak_rps, headroom)
+        return outgrown(self.current, load.newest_rps, self._documents.pipeline.spec.adaptation.headroom)
 
     async def tick(self, now_seconds: float) -> None:
         """Decide once; no exception leaves."""
@@ -154,40 +141,42 @@ class Loop:
         await self._outlets.tell(replace(found, documents_problem=problem, served=self._served))
 
     async def _tick(self, now_seconds: float) -> Tick:
-        pipeline = self._documents.pipeline
-        found = Tick(now_seconds, pipeline, "paused", self.current)
+        """Observe, deliberate, publish; a fault on the way holds the plan in force."""
+        decided: Decided = "paused" if self._paused else "held"
+        pipeline, plan = self._documents.pipeline, self.current
+        load: Load | None = None
+        forecast: ForecastRecord | None = None
+        problem, fault = "", None
         try:
-            paused = pipeline.spec.mode == "Paused"  # then nobody forecasts, and nobody would remember hours
-            since_seconds = 0.0 if paused else now_seconds - self._forecast_at
-            load = await self._senses.loads.load(now_seconds, seconds_to_ask(since_seconds))
-            found = replace(found, load=load)
-            await self._measure()
-            if paused:
-                return found
-            forecast = self._forecast(load)
-            self._forecast_at = now_seconds
-            found = replace(found, forecast=forecast)
-            plan = await self._decide(forecast, now_seconds)
-            changed = self.current is None or plan.spec.generation != self.current.spec.generation
-            found = replace(found, decided="changed" if changed else "kept", plan=plan)
-            await self._publish(plan)
-            self._held_for = ""
+            load = await self._observe(now_seconds)
+            if not self._paused:
+                forecast = self._forecast(load, now_seconds)
+                chosen = await self._decide(forecast, now_seconds)
+                await self._publish(chosen)
+                changed = plan is None or plan.spec.generation != chosen.spec.generation
+                decided, plan = "changed" if changed else "kept", chosen
+                self._held_for = ""
         except ObservationError as error:
-            return self._held(found, str(error), replace(found, fault=error.fault))
+            problem, fault = self._held(str(error)), error.fault
         except PlanningError as error:
-            return self._held(found, str(error), found)
+            problem = self._held(str(error))
         except Exception as error:
             log.exception("plan %s held", self._generation)
-            return replace(found, decided="held", plan=self.current, problem=f"{type(error).__name__}: {error}")
-        return found
+            decided, plan, problem = "held", self.current, f"{type(error).__name__}: {error}"
+        return Tick(now_seconds, pipeline, decided, plan, load, forecast, fault, problem)
 
-    def _held(self, before: Tick, problem: str, found: Tick) -> Tick:
-        if before.pipeline.spec.mode == "Paused":
-            return found
+    def _held(self, problem: str) -> str:
+        """Tell why the plan in force is held; where the pipeline is paused it is held anyway."""
+        if self._paused:
+            return ""
         if problem != self._held_for:  # a fault that lasts is told of by the status, not by a line each tick
-            log.warning("%s: plan %s held: %s", before.pipeline.name, self._generation, problem)
+            log.warning("%s: plan %s held: %s", self._documents.pipeline.name, self._generation, problem)
             self._held_for = problem
-        return replace(found, decided="held", plan=self.current, problem=problem)
+        return problem
+
+    @property
+    def _paused(self) -> bool:
+        return self._documents.pipeline.spec.mode == "Paused"
 
     @property
     def _generation(self) -> int:
@@ -196,14 +185,14 @@ class Loop:
     def _take_up(self) -> None:
         """Go on from the plan in force, where that is not our own any more."""
         plan = self._outlets.take_up(self._documents.pipeline, self.current)
-        if plan is not None and plan is not self.current and plan.spec.forecast is not None:
-            self._recent.append((plan.spec.created_at, plan.spec.forecast.peak_rps))
+        if plan is not None and plan is not self.current:
+            self._deliberation.decided(plan.spec.created_at, plan.spec.forecast)
         self.current = plan
 
     async def _begin(self, now_seconds: float) -> None:
         """Publish a first plan where there is none."""
         pipeline = self._documents.pipeline
-        if self.current is not None or pipeline.spec.mode == "Paused":
+        if self.current is not None or self._paused:
             return
         try:
             plan = await self._solve(first_situation(now_seconds=now_seconds))
@@ -213,47 +202,33 @@ class Loop:
             return
         await self._outlets.tell(Tick(now_seconds, pipeline, "changed", plan))
 
-    async def _measure(self) -> None:
-        """Follow what the routers measured; without it the values so far stay in use."""
+    async def _observe(self, now_seconds: float) -> Load:
+        """Return the load, and learn what the routers measured."""
+        # A paused pipeline is not forecast, so that it needs no long history.
+        since_seconds = 0.0 if self._paused else now_seconds - self._forecast_at
+        load = await self._senses.loads.load(now_seconds, seconds_to_ask(since_seconds))
         self._served = None
-        if self._senses.routers is None:
-            return
-        try:
-            state = await self._senses.routers.state()
-        except ObservationError as error:
-            log.warning("service times and rows stay as they were: %s", error)
-            return
-        self._served = state.served
-        for stage, rows in state.rows_per_request.items():
-            self._rows[stage] = damp(self._rows.get(stage), rows, 0.0, MOST_ROWS)
-        for key, ratio in state.service_ratios.items():
-            self._ratios[key] = damp(self._ratios.get(key), ratio, *RATIO_RANGE)
+        if self._senses.routers is not None:
+            try:
+                state = await self._senses.routers.state()
+                self._served = state.served
+                self._deliberation.learn(state)
+            except ObservationError as error:
+                log.warning("service times and rows stay as they were: %s", error)
+        return load
 
-    def _forecast(self, load: Load) -> ForecastRecord:
-        """Forecast; where part of the load could not be seen, never below what the plan stands on."""
+    def _forecast(self, load: Load, now_seconds: float) -> ForecastRecord:
         forecast = forecast_record(self._forecaster, load, self._documents.pipeline.spec.adaptation)
-        planned = self.current.spec.forecast if self.current is not None else None
-        if not load.missing or planned is None or forecast.peak_rps >= planned.peak_rps:
-            return forecast
-        reason = f"not below the plan's, for part of the load is not known: {load.missing}"
-        return forecast.model_copy(update={"peak_rps": planned.peak_rps, "reason": reason})
+        self._forecast_at = now_seconds
+        return forecast if self.current is None else not_below(self.current.spec.forecast, forecast, load.missing)
 
     async def _decide(self, forecast: ForecastRecord, now_seconds: float) -> PipelinePlan:
-        pipeline = self._documents.pipeline
-        hold = pipeline.spec.adaptation.hold_seconds
-        self._recent = [(at, rps) for at, rps in self._recent if at >= now_seconds - hold]
-        situation = Situation(
-            forecast=forecast,
-            now_seconds=now_seconds,
-            current=self.current,
-            recent_rps=tuple(self._recent),
-            rows_per_request={stage: rows.used for stage, rows in self._rows.items() if rows.used > 0},
-            service_ratios={key: ratio.used for key, ratio in self._ratios.items()},
-        )
+        hold_seconds = self._documents.pipeline.spec.adaptation.hold_seconds
+        situation = self._deliberation.situation(forecast, self.current, now_seconds, hold_seconds)
         started = time.perf_counter()
         plan = await self._solve(situation)
         spent = time.perf_counter() - started
-        self._recent.append((now_seconds, forecast.peak_rps))
+        self._deliberation.decided(now_seconds, forecast)
         explanation = plan.spec.explanation
         remark = "; ".join(filter(None, (explanation.change, self._documents.remark)))
         explanation = explanation.model_copy(update={"solve_seconds": spent, "change": remark})

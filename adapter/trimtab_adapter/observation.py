@@ -4,20 +4,24 @@ A number that cannot be true must not become a plan: it raises, and the plan in 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
+from pydantic import ValidationError
+
+from trimtab_pipelines.router_state import HISTORY_SECONDS, RouterLoad, RouterState, Served, Told
 from trimtab_predictor.context import MEMORY_SECONDS
-from trimtab_router.load import HISTORY_SECONDS
 
 MOST_RPS = 1e7  # no single router receives more; a larger count is a fault
 MOST_ROWS = 1e4  # rows one request can fan out to
 RATIO_RANGE = (0.5, 4.0)  # a machine farther from its profile than this needs a new profile, not a correction
 WEIGHT = 0.3  # of the newest ratio in the moving average
 RISE = 0.1  # relative change above which a greater measurement is used: it asks for more capacity
-SERVED = ("received", "ok", "late")
 FALL = 0.25  # the same for a smaller one; wider, so that noise around one value does not change plans
+_Told = TypeVar("_Told", bound=Told)
+_MISSHAPEN = {"missing", "model_type", "dict_type", "is_instance_of", "sequence_str"}
+_EXPECTED = {"float_type": "a finite number", "finite_number": "a finite number", "int_type": "a whole number"}
 
 
 Fault = Literal["Missing", "Stale", "Absurd"]
@@ -78,16 +82,6 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What became of the last minute's requests; p99 and accuracy are None where nothing was answered."""
-
-    received: int = 0
-    answered: int = 0
-    p99_seconds: float | None = None
-    accuracy: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class State:
     """What the router measured: rows per request by stage, service ratio by stage and variant, its last minute."""
 
@@ -97,33 +91,31 @@ class State:
 
 
 def read_load(content: object) -> Load:
-    """Read `/trimtab/v1/load`. Zeros before the first arrival are no history, unless all are zero."""
-    if not isinstance(content, Mapping) or not isinstance(content.get("rps"), Sequence):
-        raise ObservationError(f"load: expected {{'now': seconds, 'rps': [...]}}, got {str(content)[:80]!r}")
-    now = _number(content.get("now"), "load.now", 0.0, math.inf)
-    rps = [_number(value, f"load.rps[{n}]", 0.0, MOST_RPS) for n, value in enumerate(content["rps"])]
-    if not rps:
+    """Read what a router tells of its load. Zeros before the first arrival are no history, unless all are zero."""
+    told = _read(RouterLoad, content, "load", "{'now': seconds, 'rps': [...]}")
+    if not told.rps:
         raise ObservationError("load.rps is empty; expected the arrivals of each of the last seconds", "Missing")
+    now = _within(told.now, "load.now", 0.0, math.inf)
+    rps = [_within(value, f"load.rps[{n}]", 0.0, MOST_RPS) for n, value in enumerate(told.rps)]
     first = next((n for n, value in enumerate(rps) if value > 0), 0)
     return Load(now, tuple(rps[first:]))
 
 
 def read_state(content: object) -> State:
-    """Read `/trimtab/v1/state`; a stage that was not measured yet is left out."""
-    stages = content.get("stages") if isinstance(content, Mapping) else None
-    if not isinstance(stages, Mapping):
-        raise ObservationError(f"state: expected {{'stages': {{...}}}}, got {str(content)[:80]!r}")
+    """Read what a router tells of its state; a stage that was not measured yet is left out."""
+    told = _read(RouterState, content, "state", "{'stages': {...}}")
     rows: dict[str, float] = {}
     ratios: dict[tuple[str, str], float] = {}
-    for name, stage in stages.items():
-        if not isinstance(stage, Mapping):
-            raise ObservationError(f"state.stages.{name}: expected a mapping, got {str(stage)[:80]!r}")
-        if stage.get("rows_per_request") is not None:
-            rows[name] = _number(stage["rows_per_request"], f"state.stages.{name}.rows_per_request", 0.0, MOST_ROWS)
-        if stage.get("service_ratio") is not None and stage.get("variant") is not None:
-            ratio = _number(stage["service_ratio"], f"state.stages.{name}.service_ratio", 0.0, math.inf)
-            ratios[name, str(stage["variant"])] = ratio
-    return State(rows, ratios, _served(content))
+    for name, stage in told.stages.items():
+        where = f"state.stages.{name}"
+        if stage.rows_per_request is not None:
+            rows[name] = _within(stage.rows_per_request, f"{where}.rows_per_request", 0.0, MOST_ROWS)
+        if stage.service_ratio is not None and stage.variant:
+            ratios[name, stage.variant] = _within(stage.service_ratio, f"{where}.service_ratio", 0.0, math.inf)
+    if told.served is not None:
+        _within(told.served.p99_seconds or 0.0, "state.served.p99_seconds", 0.0, 1e6)
+        _within(told.served.accuracy or 0.0, "state.served.accuracy", 0.0, 1.0)
+    return State(rows, ratios, told.served)
 
 
 def merge_states(states: Iterable[State]) -> State:
@@ -149,23 +141,13 @@ def _summed(parts: list[Served]) -> Served:
     answered = sum(count for _, count in weighed)
     return Served(
         received=sum(part.received for part in parts),
-        answered=sum(part.answered for part in parts),
+        ok=sum(part.ok for part in parts),
+        late=sum(part.late for part in parts),
+        dropped=sum(part.dropped for part in parts),
+        refused=sum(part.refused for part in parts),
+        failed=sum(part.failed for part in parts),
         p99_seconds=max((part.p99_seconds for part in parts if part.p99_seconds is not None), default=None),
         accuracy=math.fsum(accuracy * count for accuracy, count in weighed) / answered if answered else None,
-    )
-
-
-def _served(content: object) -> Served | None:
-    served = content.get("served") if isinstance(content, Mapping) else None
-    if not isinstance(served, Mapping):
-        return None
-    counts = {name: int(_number(served.get(name, 0), f"state.served.{name}", 0, 1e12)) for name in SERVED}
-    p99, accuracy = served.get("p99_seconds"), served.get("accuracy")
-    return Served(
-        received=counts["received"],
-        answered=counts["ok"] + counts["late"],
-        p99_seconds=None if p99 is None else _number(p99, "state.served.p99_seconds", 0.0, 1e6),
-        accuracy=None if accuracy is None else _number(accuracy, "state.served.accuracy", 0.0, 1.0),
     )
 
 
@@ -179,9 +161,22 @@ def damp(before: Measured | None, measured: float, low: float, high: float) -> M
     return Measured(average, average if moved else before.used)
 
 
-def _number(value: object, where: str, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ObservationError(f"{where} is {str(value)[:40]!r}; expected a finite number")
+def _read(model: type[_Told], content: object, where: str, shape: str) -> _Told:
+    """Read one answer; the error names the first value that is wrong."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        path = where + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in problem["loc"])
+        shown, kind = str(problem["input"]), problem["type"]
+        if len(problem["loc"]) <= 1 and kind in _MISSHAPEN:
+            raise ObservationError(f"{where}: expected {shape}, got {str(content)[:80]!r}") from None
+        if kind in _MISSHAPEN:
+            raise ObservationError(f"{path}: expected a mapping, got {shown[:80]!r}") from None
+        raise ObservationError(f"{path} is {shown[:40]!r}; expected {_EXPECTED.get(kind, problem['msg'])}") from None
+
+
+def _within(value: float, where: str, low: float, high: float) -> float:
     if not low <= value <= high:
         raise ObservationError(f"{where} is {value:g}; expected {low:g} to {high:g}")
-    return float(value)
+    return value

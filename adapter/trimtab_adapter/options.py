@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from trimtab_adapter.latency import backlog_seconds, least_replicas, planned_seconds, sustained_load_rps
 from trimtab_adapter.program import Option, Program, StageOptions, weights_of
-from trimtab_model_servers.settings import MAX_BODY_BYTES, most_rows
 from trimtab_pipelines.accuracy import stage_values
 from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.model_spec import MAX_BODY_BYTES, most_rows
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile, PointProfile
 from trimtab_pipelines.spec import InferencePipelineSpec, OperatingPoint, Pin, Stage, Variant

@@ -18,9 +18,9 @@ import httpx
 from trimtab_adapter.observation import MOST_RPS, Load, ObservationError
 from trimtab_adapter.sources import get_json
 from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.router_state import HISTORY_SECONDS
 from trimtab_predictor.bins import BIN_SECONDS, seconds_of_bins
 from trimtab_predictor.recorded import PEAK, RECEIVED
-from trimtab_router.load import HISTORY_SECONDS
 
 STALE_SECONDS = 30.0  # two of Prometheus's usual scrape intervals
 

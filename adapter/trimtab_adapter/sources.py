@@ -7,7 +7,7 @@ from typing import Protocol
 import httpx
 
 from trimtab_adapter.observation import Load, ObservationError, State, read_load, read_state
-from trimtab_router.load import HISTORY_SECONDS
+from trimtab_pipelines.router_state import HISTORY_SECONDS, LOAD_PATH, STATE_PATH
 
 MOST_BYTES = 8 * 2**20  # six hours of seconds are a hundred kilobytes; what is much longer is no answer to our question
 _SHOWN = 120
@@ -39,11 +39,11 @@ class RouterSource:
 
     async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:  # noqa: ARG002 (the router's own clock counts)
         """Return the arrivals the router counted."""
-        return read_load(await get_json(self._client, f"{self._url}/trimtab/v1/load", {"seconds": str(seconds)}))
+        return read_load(await get_json(self._client, f"{self._url}{LOAD_PATH}", {"seconds": str(seconds)}))
 
     async def state(self) -> State:
         """Return the service ratios and rows per request the router measured."""
-        return read_state(await get_json(self._client, f"{self._url}/trimtab/v1/state"))
+        return read_state(await get_json(self._client, f"{self._url}{STATE_PATH}"))
 
 
 async def get_json(

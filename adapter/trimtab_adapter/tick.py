@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from trimtab_adapter.observation import Fault, Load, Served
+from trimtab_adapter.observation import Fault, Load
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
+from trimtab_pipelines.router_state import Served
 from trimtab_pipelines.spec import InferencePipeline
 
 Decided = Literal["changed", "kept", "held", "paused"]

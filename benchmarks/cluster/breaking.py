@@ -140,7 +140,7 @@ async def apply_missing_image(watched: Watched) -> None:
 
 async def _serves(watched: Watched) -> bool:
     """Whether the router has a ready replica in every stage."""
-    return all(stage["ready_replicas"] > 0 for stage in (await watched.state())["stages"].values())
+    return all(stage.ready_replicas > 0 for stage in (await watched.state()).stages.values())
 
 
 async def _delete(setting: Setting, namespace: str, pod: Object, *, force: bool) -> None:

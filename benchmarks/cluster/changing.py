@@ -58,7 +58,7 @@ async def batch_changes(watched: Watched, stage: str, sizes: tuple[int, int]) ->
     for n in range(PLAN_CHANGES):
         generation = await write_plan(watched, stage, batchSize=sizes[n % 2])
         written = time.monotonic()
-        while (await watched.state())["plan_generation"] != generation:
+        while (await watched.state()).plan_generation != generation:
             if time.monotonic() - written > PATIENCE_SECONDS:
                 raise NotYetError(f"plan {generation} was not in force within {PATIENCE_SECONDS:g} s")
             await asyncio.sleep(LOOK_SECONDS)
@@ -73,8 +73,8 @@ async def variant_change(watched: Watched, stage: str, variant: str) -> float:
     written = time.monotonic()
 
     async def serves() -> bool:
-        now = (await watched.state())["stages"][stage]
-        return bool(now["variant"] == variant and now["ready_replicas"] > 0)
+        now = (await watched.state()).stages[stage]
+        return now.variant == variant and now.ready_replicas > 0
 
     await until(serves, f"{variant} of {stage}", PATIENCE_SECONDS, 0.02)
     return time.monotonic() - written

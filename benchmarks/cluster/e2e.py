@@ -34,9 +34,9 @@ from benchmarks.cluster.setting import (
 from benchmarks.cluster.traffic import demand_within, free_cores, send
 from benchmarks.cluster.trespassing import trespassed
 from trimtab.local.loading import LoadOrder
-from trimtab_loadtester.outcome import RequestOutcome
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.ends import End
 from trimtab_pipelines.outcome import Bar, Outcome, bar
 
 READY_SECONDS = 900.0
@@ -126,7 +126,7 @@ async def _under_load(watched: Watched, given: argparse.Namespace, findings: Fin
 
 def _judge(results: Results, findings: Findings) -> None:
     summary = results.summary()
-    ends = {outcome.name.lower(): results.count(outcome) for outcome in RequestOutcome}
+    ends = {outcome.word: results.count(outcome) for outcome in End}
     gap = abs((summary["measured_accuracy"] or 0.0) - (summary["expected_accuracy"] or 1.0))
     findings.note(
         received=summary["received"],
@@ -212,7 +212,7 @@ async def _plans_by_hand(watched: Watched, findings: Findings) -> None:
         p50, p99 = (float(np.quantile(taken, q)) for q in (0.5, 0.99))
         findings.note(plan_changes=len(taken), batch_in_force_seconds_p50=p50, batch_in_force_seconds_p99=p99)
         findings.bars.append(bar("plan written to batch size in force, p99 seconds", p99, "<=", IN_FORCE_SECONDS))
-        runs = (await watched.state())["stages"][stage.name]["variant"]
+        runs = (await watched.state()).stages[stage.name].variant
         others = [variant.name for variant in stage.variants if variant.name != runs]
         findings.note(shared_variant_seconds=await variant_change(watched, stage.name, others[0]))
         await separate(watched)

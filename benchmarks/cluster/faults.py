@@ -20,9 +20,9 @@ from benchmarks.cluster.setting import ROOT, Setting, console, pipeline_document
 from benchmarks.cluster.storage import drop_minio, stored_pipeline
 from benchmarks.cluster.traffic import demand_within, free_cores, send
 from trimtab.local.loading import LoadOrder
-from trimtab_loadtester.outcome import RequestOutcome
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.ends import End
 from trimtab_pipelines.outcome import Bar, Outcome, bar
 
 READY_SECONDS = 900.0
@@ -55,7 +55,7 @@ class Suffered:
     retried: Retried
     recovery_seconds: float
 
-    def count(self, outcome: RequestOutcome) -> int:
+    def count(self, outcome: End) -> int:
         """Count the requests that ended so."""
         return self.results.count(outcome)
 
@@ -113,16 +113,16 @@ async def _suffer(fault: Fault, watched: Watched, given: argparse.Namespace, rps
 
 def _tell_failures(results: Results) -> None:
     """Say of each request that failed when it was sent, with what it ended and when."""
-    for record in results.records[results.records["outcome"] == RequestOutcome.FAILED]:
+    for record in results.records[results.records["outcome"] == End.FAILED]:
         code, detail, sent_at, after = (record[name] for name in ("code", "detail", "sent", "latency_seconds"))
         console.print(f"[red]failed:[/red] sent at {sent_at:.2f} s, after {after:.3f} s {code} {detail}")
 
 
 def _table(suffered: list[Suffered]) -> Table:
-    ends = [outcome.name.lower() for outcome in RequestOutcome]
+    ends = [outcome.word for outcome in End]
     table = Table("fault", *ends, "retrying clients: answered/lost", "recovery, s")
     for each in suffered:
-        counts = [str(each.count(outcome)) for outcome in RequestOutcome]
+        counts = [str(each.count(outcome)) for outcome in End]
         retried = f"{each.retried.answered}/{each.retried.lost}"
         table.add_row(each.fault.name, *counts, retried, f"{each.recovery_seconds:.1f}")
     return table
@@ -133,11 +133,11 @@ def _outcome(suffered: list[Suffered], rps: float) -> Outcome:
     bars: list[Bar] = []
     for each in suffered:
         key = each.fault.name.replace(" ", "_")
-        figures |= {f"{key}_{outcome.name.lower()}": each.count(outcome) for outcome in RequestOutcome}
+        figures |= {f"{key}_{outcome.word}": each.count(outcome) for outcome in End}
         recovery = each.recovery_seconds
         figures[f"{key}_recovery_seconds"] = round(recovery, 2) if recovery < float("inf") else None
         if not each.fault.holds_requests:
-            bars.append(bar(f"{each.fault.name}: failed", each.count(RequestOutcome.FAILED), "==", 0))
+            bars.append(bar(f"{each.fault.name}: failed", each.count(End.FAILED), "==", 0))
         bars.append(bar(f"{each.fault.name}: lost by clients that retry", each.retried.lost, "==", 0))
         bars.append(bar(f"{each.fault.name}: recovery, seconds", recovery, "<=", PATIENCE_SECONDS))
     return Outcome(name="chaos-cluster", figures=figures, bars=tuple(bars))

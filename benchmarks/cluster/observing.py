@@ -22,6 +22,7 @@ from trimtab_pipelines.cluster import (
     router_name,
 )
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.router_state import STATE_PATH, RouterState
 
 SAMPLE_SECONDS = 0.5
 
@@ -113,13 +114,13 @@ class Watched:
             return await self.setting.address(self.setting.namespace, router_name(self.name), ROUTER_REST_PORT)
         return None
 
-    async def state(self) -> dict[str, Any]:
+    async def state(self) -> RouterState:
         """Return what its router says that it runs."""
         find, namespace = self.setting.address, self.setting.namespace
         address = await find(namespace, router_admin_name(self.name), ROUTER_ADMIN_PORT)
-        answer = await self.client.get(f"http://{address}/trimtab/v1/state")
+        answer = await self.client.get(f"http://{address}{STATE_PATH}")
         answer.raise_for_status()
-        return dict(answer.json())
+        return RouterState.model_validate_json(answer.content)
 
     async def profiles(self) -> dict[str, ModelProfile]:
         """Return its profiles by stage."""
@@ -136,13 +137,12 @@ class Watched:
     async def look(self) -> Seen:
         """Record what runs now."""
         state, pods = await self.state(), await self.pods()
-        counts = dict.fromkeys(state["stages"], 0)
+        counts = dict.fromkeys(state.stages, 0)
         for pod in pods:
             if is_ready(pod):
                 counts[pod["metadata"]["labels"][STAGE_LABEL]] += 1
-        stages = state["stages"].items()
-        variants = {name: str(stage["variant"]) for name, stage in stages}
-        seen = Seen(time.time(), variants, {name: int(stage["batch_size"]) for name, stage in stages}, counts)
+        variants = {name: stage.variant for name, stage in state.stages.items()}
+        seen = Seen(time.time(), variants, {name: stage.batch_size for name, stage in state.stages.items()}, counts)
         self.seen.append(seen)
         return seen
 

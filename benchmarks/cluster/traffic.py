@@ -67,7 +67,7 @@ async def send(pipeline_file: Path, address: str, order: LoadOrder, begun: async
             async for now in sending.progress():
                 if begun is not None and now.sent:
                     begun.set()
-                counts = " ".join(f"{getattr(k, 'name', k)} {v}" for k, v in now.outcomes.items())
+                counts = " ".join(f"{end.word} {count}" for end, count in now.outcomes.items())
                 bar.update(task, description=f"{now.sent}/{now.scheduled} sent: {counts}")
         return await sending.results()
     finally:

@@ -14,10 +14,11 @@ from trimtab_adapter.decide import Situation, decide
 from trimtab_adapter.rivals import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
 from trimtab_adapter.simulation.adaptation import Adaptation, Decide, forecaster_knowing
 from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.outcome import LATE, OK, Simulated
+from trimtab_adapter.simulation.outcome import Simulated
 from trimtab_adapter.simulation.simulate import Scenario, simulate
 from trimtab_loadtester.arrivals import poisson_arrivals
 from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.ends import LATE, OK
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline

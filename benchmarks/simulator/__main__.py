@@ -29,9 +29,10 @@ from trimtab.preparation import measuring, prepare
 from trimtab.report.page import write_report
 from trimtab.simulated import run_of
 from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.outcome import LATE, Simulated
+from trimtab_adapter.simulation.outcome import Simulated
 from trimtab_adapter.simulation.simulate import Scenario, simulate
 from trimtab_pipelines.documents import load_profiles
+from trimtab_pipelines.ends import LATE
 from trimtab_pipelines.outcome import Outcome, bar
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline

@@ -20,9 +20,9 @@ from trimtab.session import RunFolder, Session
 from trimtab.timeline import Run
 from trimtab_adapter.baselines import with_pins
 from trimtab_adapter.rivals import plan_for_peak
-from trimtab_loadtester.outcome import RequestOutcome
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import write_json
+from trimtab_pipelines.ends import End
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline, Pin
@@ -78,7 +78,7 @@ def recorded(folder: Path, course: Course) -> Served:
     if run.results is None:
         raise RuntimeError("the load left no record; it was probably interrupted")
     records, facts = run.results.records, run.results.facts
-    answered = records["outcome"] <= RequestOutcome.LATE
+    answered = records["outcome"] <= End.LATE
     machine = pace(read(sorted((folder / PROBED).iterdir())), facts.started_at, facts.duration_seconds)
     calm = course.calm(machine)
     is_calm = calm.is_enough

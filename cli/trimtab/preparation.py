@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trimtab.local import profiles
 from trimtab.local.processes import StartError
-from trimtab_model_servers.settings import resolve_uri
 from trimtab_pipelines.documents import DocumentError, load_pipeline
+from trimtab_pipelines.model_spec import resolve_uri
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.profile import Progress as Measured
 

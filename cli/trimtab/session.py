@@ -122,8 +122,8 @@ class Session:
         local = self.local
         state, counters = await local.client.state(), await local.client.counters()
         stages = {
-            name: StageSample(stage["variant"], stage["batch_size"], stage["ready_replicas"], stage["queue_rows"])
-            for name, stage in state["stages"].items()
+            name: StageSample(stage.variant, stage.batch_size, stage.ready_replicas, stage.queue_rows)
+            for name, stage in state.stages.items()
         }
         now = time.time()
         seconds = now - self.samples[-1].at if self.samples else SAMPLE_SECONDS

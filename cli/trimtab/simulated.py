@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping
 
-from trimtab.local.router_client import OUTCOMES, Counters
+from trimtab.local.router_client import Counters
 from trimtab.local.supervisor import Fault
 from trimtab.timeline import Run, Sample, StageSample
 from trimtab_adapter.simulation.outcome import Second, Simulated
 from trimtab_adapter.simulation.simulate import Scenario
-from trimtab_loadtester.outcome import RequestOutcome
 from trimtab_loadtester.results import Record, Results, RunFacts, Visit
+from trimtab_pipelines.ends import End
 
 _CODES = {
-    RequestOutcome.OK: "200",
-    RequestOutcome.LATE: "200",
-    RequestOutcome.DROPPED: "504",
-    RequestOutcome.REFUSED: "429",
-    RequestOutcome.FAILED: "500",
+    End.OK: "200",
+    End.LATE: "200",
+    End.DROPPED: "504",
+    End.REFUSED: "429",
+    End.FAILED: "500",
 }
 
 
@@ -53,13 +53,13 @@ def _records(found: Simulated) -> list[Record]:
         strict=True,
     )
     return [
-        _record(at, latency, RequestOutcome(end), accuracy, variants, found.reasons.get(index, ("", "")))
+        _record(at, latency, End(end), accuracy, variants, found.reasons.get(index, ("", "")))
         for index, (at, latency, end, accuracy, variants) in enumerate(columns)
     ]
 
 
 def _record(  # noqa: PLR0913, PLR0917  (all that is known of a request)
-    at: float, latency: float, end: RequestOutcome, accuracy: float, variants: Mapping[str, str], why: tuple[str, str]
+    at: float, latency: float, end: End, accuracy: float, variants: Mapping[str, str], why: tuple[str, str]
 ) -> Record:
     stage, reason = why
     return Record(
@@ -77,5 +77,6 @@ def _record(  # noqa: PLR0913, PLR0917  (all that is known of a request)
 
 def _sample(second: Second, started_at: float) -> Sample:
     stages = {name: StageSample(*stage) for name, stage in second.stages.items()}
-    counters = Counters(received=second.received, outcomes=dict(zip(OUTCOMES, second.ends, strict=True)))
+    outcomes = {end.word: second.ends[end] for end in End}
+    counters = Counters(received=second.received, outcomes=outcomes)
     return Sample(started_at + second.at_seconds, stages, second.cores, 0.0, counters)

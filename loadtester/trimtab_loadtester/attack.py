@@ -18,15 +18,16 @@ import uvloop
 
 from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
 from trimtab_loadtester.load import LoadSpec
-from trimtab_loadtester.outcome import RequestOutcome, classify
+from trimtab_loadtester.outcome import classify
 from trimtab_loadtester.payloads import Payload, PayloadSource, payload_source
 from trimtab_loadtester.results import Record, Results, RunFacts, Visit
-from trimtab_loadtester.wire import OPEN, REASON_HEADER, STAGE_HEADER, Access, Answer, GrpcWire, RestWire, Wire
+from trimtab_loadtester.wire import OPEN, Access, Answer, GrpcWire, RestWire, Wire
+from trimtab_pipelines.ends import End
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_protocol.extensions import EXPECTED_ACCURACY, REASON_HEADER, STAGE_HEADER, parameters_of
 
 GAVE_UP = "GaveUp"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_EXPECTED_ACCURACY = "trimtab.expected_accuracy"
 _MOST_TOLD = 2**31 - 1
 
 
@@ -38,7 +39,7 @@ class Progress:
     duration_seconds: float
     scheduled: int
     sent: int
-    outcomes: Mapping[RequestOutcome, int]
+    outcomes: Mapping[End, int]
 
 
 OnProgress = Callable[[Progress], None]
@@ -89,7 +90,7 @@ class _Run:
     start: float = 0.0
     sent: int = 0
     records: list[Record] = field(default_factory=list)
-    outcomes: dict[RequestOutcome, int] = field(default_factory=lambda: dict.fromkeys(RequestOutcome, 0))
+    outcomes: dict[End, int] = field(default_factory=lambda: dict.fromkeys(End, 0))
 
     @property
     def elapsed_seconds(self) -> float:
@@ -236,9 +237,9 @@ def _record(run: _Run, payload: Payload, answer: Answer, due: float, sent: float
         score = run.source.score(payload.truth, outputs)
     except (KeyError, ValueError) as error:
         wrong = f"the answer cannot be scored: {error!r}"
-        return record._replace(outcome=RequestOutcome.FAILED, code="WrongAnswer", detail=wrong)
+        return record._replace(outcome=End.FAILED, code="WrongAnswer", detail=wrong)
     parameters = answer.response.parameters
-    expected = parameters.get(_EXPECTED_ACCURACY)
+    expected = parameters.get(EXPECTED_ACCURACY)
     return record._replace(
         correct=score.correct,
         total=score.total,
@@ -251,14 +252,15 @@ def _visit(stage: str, parameters: Mapping[str, Any]) -> Visit:
     """Read what the answer says of a stage; what it does not say, or says wrongly, stays unknown."""
 
     def number(name: str, unknown: float) -> float:
-        told = parameters.get(f"trimtab.{stage}.{name}")
+        told = parameters.get(name)
         return told if isinstance(told, int | float) and 0 <= told <= _MOST_TOLD else unknown
 
+    named = parameters_of(stage)
     return Visit(
-        variant=str(parameters.get(f"trimtab.{stage}.variant", "")),
-        batch_size=int(number("batch_size", 0)),
-        queue_seconds=number("queue_seconds", float("nan")),
-        service_seconds=number("service_seconds", float("nan")),
+        variant=str(parameters.get(named.variant, "")),
+        batch_size=int(number(named.batch_size, 0)),
+        queue_seconds=number(named.queue_seconds, float("nan")),
+        service_seconds=number(named.service_seconds, float("nan")),
     )
 
 

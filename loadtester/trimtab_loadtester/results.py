@@ -14,7 +14,7 @@ import numpy as np
 from hdrh.histogram import HdrHistogram
 from numpy.typing import NDArray
 
-from trimtab_loadtester.outcome import RequestOutcome
+from trimtab_pipelines.ends import End
 
 RECORDS_FILE, SUMMARY_FILE = "requests.npz", "load.json"
 SATURATED_LATENESS_SECONDS = 0.05
@@ -46,7 +46,7 @@ class Record(NamedTuple):
     scheduled: float
     sent: float
     latency_seconds: float
-    outcome: RequestOutcome
+    outcome: End
     code: str
     detail: str = ""
     correct: int = 0
@@ -120,14 +120,14 @@ class Results:
                 array[f"{column}:{stage}"] = [getattr(visit, column) for visit in visits]
         return cls(facts, array[np.argsort(array["scheduled"], kind="stable")])
 
-    def count(self, outcome: RequestOutcome) -> int:
+    def count(self, outcome: End) -> int:
         """Count the requests that ended so."""
         return int((self.records["outcome"] == outcome).sum())
 
     @property
     def answered(self) -> NDArray[Any]:
         """The records with an answer: ok and late."""
-        answered: NDArray[Any] = self.records[self.records["outcome"] <= RequestOutcome.LATE]
+        answered: NDArray[Any] = self.records[self.records["outcome"] <= End.LATE]
         return answered
 
     def latency_percentiles(self) -> dict[str, float]:
@@ -148,10 +148,10 @@ class Results:
         """The figures of the run, with units in their names; None where nothing was there to measure."""
         received, answered, facts = len(self.records), self.answered, self.facts
         lateness = percentiles(np.maximum(self.records["sent"] - self.records["scheduled"], 0.0)).get("p99", 0.0)
-        within_slo = self.count(RequestOutcome.OK)
+        within_slo = self.count(End.OK)
         return {
             "received": received,
-            **{outcome.name.lower(): self.count(outcome) for outcome in RequestOutcome},
+            **{outcome.word: self.count(outcome) for outcome in End},
             "slo_fraction": within_slo / received if received else None,
             "slo_seconds": facts.slo_seconds,
             **{f"latency_seconds_{name}": value for name, value in self.latency_percentiles().items()},
@@ -164,7 +164,7 @@ class Results:
             "client_saturated": bool(lateness > SATURATED_LATENESS_SECONDS),
             "codes": _counts(self.records["code"]),
             "drops": _counts(self._drops()),
-            "failures": _counts(self.records["detail"][self.records["outcome"] == RequestOutcome.FAILED]),
+            "failures": _counts(self.records["detail"][self.records["outcome"] == End.FAILED]),
             "gap_seconds": facts.gap_seconds,
             "distinct_payloads": facts.distinct_payloads,
             "interrupted": facts.interrupted,
@@ -193,7 +193,7 @@ class Results:
         return cls(facts, records)
 
     def _drops(self) -> NDArray[Any]:
-        dropped = self.records[self.records["outcome"] == RequestOutcome.DROPPED]
+        dropped = self.records[self.records["outcome"] == End.DROPPED]
         places = np.char.add(np.char.add(dropped["drop_stage"], "/"), dropped["drop_reason"])
         return np.where(places == "/", "unknown", places)
 

@@ -25,7 +25,6 @@ from trimtab_protocol.grpc_messages import (
 from trimtab_protocol.text import fits_header
 from trimtab_router.connection import ConnectionBroken, ConnectionPool, request_head
 
-STAGE_HEADER, REASON_HEADER = "x-trimtab-stage", "x-trimtab-reason"
 _CHANNELS = 4
 _MAX_ERROR_BYTES = 4096
 _MAX_MESSAGE_BYTES = 256 * 2**20

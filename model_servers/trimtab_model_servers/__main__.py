@@ -18,9 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 from trimtab_model_servers.credentials import take_credentials
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.ports import Ports
-from trimtab_model_servers.settings import ModelSpec, write_models
+from trimtab_model_servers.settings import write_models
 from trimtab_pipelines.cluster import DATA_PORT, MLSERVER_GRPC_PORT, MLSERVER_HTTP_PORT
 from trimtab_pipelines.edge import Identity
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
 
 TERMINATION_LOG = Path("/dev/termination-log")

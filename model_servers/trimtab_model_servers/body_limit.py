@@ -4,7 +4,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from trimtab_model_servers.settings import MAX_BODY_BYTES
+from trimtab_pipelines.model_spec import MAX_BODY_BYTES
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.settings import CACHE_TENANT_VARIABLE
+from trimtab_pipelines.model_spec import CACHE_TENANT_VARIABLE
 
 CACHE_VARIABLE = "TRIMTAB_WEIGHTS_CACHE"
 BOUND_VARIABLE = "TRIMTAB_WEIGHTS_CACHE_BYTES"

@@ -15,7 +15,7 @@ from aiohttp import web
 from trimtab_model_servers.bodies import read_body
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.hosting import Host
-from trimtab_model_servers.settings import MAX_BODY_BYTES
+from trimtab_pipelines.model_spec import MAX_BODY_BYTES
 from trimtab_protocol import Buffer, ProtocolError
 from trimtab_protocol.mutual_tls import MutualTls
 from trimtab_protocol.rest import (

@@ -11,6 +11,7 @@ from typing import Any
 from mlserver import types
 
 from trimtab_protocol import InferRequest, InferResponse, Parameter, ProtocolError, RequestedOutput, Tensor
+from trimtab_protocol.extensions import COMPUTE_SECONDS
 from trimtab_protocol.tensors import BYTES, decode_raw, encode_raw, from_values, to_values
 
 RAW_OUTPUT = "raw_output"
@@ -44,7 +45,7 @@ def response_of(answer: InferResponse, *, raw: bool) -> types.InferenceResponse:
 
     `compute_microseconds` stands beside `compute_seconds`, since MLServer's gRPC side has no fractions in parameters.
     """
-    seconds = float(answer.parameters["compute_seconds"])
+    seconds = float(answer.parameters[COMPUTE_SECONDS])
     parameters = {**answer.parameters, "compute_microseconds": round(seconds * 1e6)}
     return types.InferenceResponse(
         model_name=answer.model_name,

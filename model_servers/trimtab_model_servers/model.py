@@ -12,13 +12,15 @@ import torch
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.families.network import Network
 from trimtab_model_servers.families.registry import build
-from trimtab_model_servers.requests import OPERATING_POINT, checked_rows, chosen_outputs, chosen_point
-from trimtab_model_servers.settings import PLATFORM, ModelSpec
+from trimtab_model_servers.requests import checked_rows, chosen_outputs, chosen_point
+from trimtab_model_servers.settings import PLATFORM
 from trimtab_model_servers.tensors import DATATYPES, to_torch, to_wire, torch_dtype
 from trimtab_model_servers.worker import BatchWorker
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import OperatingPoint
 from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import InferRequest, InferResponse, Parameter, Tensor
+from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 
 Weights = Literal["stored", "random", "none"]
 WARM_UP_SECONDS = 0.5
@@ -50,9 +52,9 @@ class HostedModel:
         except (RuntimeError, ValueError, IndexError, KeyError, MemoryError) as error:
             _log.exception("model %s failed on a batch of %d rows", self.spec.name, rows)
             raise RefusalError(500, f"model {self.spec.name!r} failed on a batch of {rows} rows: {error}") from error
-        parameters: dict[str, Parameter] = {OPERATING_POINT: point.name, "compute_seconds": round(seconds, 9)}
+        parameters: dict[str, Parameter] = {OPERATING_POINT: point.name, COMPUTE_SECONDS: round(seconds, 9)}
         if waited:
-            parameters["waited_seconds"] = round(waited, 9)
+            parameters[WAITED_SECONDS] = round(waited, 9)
         return InferResponse(model_name=self.spec.name, outputs=outputs, id=request.id, parameters=parameters)
 
     def compute(
@@ -140,11 +142,7 @@ class HostedModel:
             self._check_shape(declared, rows, got)
 
     def _check_shape(self, declared: StageOutput, rows: int, got: torch.Tensor) -> None:
-        row = tuple(got.shape[1:])
-        fits = len(row) == len(declared.shape) and all(
-            size in {-1, real} for size, real in zip(declared.shape, row, strict=True)
-        )
-        if not fits or (declared.counted_by is None and got.shape[0] != rows):
+        if not declared.fits(got.shape) or (declared.counted_by is None and got.shape[0] != rows):
             raise ModelError(
                 f"family {self.spec.family!r} gives output {declared.name!r} with shape {list(got.shape)} for "
                 f"{rows} rows, but the stage declares {list(declared.shape)} for each; "

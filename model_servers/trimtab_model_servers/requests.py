@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.settings import InputSpec, ModelSpec
+from trimtab_pipelines.model_spec import InputSpec, ModelSpec
 from trimtab_pipelines.spec import OperatingPoint
 from trimtab_protocol import Parameters, RequestedOutput, Tensor
-
-OPERATING_POINT = "operating_point"
+from trimtab_protocol.extensions import OPERATING_POINT
 
 
 def checked_rows(spec: ModelSpec, tensors: Sequence[Tensor]) -> int:
@@ -59,11 +58,7 @@ def _check(spec: ModelSpec, expected: InputSpec, tensor: Tensor) -> None:
         raise RefusalError(
             400, f"model {spec.name!r}: input {tensor.name!r} came as {tensor.datatype}; send {_words(expected)}"
         )
-    row = tensor.shape[1:]
-    fits = len(row) == len(expected.shape) and all(
-        size in {-1, got} for size, got in zip(expected.shape, row, strict=True)
-    )
-    if not tensor.shape or not fits:
+    if not expected.fits(tensor.shape):
         raise RefusalError(
             400, f"model {spec.name!r}: input {tensor.name!r} has shape {list(tensor.shape)}; send {_words(expected)}"
         )

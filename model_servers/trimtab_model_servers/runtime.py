@@ -17,7 +17,7 @@ from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.hosting import host
 from trimtab_model_servers.mlserver_messages import request_of, response_of, wants_raw
 from trimtab_model_servers.model import HostedModel, load_model
-from trimtab_model_servers.settings import ModelSpec
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import ProtocolError
 
 DATA_PORT_VARIABLE = "TRIMTAB_DATA_PORT"

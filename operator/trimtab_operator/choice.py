@@ -11,10 +11,10 @@ from trimtab_operator.objects import MODEL_SERVER
 from trimtab_operator.plans import RETRY_SECONDS, Plans, room_of, targets
 from trimtab_operator.pod_state import Trouble
 from trimtab_operator.replicas import Site, pods_of
-from trimtab_operator.rollout import Room, total
 from trimtab_operator.timestamps import seconds_of, written
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.quantity import parse_quantity
+from trimtab_pipelines.rollout import Room, total
 from trimtab_pipelines.status import Schedulable
 
 _AT_LEAST_SECONDS = 1.0

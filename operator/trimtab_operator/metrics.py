@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trimtab_operator.objects import Object
 from trimtab_operator.observed import desired_replicas
-from trimtab_operator.rollout import ReplicaSet
 from trimtab_pipelines.cluster import HOSTING_LABEL, STAGE_LABEL
+from trimtab_pipelines.rollout import HostingSet
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _WHO = ("namespace", "pipeline")
@@ -48,7 +48,7 @@ class Metrics:
         )
         self._shown: dict[tuple[str, str], set[tuple[Gauge, tuple[str, ...]]]] = {}
 
-    def show(self, key: tuple[str, str], sets: Sequence[tuple[ReplicaSet, Object]], status: Mapping[str, Any]) -> None:
+    def show(self, key: tuple[str, str], sets: Sequence[tuple[HostingSet, Object]], status: Mapping[str, Any]) -> None:
         """Show one pipeline as it is now; series it had and has no more are taken away."""
         values: dict[tuple[Gauge, tuple[str, ...]], float] = {}
         for each, found in sets:

@@ -8,9 +8,9 @@ from trimtab_operator.objects import MODEL_SERVER, Object, Ref
 from trimtab_operator.pod_state import PodState
 from trimtab_operator.pods import GPU_RESOURCE
 from trimtab_operator.refusals import Refusal
-from trimtab_operator.rollout import ReplicaSet, Room
 from trimtab_pipelines.cluster import HOSTING_LABEL, STAGE_LABEL, VARIANT_LABEL_PREFIX
 from trimtab_pipelines.quantity import parse_quantity
+from trimtab_pipelines.rollout import HostingSet, Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def live_sets(owned: Mapping[Ref, Object], kind: str) -> dict[str, Object]:
 
 def replica_sets(
     live: Mapping[str, Object], pods: Sequence[PodState], changing: frozenset[str]
-) -> tuple[ReplicaSet, ...]:
+) -> tuple[HostingSet, ...]:
     """Return every replica set that exists and what its pods do; `changing` are about to get a new template."""
     return tuple(_replica_set(found, pods, name in changing) for name, found in live.items())
 
@@ -50,16 +50,16 @@ def hosted(found: Object) -> frozenset[str]:
     return frozenset(key.removeprefix(VARIANT_LABEL_PREFIX) for key in marks if key.startswith(VARIANT_LABEL_PREFIX))
 
 
-def _replica_set(found: Object, pods: Sequence[PodState], changing: bool) -> ReplicaSet:  # noqa: FBT001
+def _replica_set(found: Object, pods: Sequence[PodState], changing: bool) -> HostingSet:  # noqa: FBT001
     marks = found["metadata"]["labels"]
     own = [p for p in pods if p.component == MODEL_SERVER and p.set_key == (marks[STAGE_LABEL], marks[HOSTING_LABEL])]
     staying = [pod for pod in own if not pod.leaving]
-    return ReplicaSet(
+    return HostingSet(
         name=found["metadata"]["name"],
         stage=marks[STAGE_LABEL],
         each=_each(found),
         desired=desired_replicas(found),
-        pods=len(staying),
+        present=len(staying),
         ready=sum(pod.ready for pod in staying),
         unscheduled=sum(not pod.scheduled for pod in staying),
         leaving=len(own) - len(staying),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab_operator.objects import Object
-from trimtab_operator.rollout import Room, Target, total
 from trimtab_operator.routers import PLAN_FILE
 from trimtab_operator.timestamps import seconds_of
 from trimtab_pipelines.acceptance import check_plan
@@ -18,6 +17,7 @@ from trimtab_pipelines.cluster import ADVISORY_LABEL, replica_set_name
 from trimtab_pipelines.documents import DocumentError, parse_plan
 from trimtab_pipelines.hosting import group_of
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.rollout import Room, Target, total
 from trimtab_pipelines.spec import InferencePipeline
 
 RETRY_SECONDS = 300.0

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab_operator.pods import GPU_RESOURCE
-from trimtab_operator.rollout import Room
 from trimtab_operator.timestamps import seconds_of
 from trimtab_pipelines.cluster import COMPONENT, HOSTING_LABEL, STAGE_LABEL
 from trimtab_pipelines.quantity import parse_quantity
+from trimtab_pipelines.rollout import Room
 
 _PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _CRASH = ("CrashLoopBackOff", "RunContainerError", "CreateContainerConfigError", "CreateContainerError")

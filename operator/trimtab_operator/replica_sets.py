@@ -8,7 +8,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from trimtab_model_servers.settings import CACHE_TENANT_VARIABLE, model_spec
 from trimtab_operator.identity import (
     guard_containers,
     guard_volumes,
@@ -43,6 +42,7 @@ from trimtab_pipelines.cluster import (
     replica_set_name,
 )
 from trimtab_pipelines.hosting import HostingGroup
+from trimtab_pipelines.model_spec import CACHE_TENANT_VARIABLE, model_spec
 from trimtab_pipelines.spec import Container, InferencePipeline, Stage, Variant
 
 SERVER_MEMORY_BYTES = 512 * 2**20

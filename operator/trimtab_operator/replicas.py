@@ -16,12 +16,12 @@ from trimtab_operator.replica_sets import (
     service,
     template,
 )
-from trimtab_operator.rollout import ReplicaSet, Room, Target, decide, surge_allowed
 from trimtab_operator.seldon import seldon_deployment
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import replica_set_name
 from trimtab_pipelines.hosting import HostingGroup, hosting_groups
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.rollout import HostingSet, Room, Target, decide, surge_allowed
 from trimtab_pipelines.spec import InferencePipeline, Stage
 
 
@@ -49,7 +49,7 @@ class Site:
         return live_sets(self.owned, self.pipeline.spec.deployer)
 
     @property
-    def sets(self) -> tuple[ReplicaSet, ...]:
+    def sets(self) -> tuple[HostingSet, ...]:
         """Every replica set that exists."""
         groups = self.groups
         changing = {name for name, found in self.live.items() if name in groups and self._changes(found, *groups[name])}
@@ -90,7 +90,7 @@ def decide_replicas(site: Site, plan: PipelinePlan | None, limit: Room) -> Repli
     gone = {
         name
         for name, count in desired.items()
-        if name not in site.groups and count == 0 and by_name[name].pods + by_name[name].leaving == 0
+        if name not in site.groups and count == 0 and by_name[name].present + by_name[name].leaving == 0
     }
     return Replicas(tuple(objects), tuple(rescaled), frozenset(desired.keys() - gone))
 
@@ -103,7 +103,7 @@ def stage_states(site: Site, plan: PipelinePlan | None) -> tuple[StageState, ...
     return tuple(_stage_state(target, sets, live.get(target.name), site) for target in targets(plan, site.pipeline))
 
 
-def _stage_state(target: Target, sets: Sequence[ReplicaSet], found: Object | None, site: Site) -> StageState:
+def _stage_state(target: Target, sets: Sequence[HostingSet], found: Object | None, site: Site) -> StageState:
     own = next((each for each in sets if each.name == target.name), None)
     return StageState(
         target.stage,
@@ -111,7 +111,7 @@ def _stage_state(target: Target, sets: Sequence[ReplicaSet], found: Object | Non
         ready=own.ready if own else 0,
         serving=sum(each.ready for each in sets if each.stage == target.stage),
         trouble=(_creation_trouble(found) if found else None) or _pod_trouble(target, site),
-        rolling=found is not None and (rolling(found) or bool(own and own.pods > own.desired)),
+        rolling=found is not None and (rolling(found) or bool(own and own.present > own.desired)),
     )
 
 
@@ -134,7 +134,7 @@ def _creation_trouble(found: Object) -> Trouble | None:
     return None
 
 
-def _may_surge(name: str, sets: Mapping[str, ReplicaSet], limit: Room) -> bool:
+def _may_surge(name: str, sets: Mapping[str, HostingSet], limit: Room) -> bool:
     own = sets[name]
     return surge_allowed(own, [each for each in sets.values() if each.name != name], limit)
 

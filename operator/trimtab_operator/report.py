@@ -24,10 +24,10 @@ from trimtab_operator.observed import Observed, hosted
 from trimtab_operator.plans import APPLIED
 from trimtab_operator.refusals import OBJECTS_WRITTEN, objects_written
 from trimtab_operator.replicas import Site
-from trimtab_operator.rollout import total
 from trimtab_pipelines.cluster import ROUTER_REST_PORT, advisory_name, router_name
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.resource import API_VERSION
+from trimtab_pipelines.rollout import total
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,6 @@ GUARD_PORT = 9443
 """Of who asks for certificates in the place of a server not of ours; the next one where that server has it."""
 MLSERVER_HTTP_PORT = 8080
 MLSERVER_GRPC_PORT = 8081
-METRICS_PORT = 9090
 
 _LONGEST_NAME = 52  # a Deployment's pods add 11 characters and must stay a DNS label
 

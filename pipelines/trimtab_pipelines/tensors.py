@@ -1,6 +1,7 @@
 """What a tensor must look like, as Open Inference Protocol V2 names it."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -34,6 +35,12 @@ class TensorSpec(Model):
     shape: tuple[Annotated[int, Field(ge=-1)], ...] = Field(
         default=(), max_length=16, description="Shape of one row; -1 where any size is accepted"
     )
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of that shape, its rows first, holds such rows."""
+        return len(shape) == len(self.shape) + 1 and all(
+            size in {-1, given} for size, given in zip(self.shape, shape[1:], strict=True)
+        )
 
     @property
     def row_bytes(self) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, ProtocolError, Tensor, rest
+from trimtab_protocol.extensions import OPERATING_POINT
 from trimtab_router.connection import ConnectionBroken, HttpConnection, request_head
 
 HOST = "127.0.0.1"
@@ -39,7 +40,7 @@ class Replica:
         request = InferRequest(
             variant,
             inputs,
-            parameters={"operating_point": operating_point, "binary_data_output": True},
+            parameters={OPERATING_POINT: operating_point, "binary_data_output": True},
         )
         buffers, header_length = rest.encode_request(request)
         headers = {rest.HEADER_LENGTH: str(header_length), "Content-Type": rest.BINARY_CONTENT_TYPE}

@@ -95,9 +95,7 @@ def _check_tensor(declared: RequestInput, tensor: Described) -> None:
     if tensor.datatype != declared.datatype:
         raise invalid(f"input {tensor.name!r} is {tensor.datatype}; it must be {declared.datatype}")
     shape = tensor.shape
-    if len(shape) != len(declared.shape) + 1 or not all(
-        size in {-1, given} for size, given in zip(declared.shape, shape[1:], strict=True)
-    ):
+    if not declared.fits(shape):
         right = ", ".join(["rows", *(str(size) if size >= 0 else "any" for size in declared.shape)])
         raise invalid(f"input {tensor.name!r} has shape {list(shape)}; it must be [{right}]")
     if not shape[0]:

@@ -5,8 +5,8 @@ readers are a sum of their own: who reads slowly takes no room from requests, an
 much. Pure.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 
 from trimtab_router.refusal import Code, Refusal
@@ -37,11 +37,26 @@ class Budget:
         self._unread_bytes = 0
         self.requests = 0
         """Requests let in and not answered yet."""
+        self._receiving = 0
 
     @property
     def bytes_in_flight(self) -> int:
         """What requests hold, and answers that are not read yet."""
         return self._held_bytes + self._unread_bytes
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for us: those let in, but for those whose callers are still sending."""
+        return self.requests - self._receiving
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """While a request's body comes, its caller is who takes the time: it is none of those that wait for us."""
+        self._receiving += 1
+        try:
+            yield
+        finally:
+            self._receiving -= 1
 
     def reservation(self, client: str = "") -> "Reservation":
         """Enter one request of a client, which holds nothing yet; raises Refusal where the client has too many."""
@@ -115,6 +130,10 @@ class Reservation(AbstractContextManager["Reservation"]):
         self._budget.take(self.client, self.size_bytes, size_bytes)
         self.size_bytes += size_bytes
         self._asked_bytes += size_bytes
+
+    def receiving(self) -> AbstractContextManager[None]:
+        """The context in which its body comes."""
+        return self._budget.receiving()
 
     def note(self, size_bytes: int) -> None:
         """Count bytes that are there already; less than 0 gives some back."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.spec import OperatingPoint, Stage
 from trimtab_protocol import InferResponse, ProtocolError, Tensor
+from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.tensors import Array
 from trimtab_protocol.text import told
 from trimtab_router.binding import send_ahead_at
@@ -55,7 +56,7 @@ class Parcel:
     @property
     def key(self) -> Key:
         """What it runs: variant and operating point."""
-        return self.request.variant, str(self.request.parameters["operating_point"])
+        return self.request.variant, str(self.request.parameters[OPERATING_POINT])
 
 
 class Delivery:
@@ -152,7 +153,7 @@ class Delivery:
             id=secrets.token_hex(8),
             variant=variant,
             inputs=inputs,
-            parameters={"operating_point": point},
+            parameters={OPERATING_POINT: point},
             headers=_pass_on(batch),
             timeout_seconds=timeout_seconds,
             most_answer_bytes=most_answer_bytes(self._stage, rows, self._max_answer_bytes),
@@ -194,7 +195,7 @@ class Delivery:
     def _learn(self, parcel: Parcel, answer: InferResponse) -> None:
         """How long it took, from when its replica had nothing else to do."""
         now = time.monotonic()
-        replica, compute_seconds = parcel.replica, answer.parameters.get("compute_seconds")
+        replica, compute_seconds = parcel.replica, answer.parameters.get(COMPUTE_SECONDS)
         seconds = now - max(parcel.departed_at, replica.completed_at)
         others = self._wait_for_others(parcel, answer)
         self.times.observe_wait(others)
@@ -207,7 +208,7 @@ class Delivery:
                 replica.transfer_seconds += WEIGHT * (transfer_seconds - replica.transfer_seconds)
 
     def _wait_for_others(self, parcel: Parcel, answer: InferResponse) -> float:
-        waited, replica = answer.parameters.get("waited_seconds"), parcel.replica
+        waited, replica = answer.parameters.get(WAITED_SECONDS), parcel.replica
         if not isinstance(waited, float):
             return 0.0
         return wait_for_others(waited, parcel.departed_at, replica.completed_at, replica.transfer_seconds)
@@ -243,7 +244,7 @@ class Delivery:
         """The operating point the model server says it ran, else the one that was asked for."""
         variant, asked = parcel.key
         points = {point.name: point for point in self._stage.variant(variant).points}
-        return points.get(str(answer.parameters.get("operating_point", asked)), points[asked])
+        return points.get(str(answer.parameters.get(OPERATING_POINT, asked)), points[asked])
 
     def _retry_lost(self, parcel: Parcel, error: ReplicaLost) -> None:
         """Only the batch that was computed is under suspicion: not one that waited behind it or never arrived."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -10,6 +9,7 @@ from aiohttp import web
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_router.edge.envoy import Envoy
 from trimtab_router.edge.places import Sockets
+from trimtab_router.edge.steering import Steering
 from trimtab_router.ingress.admin import AdminIngress
 from trimtab_router.ingress.control import ControlIngress
 from trimtab_router.ingress.requests import RequestIngress
@@ -74,7 +74,6 @@ class FrontDoors:
         self._services: GrpcServices | None = None
         self._steering: asyncio.Task[None] | None = None
         self.envoy: Envoy | None = None
-        self.control: ControlIngress | None = None
         self.rest_port = 0
         self.admin_port = 0
 
@@ -84,20 +83,19 @@ class FrontDoors:
         self._requests.append(await Listening(server).on_port(host, rest_port))
         self.rest_port = self._requests[-1].port
 
-    async def open_behind_envoy(
-        self, sockets: Sockets, settings: EdgeSettings, most_under_way: Callable[[], int]
-    ) -> ControlIngress:
+    async def open_behind_envoy(self, sockets: Sockets, settings: EdgeSettings) -> ControlIngress:
         """Listen for Envoy on the sockets; returns what tells it the keys in force."""
         server = RequestIngress(self._router, speaks_grpc=True).server()
         self._requests.append(await Listening(server).on_socket(sockets.requests))
         self._services = GrpcServices(self._router)
         await self._services.open(sockets.services)
         longest_seconds = self._router.longest_seconds
-        self.control = ControlIngress(settings, pipeline=self._router.pipeline.name, longest_seconds=longest_seconds)
-        self._others.append(await Listening(self.control.server()).on_socket(sockets.control))
+        control = ControlIngress(settings, pipeline=self._router.pipeline.name, longest_seconds=longest_seconds)
+        self._others.append(await Listening(control.server()).on_socket(sockets.control))
         self.envoy = Envoy(sockets.envoy, sockets.counted, self._router.count_refused_at_door)
-        self._steering = asyncio.create_task(self.envoy.steer(most_under_way), name="steer envoy")
-        return self.control
+        steering = Steering(self.envoy, sockets.pressure, self._router.pacer)
+        self._steering = asyncio.create_task(steering.run(), name="steer envoy")
+        return control
 
     async def open_admin(self, host: str, port: int) -> None:
         """Listen for administration; raises OSError where the port is taken."""

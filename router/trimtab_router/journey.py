@@ -6,6 +6,7 @@ A journey ends exactly once, with an answer or a refusal, and takes what is left
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from trimtab_protocol.extensions import EXPECTED_ACCURACY, parameters_of
 from trimtab_protocol.tensors import Array
 from trimtab_router.graph import Walk
 from trimtab_router.refusal import Refusal
@@ -94,10 +95,11 @@ class Journey:
         told: dict[str, str | int | float] = {}
         for stage, pieces in self.served.items():
             slowest = max(pieces, key=lambda piece: piece.queue_seconds + piece.service_seconds)
-            told[f"trimtab.{stage}.variant"] = slowest.variant
-            told[f"trimtab.{stage}.operating_point"] = slowest.operating_point
-            told[f"trimtab.{stage}.batch_size"] = slowest.batch_rows
-            told[f"trimtab.{stage}.queue_seconds"] = round(slowest.queue_seconds, 6)
-            told[f"trimtab.{stage}.service_seconds"] = round(slowest.service_seconds, 6)
-        told["trimtab.expected_accuracy"] = round(self.accuracy, 6)
+            named = parameters_of(stage)
+            told[named.variant] = slowest.variant
+            told[named.operating_point] = slowest.operating_point
+            told[named.batch_size] = slowest.batch_rows
+            told[named.queue_seconds] = round(slowest.queue_seconds, 6)
+            told[named.service_seconds] = round(slowest.service_seconds, 6)
+        told[EXPECTED_ACCURACY] = round(self.accuracy, 6)
         return told

@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Mapping
 
-HISTORY_SECONDS = 600
+from trimtab_pipelines.router_state import HISTORY_SECONDS
+
 KEPT_SECONDS = 22_000  # a little over six hours, as far back as a forecast looks
 PEAK_SECONDS = 10
 RECENT_SECONDS = 60

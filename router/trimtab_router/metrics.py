@@ -10,9 +10,10 @@ from functools import lru_cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from prometheus_client.registry import Collector
 
+from trimtab_pipelines.ends import End
+
 BASE = ("namespace", "pipeline")
 STAGE = (*BASE, "stage")
-OUTCOMES = ("ok", "late", "dropped", "refused", "failed")
 _LATENCY_EDGES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _QUEUE_EDGES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _BATCH_EDGES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -32,7 +33,7 @@ class Metrics:
         edges = sorted({*_LATENCY_EDGES, slo_seconds / 2, slo_seconds, 2 * slo_seconds})
         self.received = counter("trimtab_requests_received", "Requests received, whatever became of them").labels(*base)
         requests = counter("trimtab_requests", "Requests by outcome; they add up to those received", (*BASE, "outcome"))
-        self.outcomes = {outcome: requests.labels(*base, outcome) for outcome in OUTCOMES}
+        self.outcomes = {end: requests.labels(*base, end.word) for end in End}
         self.callers_faults = counter(
             "trimtab_callers_faults", "Of all requests, those refused or dropped by the caller's own doing"
         ).labels(*base)

@@ -28,7 +28,8 @@ class Pacer:
         self._budget = budget
         self._bounds = bounds
         self._loop = asyncio.get_running_loop()
-        self._answered = 0
+        self.answered = 0
+        """Requests answered since the start."""
         self._refused = 0
         self._due = 0.0
         self._look: asyncio.TimerHandle | None = None
@@ -36,13 +37,13 @@ class Pacer:
     def check(self) -> None:
         """Raise Refusal where the window is full."""
         self._keep_looking()
-        if self._budget.requests >= self.window.limit:
+        if self._budget.waiting >= self.window.limit:
             self.note_overload()
-            raise overload(f"{self._budget.requests} requests are under way, as many as can be answered in time")
+            raise overload(f"{self._budget.waiting} requests are under way, as many as can be answered in time")
 
     def note_answer(self) -> None:
         """A request was answered."""
-        self._answered += 1
+        self.answered += 1
 
     def note_overload(self, requests: int = 1) -> None:
         """Requests were turned away, here or at the door, because there are too many."""
@@ -61,9 +62,9 @@ class Pacer:
 
     def _looked(self) -> None:
         self._look = None
-        now, under_way = time.monotonic(), self._budget.requests
+        now, under_way = time.monotonic(), self._budget.waiting
         late_seconds = max(now - self._due, 0.0)
-        self.window.observe(Observation(now, self._answered, self._refused, under_way, late_seconds), self._bounds())
+        self.window.observe(Observation(now, self.answered, self._refused, under_way, late_seconds), self._bounds())
         if under_way:
             self._keep_looking()
         else:

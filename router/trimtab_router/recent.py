@@ -8,9 +8,10 @@ import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from trimtab_pipelines.ends import End
+from trimtab_pipelines.router_state import Served
+
 RECENT_SECONDS = 60
-RECEIVED = "received"
-COUNTED = (RECEIVED, "ok", "late", "dropped", "refused", "failed")
 QUANTILE = 0.99
 LEAST_SECONDS = 1e-4
 _CLASSES_PER_E = 1 / math.log(1.05)
@@ -19,7 +20,8 @@ _CLASSES_PER_E = 1 / math.log(1.05)
 @dataclass(slots=True)
 class _Second:
     number: int
-    counts: Counter[str] = field(default_factory=Counter)
+    received: int = 0
+    ends: Counter[End] = field(default_factory=Counter)
     classes: Counter[int] = field(default_factory=Counter)
     accuracy: float = 0.0
 
@@ -30,9 +32,13 @@ class RecentOutcomes:
     def __init__(self) -> None:
         self._seconds: deque[_Second] = deque(maxlen=RECENT_SECONDS + 1)
 
-    def count(self, now: float, what: str, requests: int = 1) -> None:
-        """Count requests as received, or by their outcome."""
-        self._second(now).counts[what] += requests
+    def received(self, now: float, requests: int = 1) -> None:
+        """Count requests that came."""
+        self._second(now).received += requests
+
+    def ended(self, now: float, end: End, requests: int = 1) -> None:
+        """Count requests by their end."""
+        self._second(now).ends[end] += requests
 
     def answered(self, now: float, seconds: float, accuracy: float) -> None:
         """Note how long an answer took, and the expected accuracy of what served it."""
@@ -40,21 +46,22 @@ class RecentOutcomes:
         second.classes[int(math.log(max(seconds, LEAST_SECONDS) / LEAST_SECONDS) * _CLASSES_PER_E)] += 1
         second.accuracy += accuracy
 
-    def summary(self, now: float) -> dict[str, float | int | None]:
+    def summary(self, now: float) -> Served:
         """Counts, the 99th percentile of latency and the mean accuracy; both None where nothing was answered."""
         seconds = [second for second in self._seconds if second.number >= int(now) - RECENT_SECONDS]
-        counts: Counter[str] = Counter()
+        ends: Counter[End] = Counter()
         classes: Counter[int] = Counter()
         for second in seconds:
-            counts.update(second.counts)
+            ends.update(second.ends)
             classes.update(second.classes)
         answered = classes.total()
         accuracy = sum(second.accuracy for second in seconds) / answered if answered else None
-        return {
-            **{what: counts[what] for what in COUNTED},
-            "p99_seconds": _quantile(classes, QUANTILE),
-            "accuracy": accuracy,
-        }
+        return Served(
+            received=sum(second.received for second in seconds),
+            **{end.word: ends[end] for end in End},
+            p99_seconds=_quantile(classes, QUANTILE),
+            accuracy=accuracy,
+        )
 
     def _second(self, now: float) -> _Second:
         number = int(now)

@@ -5,6 +5,7 @@ Ingress turns the code into a gRPC status or an HTTP status; nothing else in the
 
 from enum import Enum
 
+from trimtab_pipelines.ends import DROPPED, FAILED, REFUSED, End
 from trimtab_protocol import ProtocolError
 from trimtab_protocol.text import told
 
@@ -36,7 +37,7 @@ CALLERS = frozenset(
     }
 )
 CLIENT_BOUNDS = frozenset({"ClientRate", "ClientConcurrency", "ClientBytes"})
-_OUTCOMES = {Code.INTERNAL: "failed", Code.DEADLINE_EXCEEDED: "dropped", Code.CANCELLED: "dropped"}
+_ENDS = {Code.INTERNAL: FAILED, Code.DEADLINE_EXCEEDED: DROPPED, Code.CANCELLED: DROPPED}
 
 
 class Refusal(Exception):  # noqa: N818 - an answer to the caller, not an error of ours
@@ -61,9 +62,9 @@ class Refusal(Exception):  # noqa: N818 - an answer to the caller, not an error 
         self.retry_after_seconds = retry_after_seconds
 
     @property
-    def outcome(self) -> str:
-        """The outcome it counts as: dropped, refused or failed."""
-        return _OUTCOMES.get(self.code, "refused")
+    def end(self) -> End:
+        """The end it counts as: dropped, refused or failed."""
+        return _ENDS.get(self.code, REFUSED)
 
     @property
     def callers_fault(self) -> bool:

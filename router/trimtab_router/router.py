@@ -12,16 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any, Self
+from typing import Self
 
 from opentelemetry.trace import Tracer
 
 from trimtab_pipelines.edge import ClientLimits
+from trimtab_pipelines.ends import DROPPED, FAILED, LATE, OK, REFUSED, End
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
+from trimtab_pipelines.router_state import EndpointState, RouterLoad, RouterState, StageState
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import InferencePipeline, Stage
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
+from trimtab_protocol.extensions import PLAN_GENERATION
 from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES, Array
 from trimtab_protocol.text import header_value
 from trimtab_router.admission import VERSION, Admitted, admit, check, timeout_seconds
@@ -35,7 +38,7 @@ from trimtab_router.metrics import Metrics
 from trimtab_router.pacing import Pacer
 from trimtab_router.policies import Policy, fixed
 from trimtab_router.queue import DeadlineQueue
-from trimtab_router.recent import RECEIVED, RecentOutcomes
+from trimtab_router.recent import RecentOutcomes
 from trimtab_router.refusal import Code, Refusal, code_of, invalid, is_callers_fault, malformed
 from trimtab_router.replicas import Replica
 from trimtab_router.suspects import Suspects
@@ -159,7 +162,7 @@ class Router:
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.latency_seconds)
         limits = self.limits
         self.budget = Budget(limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes)
-        self._pacer = Pacer(Window(pipeline.spec.slo.latency_seconds), self.budget, self._bounds)
+        self.pacer = Pacer(Window(pipeline.spec.slo.latency_seconds), self.budget, self._bounds)
         self._decoding = ThreadPoolExecutor(1, "decode")  # one at a time: what decoding costs in passing is bounded too
         self._journeys: set[Journey] = set()
         self._rows = RowCounter()
@@ -169,12 +172,7 @@ class Router:
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
         self.metrics.bytes_in_flight.set_function(lambda: self.budget.bytes_in_flight)
         self.metrics.requests_under_way.set_function(lambda: self.budget.requests)
-        self.metrics.window_requests.set_function(lambda: self.window.limit)
-
-    @property
-    def window(self) -> Window:
-        """How many requests may be under way; its `limit` moves with what is measured."""
-        return self._pacer.window
+        self.metrics.window_requests.set_function(lambda: self.pacer.window.limit)
 
     @property
     def body_seconds(self) -> float:
@@ -209,29 +207,27 @@ class Router:
     async def infer(self, call: Call) -> InferResponse:
         """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
         self.metrics.received.inc()
-        self._recent.count(call.arrived_at, RECEIVED)
+        self._recent.received(call.arrived_at)
         journey: Journey | None = None
-        outcome = "failed"
+        end = FAILED
         try:
             journey = self._begin(call)
             outputs = await journey.done
-            outcome = self._count_answer(journey)
+            end = self._count_answer(journey)
             return self._answer(call.request, journey, outputs)
         except Refusal as refusal:
-            outcome = self._count_refusal(
-                refusal, by_own_deadline=journey is not None and self._asked_too_much(journey)
-            )
+            end = self._count_refusal(refusal, by_own_deadline=journey is not None and self._asked_too_much(journey))
             raise
         except asyncio.CancelledError:
             stage = next(iter(journey.works), "") if journey else ""
             left = Refusal(Code.CANCELLED, "Cancelled", "the caller left", stage=stage)
-            outcome = self._count_refusal(left, by_own_deadline=self._left_early(call))
+            end = self._count_refusal(left, by_own_deadline=self._left_early(call))
             raise
         finally:
-            self.metrics.outcomes[outcome].inc()
-            self._recent.count(time.monotonic(), outcome)
+            self.metrics.outcomes[end].inc()
+            self._recent.ended(time.monotonic(), end)
             if journey is not None:
-                self._end(journey, outcome)
+                self._end(journey, end)
 
     async def visit(self, arrived_at: float, client: str = "") -> Reservation:
         """Let a request in, once it is its turn of the event loop; it ends with the reservation's context.
@@ -241,7 +237,7 @@ class Router:
         """
         reservation = None
         try:
-            self._pacer.check()
+            self.pacer.check()
             reservation = self.budget.reservation(client)
             await self._turnstile.enter(arrived_at)
         except BaseException as error:
@@ -282,11 +278,11 @@ class Router:
 
     def turn_away(self, refusal: Refusal) -> Refusal:
         """Count a request that ingress refuses before it is one; returns the refusal, to be raised."""
-        outcome, now = self._count_refusal(refusal), time.monotonic()
+        end, now = self._count_refusal(refusal), time.monotonic()
         self.metrics.received.inc()
-        self.metrics.outcomes[outcome].inc()
-        self._recent.count(now, RECEIVED)
-        self._recent.count(now, outcome)
+        self.metrics.outcomes[end].inc()
+        self._recent.received(now)
+        self._recent.ended(now, end)
         if refusal.code is Code.RESOURCE_EXHAUSTED:
             self.arrivals.record(time.time())
         return refusal
@@ -296,16 +292,16 @@ class Router:
         now = time.monotonic()
         for (status, reason), count in refused.items():
             self.metrics.received.inc(count)
-            self.metrics.outcomes["refused"].inc(count)
+            self.metrics.outcomes[REFUSED].inc(count)
             code = code_of(status)
             self.metrics.refused(code.name, reason, count)
             if is_callers_fault(code, reason):
                 self.metrics.callers_faults.inc(count)
-            self._recent.count(now, RECEIVED, count)
-            self._recent.count(now, "refused", count)
+            self._recent.received(now, count)
+            self._recent.ended(now, REFUSED, count)
             if reason == "Overload":  # what was turned away for want of room is load to plan for
                 self.arrivals.record(time.time(), count)
-                self._pacer.note_overload(count)
+                self.pacer.note_overload(count)
 
     def apply_plan(self, plan: PipelinePlan) -> None:
         """Follow a new plan from the next batch on."""
@@ -321,36 +317,41 @@ class Router:
             self._apply_stage_endpoints(dispatcher, endpoints.stages.get(name, ()))
             dispatcher.wake()
 
-    def state(self) -> dict[str, Any]:
-        """What runs now, as `/trimtab/v1/state` tells it."""
+    def state(self) -> RouterState:
+        """What runs now."""
         now = time.monotonic()
         rows_per_request = self._rows.per_request(now)
-        return {
-            "plan_generation": self.plan_generation,
-            "plan_applied_at": self.plan_applied_at,
-            "ready": self.ready,
-            "served": self._recent.summary(now),
-            "stages": {
-                name: {
-                    "variant": stage.variant,
-                    "batch_size": stage.plan.batch_size,
-                    "operating_point": stage.plan.operating_point,
-                    "ready_replicas": stage.ready_replicas,
-                    "queue_rows": stage.queue.rows,
-                    "service_ratio": stage.service_ratio,
-                    "rows_per_request": rows_per_request.get(name),
-                    "endpoints": {
-                        replica.name: {
-                            "ready": bool(replica.ready_variants),
-                            "inflight_batches": replica.inflight,
-                            "refused": replica.refused,
-                        }
+        return RouterState(
+            plan_generation=self.plan_generation,
+            plan_applied_at=self.plan_applied_at,
+            ready=self.ready,
+            served=self._recent.summary(now),
+            stages={
+                name: StageState(
+                    variant=stage.variant,
+                    batch_size=stage.plan.batch_size,
+                    operating_point=stage.plan.operating_point,
+                    ready_replicas=stage.ready_replicas,
+                    queue_rows=stage.queue.rows,
+                    service_ratio=stage.service_ratio,
+                    rows_per_request=rows_per_request.get(name),
+                    endpoints={
+                        replica.name: EndpointState(
+                            ready=bool(replica.ready_variants),
+                            inflight_batches=replica.inflight,
+                            refused=replica.refused,
+                        )
                         for replica in stage.replicas.values()
                     },
-                }
+                )
                 for name, stage in self._dispatchers.items()
             },
-        }
+        )
+
+    def load(self, seconds: int) -> RouterLoad:
+        """Arrivals of the last so many whole seconds."""
+        now = time.time()
+        return RouterLoad(now=now, rps=self.arrivals.history(now, seconds))
 
     async def drain(self, timeout_seconds: float) -> None:
         """Take no more requests, let those under way end, then close all connections."""
@@ -360,7 +361,7 @@ class Router:
             await asyncio.wait(waiting, timeout=timeout_seconds)
         replicas = [replica for stage in self._dispatchers.values() for replica in stage.replicas.values()]
         await asyncio.gather(*(replica.close() for replica in replicas), *self._closing)
-        self._pacer.close()
+        self.pacer.close()
         self._decoding.shutdown(wait=False, cancel_futures=True)
 
     def _build_dispatchers(self, policy: Policy) -> dict[str, Dispatcher]:
@@ -470,7 +471,7 @@ class Router:
             )
         return dispatcher.hopeless_at_the_door(work, now)
 
-    def _end(self, journey: Journey, outcome: str) -> None:
+    def _end(self, journey: Journey, end: End) -> None:
         self._journeys.discard(journey)
         for stage, work in journey.works.items():
             self._dispatchers[stage].withdraw(work)
@@ -478,11 +479,11 @@ class Router:
         if journey.done.done() and not journey.done.cancelled():
             journey.done.exception()  # seen, also where the caller left at the same moment
         if self._tracer is not None:
-            record_request(self._tracer, journey.trace_parent, journey.arrived_at, outcome, journey.served)
+            record_request(self._tracer, journey.trace_parent, journey.arrived_at, end, journey.served)
 
     def _answer(self, request: InferRequest, journey: Journey, outputs: Mapping[str, Array]) -> InferResponse:
         parameters = journey.parameters()
-        parameters["trimtab.plan_generation"] = self.plan_generation
+        parameters[PLAN_GENERATION] = self.plan_generation
         return InferResponse(
             model_name=self.pipeline.name,
             model_version=VERSION,
@@ -491,15 +492,15 @@ class Router:
             outputs=tuple(Tensor(name, self._output_datatypes[name], array) for name, array in outputs.items()),
         )
 
-    def _count_answer(self, journey: Journey) -> str:
+    def _count_answer(self, journey: Journey) -> End:
         now = time.monotonic()
-        self._pacer.note_answer()
+        self.pacer.note_answer()
         latency_seconds, accuracy = now - journey.arrived_at, journey.accuracy
         self.metrics.latency.observe(latency_seconds)
         self.metrics.accuracy.observe(accuracy)
         self._recent.answered(now, latency_seconds, accuracy)
         self._rows.record(now, journey.rows_by_stage)
-        return "ok" if now <= journey.deadline else "late"
+        return OK if now <= journey.deadline else LATE
 
     def _asked_too_much(self, journey: Journey) -> bool:
         """Whether its own deadline left it less time than the promise."""
@@ -510,18 +511,18 @@ class Router:
         waited_seconds = time.monotonic() - call.arrived_at
         return not self.draining and waited_seconds < self.pipeline.spec.slo.latency_seconds
 
-    def _count_refusal(self, refusal: Refusal, *, by_own_deadline: bool = False) -> str:
+    def _count_refusal(self, refusal: Refusal, *, by_own_deadline: bool = False) -> End:
         if refusal.callers_fault or (by_own_deadline and refusal.code in {Code.DEADLINE_EXCEEDED, Code.CANCELLED}):
             self.metrics.callers_faults.inc()
         if refusal.reason == "Overload":
-            self._pacer.note_overload()
-        if refusal.outcome == "dropped":
+            self.pacer.note_overload()
+        if refusal.end is DROPPED:
             stage = self._dispatchers.get(refusal.stage)
             metrics = stage.metrics if stage else self.metrics.stage(refusal.stage)
             metrics.dropped(refusal.reason)
         else:
             self.metrics.refused(refusal.code.name, refusal.reason)
-        return refusal.outcome
+        return refusal.end
 
     def _apply_stage_endpoints(self, dispatcher: Dispatcher, endpoints: tuple[Endpoint, ...]) -> None:
         wanted = {endpoint.name: endpoint for endpoint in endpoints}

@@ -63,11 +63,7 @@ def _checked(stage: str, output: StageOutput, found: Mapping[str, Tensor]) -> Ar
         raise BrokenAnswer(f"stage {stage}: the answer lacks output {output.name!r}; it has: {', '.join(found)}")
     if tensor.datatype != output.datatype:
         raise BrokenAnswer(f"stage {stage}: output {output.name!r} is {tensor.datatype}; it must be {output.datatype}")
-    row = tensor.shape[1:]
-    fits = len(row) == len(output.shape) and all(
-        right in {-1, given} for right, given in zip(output.shape, row, strict=True)
-    )
-    if not tensor.shape or not fits:
+    if not output.fits(tensor.shape):
         raise BrokenAnswer(
             f"stage {stage}: output {output.name!r} has shape {list(tensor.shape)}; "
             f"rows of {list(output.shape)} were promised"

@@ -75,7 +75,7 @@ async def serve(options: Options) -> None:
         following = [files.watch() if cluster is None else _follow_cluster(router, cluster)]
         doors = FrontDoors(router)
         if options.sockets is not None:
-            control = await doors.open_behind_envoy(options.sockets, options.edge, lambda: router.window.limit)
+            control = await doors.open_behind_envoy(options.sockets, options.edge)
             keys = follow_keys(options.edge, cluster, pipeline.metadata.namespace, control.use_keys)
             following += [keys] if keys else []
         else:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from opentelemetry.propagate import extract
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
 
+from trimtab_pipelines.ends import FAILED, End
 from trimtab_router.work import Served
 
 log = logging.getLogger(__name__)
@@ -47,18 +48,18 @@ def configured_tracer(pipeline: str) -> Tracer | None:
 
 
 def record_request(
-    tracer: Tracer, trace_parent: str, arrived_at: float, outcome: str, stages: Mapping[str, Sequence[Served]]
+    tracer: Tracer, trace_parent: str, arrived_at: float, end: End, stages: Mapping[str, Sequence[Served]]
 ) -> None:
     """Write the span of a request that just ended, with a child for each stage that served it.
 
     `arrived_at` is in monotonic seconds, read after the wall clock: a pause in between puts no start past a stage's.
     """
-    end = time.time_ns()
+    ended_at = time.time_ns()
     seconds = time.monotonic() - arrived_at
     context = extract({"traceparent": trace_parent}) if trace_parent else None
-    span = tracer.start_span("infer", context, kind=SpanKind.SERVER, start_time=end - int(seconds * 1e9))
-    span.set_attribute("trimtab.outcome", outcome)
-    if outcome == "failed":
+    span = tracer.start_span("infer", context, kind=SpanKind.SERVER, start_time=ended_at - int(seconds * 1e9))
+    span.set_attribute("trimtab.outcome", end.word)
+    if end is FAILED:
         span.set_status(StatusCode.ERROR)
     for stage, pieces in stages.items():
         for piece in pieces:
@@ -75,4 +76,4 @@ def record_request(
                 },
             )
             child.end(piece.departed_unix_nanoseconds + int(piece.service_seconds * 1e9))
-    span.end(end)
+    span.end(ended_at)

@@ -11,10 +11,11 @@ from trimtab_adapter.cluster.events import MOST_MESSAGE, event_of
 from trimtab_adapter.cluster.known import Known
 from trimtab_adapter.cluster.reporter import MOST_EVENTS_WAITING, Reporter
 from trimtab_adapter.cluster.status import MOST_HISTORY, rfc3339, status_of, visible
-from trimtab_adapter.observation import Load, Served
+from trimtab_adapter.observation import Load
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import Cluster
 from trimtab_pipelines.plan import ForecastRecord
+from trimtab_pipelines.router_state import Served
 
 PIPELINE = a_ladder()
 NOW = 1_700_000_000.0
@@ -31,7 +32,7 @@ def reasons(tick: Tick) -> dict[str, tuple[str, str]]:
 
 
 def test_a_good_tick():
-    tick = a_tick(served=Served(1200, 1190, 0.08349, 0.91234))
+    tick = a_tick(served=Served(received=1200, ok=1190, p99_seconds=0.08349, accuracy=0.91234))
 
     status = status_of(tick, {}, 3)
 

@@ -11,9 +11,9 @@ from trimtab_adapter.decide import initial_plan
 from trimtab_adapter.simulation.adaptation import Adaptation, forecaster_knowing
 from trimtab_adapter.simulation.chance import FanOut, around, between_sizes
 from trimtab_adapter.simulation.conditions import Conditions, Failure
-from trimtab_adapter.simulation.outcome import DROPPED, LATE, OK, REFUSED
 from trimtab_adapter.simulation.simulate import Scenario, simulate
 from trimtab_adapter.simulation.speed import Speed
+from trimtab_pipelines.ends import DROPPED, LATE, OK, REFUSED, End
 from trimtab_pipelines.profile import PointProfile
 from trimtab_predictor.forecaster import ReactiveForecaster
 
@@ -164,7 +164,7 @@ def test_every_request_has_exactly_one_end_even_in_overload():
     found = simulate(a_scenario(a_pipeline(2), poisson(1500, 20), 20.0))
 
     assert found.ends.size == found.seconds[-1].received
-    assert sum(found.share(end) for end in range(5)) == pytest.approx(1.0)
+    assert sum(found.share(end) for end in End) == pytest.approx(1.0)
     assert 0.2 < found.share(DROPPED) < 0.9
     assert found.share(LATE) < 0.02
     assert all(reason in {"Predicted", "Past"} for _, reason in found.reasons.values())

@@ -26,6 +26,7 @@ from benchmarks.dashboards import (
 from tests.charts.helm import VALUES
 from tests.control_plane import tool
 from tests.prometheus import prometheus as a_prometheus
+from trimtab_pipelines.ends import End
 from trimtab_router.metrics import Metrics
 from trimtab_router.refusal import Code, is_callers_fault
 
@@ -76,7 +77,7 @@ def router_text() -> str:
     """What a real router exposes once it has served a request."""
     metrics = Metrics("a", "p", 0.4)
     metrics.received.inc()
-    metrics.outcomes["ok"].inc()
+    metrics.outcomes[End.OK].inc()
     metrics.latency.observe(0.05)
     metrics.accuracy.observe(0.9)
     metrics.plan_generation.set(3)

@@ -12,7 +12,7 @@ from trimtab.live import watching
 from trimtab.local.supervisor import Fault, Setup, Supervisor
 from trimtab.session import Session
 from trimtab_loadtester.attack import Progress
-from trimtab_loadtester.outcome import RequestOutcome
+from trimtab_pipelines.ends import End
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def session(tmp_path: Path) -> Session:
     session = Session("sample", setup)
     session.local = Supervisor(setup)
     session.local.plan = plans()[1]
-    session.progress = Progress(60.0, 120.0, 1200, 600, dict.fromkeys(RequestOutcome, 100))
+    session.progress = Progress(60.0, 120.0, 1200, 600, dict.fromkeys(End, 100))
     return session
 
 

@@ -21,11 +21,11 @@ from tests.router.edge.openssl import Authority
 from trimtab.commands import run
 from trimtab.local.loading import LoadOrder, LoadProcess
 from trimtab.local.supervisor import Setup, Supervisor
-from trimtab_loadtester.outcome import RequestOutcome
 from trimtab_loadtester.results import Results
 from trimtab_loadtester.wire import Access
 from trimtab_pipelines.documents import dump_yaml, load_endpoints
 from trimtab_pipelines.edge import EdgeSettings, Tls
+from trimtab_pipelines.ends import End
 from trimtab_protocol import grpc_messages
 from trimtab_router.edge.keys import digest_of, read_file
 
@@ -108,9 +108,7 @@ async def test_a_pipeline_is_served_behind_tls_and_keys_and_loads_go_through_the
         results = await sent_beside(
             pipeline, f"127.0.0.1:{local.rest_port}", Access(authority.file, key_file), tmp_path
         )
-        assert (
-            results.count(RequestOutcome.OK) + results.count(RequestOutcome.LATE) == results.summary()["received"] > 0
-        )
+        assert results.count(End.OK) + results.count(End.LATE) == results.summary()["received"] > 0
         assert local.faults == []
 
 

@@ -14,8 +14,8 @@ from tests.pauses import Pauses
 from tests.ports import held_port
 from trimtab_loadtester.attack import AttackOptions, Progress, attack_async
 from trimtab_loadtester.load import LoadError, LoadSpec
-from trimtab_loadtester.outcome import RequestOutcome
 from trimtab_loadtester.results import Results
+from trimtab_pipelines.ends import End
 
 REST_ACTIONS = ("ok", "late", "504", "429", "503", "500", "400", "drop connection", "garbage")
 GRPC_ACTIONS = ("ok", "late", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL")
@@ -43,7 +43,7 @@ async def test_each_rest_answer_is_classified_by_its_code() -> None:
         "refused": seen["429"] + seen["503"],
         "failed": failed,
     }
-    assert results.count(RequestOutcome.LATE) >= seen["late"]
+    assert results.count(End.LATE) >= seen["late"]
     assert summary["received"] == seen.total() == sum(outcomes(results).values()) > 100
     assert summary["codes"]["ConnectionLost"] == seen["drop connection"]
     assert summary["codes"]["ProtocolError"] == seen["garbage"]
@@ -65,7 +65,7 @@ async def test_each_grpc_answer_is_classified_by_its_code() -> None:
         "refused": seen["RESOURCE_EXHAUSTED"] + seen["UNAVAILABLE"],
         "failed": seen["INTERNAL"],
     }
-    assert results.count(RequestOutcome.LATE) >= seen["late"]
+    assert results.count(End.LATE) >= seen["late"]
     assert results.summary()["drops"] == {"first/past": seen["DEADLINE_EXCEEDED"]}
 
 

@@ -6,7 +6,7 @@ from torchvision import models
 from trimtab_model_servers.digits import networks
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.settings import ModelSpec
+from trimtab_pipelines.model_spec import ModelSpec
 
 IMAGE = {"name": "image", "datatype": "FP32", "shape": [3, 224, 224]}
 LOGITS = {"name": "logits", "datatype": "FP32", "shape": [1000]}

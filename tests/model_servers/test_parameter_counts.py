@@ -7,7 +7,7 @@ from torchvision import models
 from tests.ipa import BESIDE_THE_TABLES, FOLDER, STAGE_SECONDS, VARIANTS, ipa_pipeline
 from trimtab_model_servers.families.detection import SIZES, Detector
 from trimtab_model_servers.families.pretrained import architecture_of, construct
-from trimtab_model_servers.settings import ModelSpec, model_spec
+from trimtab_pipelines.model_spec import ModelSpec, model_spec
 
 ROUNDING_MILLIONS = 0.1  # the tables cut off as often as they round: 82.97 is printed as 82.9, 60.19 as 60.2
 

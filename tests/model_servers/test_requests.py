@@ -3,7 +3,7 @@ import pytest
 
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.requests import checked_rows, chosen_outputs, chosen_point
-from trimtab_model_servers.settings import ModelSpec
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import RequestedOutput, Tensor
 
 SPEC = ModelSpec.model_validate(

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
-from trimtab_model_servers.settings import ModelSpec, write_model_folder
+from trimtab_model_servers.settings import write_model_folder
+from trimtab_pipelines.model_spec import ModelSpec
 
 
 def test_a_stage_reads_what_the_stage_before_it_gives(tmp_path):

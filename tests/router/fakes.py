@@ -30,6 +30,7 @@ from trimtab_router.edge import configuration
 from trimtab_router.edge.following import follow_keys
 from trimtab_router.edge.places import Doorstep, Sockets
 from trimtab_router.edge.program import command, program
+from trimtab_router.ingress.control import ControlIngress
 from trimtab_router.router import Limits, Router
 
 Model = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -175,6 +176,7 @@ class Rig:
         self.edge = edge
         self.otlp = otlp
         self.sockets: Sockets | None = None
+        self.control: ControlIngress | None = None
         self.url = f"http://127.0.0.1:{doors.rest_port}"
         self.admin_url = f"http://127.0.0.1:{doors.admin_port}"
         self._stack = AsyncExitStack()
@@ -196,7 +198,7 @@ class Rig:
             if self._door is None:
                 sockets = self.sockets = make_sockets()
                 self._stack.callback(shutil.rmtree, sockets.folder)
-                control = await self.doors.open_behind_envoy(sockets, self.edge, lambda: self.router.window.limit)
+                control = self.control = await self.doors.open_behind_envoy(sockets, self.edge)
                 if (keys := follow_keys(self.edge, None, "default", control.use_keys)) is not None:
                     self._following = asyncio.create_task(keys)
                 most_bytes = self.router.limits.max_payload_bytes
@@ -226,7 +228,7 @@ class Rig:
     def is_ready(self, stage: str, fakes: Sequence[FakeReplica]) -> bool:
         """Whether all replicas of a stage are ready that will be."""
         willing = sum(bool(set(fake.variants) - fake.unready) for fake in fakes)
-        return bool(self.router.state()["stages"][stage]["ready_replicas"] == willing)
+        return bool(self.router.state().stages[stage].ready_replicas == willing)
 
     async def rest(self, request: InferRequest, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
         """Send a request over REST with binary tensors: status, answer or error text, headers."""

@@ -132,7 +132,7 @@ async def test_odd_ids_cost_neither_their_sender_nor_its_batch_mates_anything(na
         await replica.arrived.wait()
         calls = [asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT), **{name: value})) for _ in range(7)]
         calls.append(asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT), **{name: "plain"})))
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] == 8)
+        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 8)
         replica.gate.set()
 
         assert [(await call)[0] for call in (first, *calls)] == [200] * 9

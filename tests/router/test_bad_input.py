@@ -180,6 +180,6 @@ async def _release(rig, replica, calls):
     first = asyncio.ensure_future(rig.rest(a_request()))
     await replica.arrived.wait()
     waiting = [asyncio.ensure_future(call) for call in calls]
-    await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] == len(calls))
+    await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == len(calls))
     replica.gate.set()
     return await asyncio.gather(first, *waiting)

@@ -100,12 +100,12 @@ async def test_clients_are_told_apart_by_the_header_of_the_door():
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, edge=one_at_a_time) as rig:
         first = await blocked(rig, replica)
         mine = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "me"}))
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] == 1)
+        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 1)
 
         status, _, headers = await rig.rest(a_request(), **{"x-trimtab-client": "me"})
         assert (status, headers["x-trimtab-reason"], headers["Retry-After"]) == (429, "ClientConcurrency", "1")
         yours = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "you"}))
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] == 2)
+        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 2)
         replica.gate.set()
 
         assert [(await call)[0] for call in (first, mine, yours)] == [200] * 3

@@ -30,7 +30,7 @@ def two_variants():
 
 def rows_seen(rig: Rig, replica: FakeReplica) -> int:
     """Rows that wait or have left for the replica."""
-    waiting: int = rig.router.state()["stages"]["stage-0"]["queue_rows"]
+    waiting: int = rig.router.state().stages["stage-0"].queue_rows
     return waiting + sum(batch.rows for batch in replica.seen)
 
 
@@ -48,7 +48,7 @@ async def test_batch_size_and_operating_point_apply_to_the_next_batch():
         assert all(status == 200 for status, *_ in answers)
         assert {batch.rows for batch in replica.seen[1:-1]} == {2}
         assert [batch.parameters["operating_point"] for batch in replica.seen[1:]] == ["half"] * (len(replica.seen) - 1)
-        assert rig.router.state()["plan_generation"] == 2
+        assert rig.router.state().plan_generation == 2
         assert await rig.metric("trimtab_plan_generation") == 2
 
 
@@ -64,14 +64,14 @@ async def test_a_variant_changes_once_a_ready_replica_offers_it():
 
         rig.router.apply_plan(a_plan(pipeline, 2, variant="large", accuracy=0.95))
         assert await served_by() == "small"
-        assert rig.router.state()["stages"]["stage-0"]["variant"] == "small"
+        assert rig.router.state().stages["stage-0"].variant == "small"
 
         new.unready.clear()
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["variant"] == "large")
+        await rig.until(lambda: rig.router.state().stages["stage-0"].variant == "large")
         assert await served_by() == "large"
 
         await new.kill()
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["variant"] == "small")
+        await rig.until(lambda: rig.router.state().stages["stage-0"].variant == "small")
         assert await served_by() == "small"
 
 
@@ -79,15 +79,15 @@ async def test_variants_that_stay_are_served_while_others_come_and_go():
     replica = FakeReplica(variants=("small",))
     async with a_rig(two_variants(), {"stage-0": [replica]}) as rig:
         replica.variants = ("small", "large")
-        seen = rig.router.state()["stages"]["stage-0"]["ready_replicas"]
+        seen = rig.router.state().stages["stage-0"].ready_replicas
         rig.router.apply_endpoints(endpoints_of({"stage-0": [replica]}))
-        assert rig.router.state()["stages"]["stage-0"]["ready_replicas"] == seen == 1
+        assert rig.router.state().stages["stage-0"].ready_replicas == seen == 1
         rig.router.apply_plan(a_plan(rig.router.pipeline, 2, variant="large", accuracy=0.95))
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["variant"] == "large")
+        await rig.until(lambda: rig.router.state().stages["stage-0"].variant == "large")
 
         replica.variants = ("small",)
         rig.router.apply_endpoints(endpoints_of({"stage-0": [replica]}))
-        assert rig.router.state()["stages"]["stage-0"]["variant"] == "small"
+        assert rig.router.state().stages["stage-0"].variant == "small"
         assert (await rig.rest(a_request(parameters=PATIENT)))[0] == 200
         assert await rig.outcomes() == {"ok": 1}
 
@@ -102,12 +102,12 @@ async def test_replicas_that_drain_or_go_finish_what_they_hold():
         both = endpoints_of({"stage-0": [staying]})
         draining = leaving.endpoint(draining=True)
         rig.router.apply_endpoints(both.model_copy(update={"stages": {"stage-0": (*both.stages["stage-0"], draining)}}))
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["endpoints"]["staying"]["ready"])
+        await rig.until(lambda: rig.router.state().stages["stage-0"].endpoints["staying"].ready)
         assert (await rig.rest(a_request(parameters=PATIENT)))[0] == 200
         assert (len(leaving.seen), len(staying.seen)) == (1, 1)
 
         rig.router.apply_endpoints(both)
-        assert list(rig.router.state()["stages"]["stage-0"]["endpoints"]) == ["staying"]
+        assert list(rig.router.state().stages["stage-0"].endpoints) == ["staying"]
         leaving.gate.set()
         status, answer, _ = await held
         assert (status, answer.outputs[0].array.tolist()) == (200, [[2.0] * 4])
@@ -137,9 +137,9 @@ def _is_another_broken(router: Router, before: float | None) -> bool:
 
 async def test_files_are_followed_and_broken_ones_change_nothing(watched):
     router, folder, pipeline = watched
-    assert router.state()["plan_generation"] == 0
+    assert router.state().plan_generation == 0
     write_json(folder / "plan.json", a_plan(pipeline, 3, batchSize=5))
-    await until(lambda: router.state()["plan_generation"] == 3)
+    await until(lambda: router.state().plan_generation == 3)
 
     for broken in (
         '{"kind": "PipelinePlan", "spec"',
@@ -149,12 +149,12 @@ async def test_files_are_followed_and_broken_ones_change_nothing(watched):
         (folder / "plan.json").write_text(broken)
         await until(partial(_is_another_broken, router, before))
         state = router.state()
-        assert (state["plan_generation"], state["stages"]["stage-0"]["batch_size"]) == (3, 5)
+        assert (state.plan_generation, state.stages["stage-0"].batch_size) == (3, 5)
 
     write_json(folder / "plan.json", a_plan(pipeline, 5, batchSize=6))
     write_json(folder / "endpoints.json", endpoints_of({"stage-0": [FakeReplica(port=1)]}))
-    await until(lambda: router.state()["plan_generation"] == 5)
-    await until(lambda: "replica-0" in router.state()["stages"]["stage-0"]["endpoints"])
+    await until(lambda: router.state().plan_generation == 5)
+    await until(lambda: "replica-0" in router.state().stages["stage-0"].endpoints)
     assert not router.ready
 
 
@@ -163,6 +163,6 @@ async def test_a_plan_of_a_newer_adapter_comes_into_force_without_what_is_new(wa
     written = a_plan(pipeline, 7, batchSize=5).model_dump(mode="json", by_alias=True, exclude_none=True)
     written["spec"]["tokens"] = {"budget": 3}
     (folder / "plan.json").write_text(json.dumps(written))
-    await until(lambda: router.state()["plan_generation"] == 7)
+    await until(lambda: router.state().plan_generation == 7)
 
-    assert router.state()["stages"]["stage-0"]["batch_size"] == 5
+    assert router.state().stages["stage-0"].batch_size == 5

@@ -80,7 +80,7 @@ async def test_plans_are_followed_and_broken_ones_change_nothing(followed, clust
     router, pipeline = followed
     await cluster.apply(as_object(a_plan(pipeline, 3, batchSize=5), namespace), manager="adapter")
     await until(lambda: router.plan_generation == 3)
-    assert router.state()["plan_applied_at"] == pytest.approx(time.time(), abs=5)
+    assert router.state().plan_applied_at == pytest.approx(time.time(), abs=5)
 
     await cluster.apply(as_object(a_plan(pipeline, 4, variant="huge"), namespace), manager="adapter")
     await until(lambda: broken_plans(router) == 1)
@@ -91,7 +91,7 @@ async def test_plans_are_followed_and_broken_ones_change_nothing(followed, clust
     await cluster.delete("PipelinePlan", namespace, "sample")
     await cluster.apply(as_object(a_plan(pipeline, 2, batchSize=7), namespace), manager="user")
     await until(lambda: router.plan_generation == 2)
-    assert router.state()["stages"]["stage-0"]["batch_size"] == 7
+    assert router.state().stages["stage-0"].batch_size == 7
 
 
 def _is_in_force(router: Router, generation: int) -> bool:
@@ -107,7 +107,7 @@ async def test_a_plan_is_in_force_soon_after_it_is_written(followed, cluster: Cl
         await cluster.apply(as_object(plan, namespace), manager="adapter")
         writing.append(time.time() - begun)
         await until(partial(_is_in_force, router, generation))
-        delays.append(router.state()["plan_applied_at"] - begun)
+        delays.append(router.state().plan_applied_at - begun)
 
     p50, p99 = statistics.median(delays[1:]), statistics.quantiles(delays[1:], n=100)[-1]
     sys.stdout.write(f"from before the write until in force: p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms\n")
@@ -119,7 +119,7 @@ async def test_replicas_come_drain_and_go(followed, cluster: Cluster, namespace:
     router, _ = followed
 
     def replicas() -> set[str]:
-        return set(router.state()["stages"]["stage-0"]["endpoints"])
+        return set(router.state().stages["stage-0"].endpoints)
 
     starting = a_pod("two", "10.9.0.2", ready=False, serving=False)
     await cluster.apply(a_slice(namespace, a_pod("one", "10.9.0.1"), starting), manager="cluster")
@@ -159,7 +159,7 @@ async def test_an_api_server_that_goes_away_disturbs_nobody(
         await cluster.apply(as_object(a_plan(pipeline, 6), namespace), manager="adapter")
         assert (await rig.rest(a_request()))[0] == 200
         await relay.open()
-        await rig.until(lambda: "other" in rig.router.state()["stages"]["stage-0"]["endpoints"])
+        await rig.until(lambda: "other" in rig.router.state().stages["stage-0"].endpoints)
         await rig.until(lambda: rig.router.plan_generation == 6)
         assert (await rig.rest(a_request()))[0] == 200
     assert await rig.outcomes() == {"ok": 4}

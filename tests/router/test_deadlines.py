@@ -22,7 +22,7 @@ async def blocked(rig, replica):
 
 
 def queued(rig, rows, stage="stage-0"):
-    return lambda: rig.router.state()["stages"][stage]["queue_rows"] == rows
+    return lambda: rig.router.state().stages[stage].queue_rows == rows
 
 
 async def rows_after(rig, seconds):
@@ -34,7 +34,7 @@ async def rows_after(rig, seconds):
     await asyncio.sleep(seconds)
     for _ in range(20):
         await asyncio.sleep(0.001)
-    return rig.router.state()["stages"]["stage-0"]["queue_rows"]
+    return rig.router.state().stages["stage-0"].queue_rows
 
 
 async def test_predicted_drops_alone_while_the_replica_is_still_busy():
@@ -68,7 +68,7 @@ async def test_a_deadline_is_at_most_ten_times_the_slo():
 
         assert (status, message.startswith("stage stage-0: no replica became ready")) in {(503, True), (504, False)}
         assert time.monotonic() - begun >= 1.0
-        assert rig.router.state()["stages"]["stage-0"]["queue_rows"] == 0
+        assert rig.router.state().stages["stage-0"].queue_rows == 0
 
 
 async def test_one_patient_caller_turns_no_overload_control_off():
@@ -97,7 +97,7 @@ async def test_more_than_can_be_answered_in_time_is_not_let_in():
             asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 600 * SECOND}))) for _ in range(most - 1)
         ]
         await rig.until(queued(rig, most - 1))
-        await rig.until(lambda: rig.router.window.limit == most)
+        await rig.until(lambda: rig.router.pacer.window.limit == most)
 
         status, message, headers = await rig.rest(a_request(parameters={"timeout": 600 * SECOND}))
         assert (status, headers["x-trimtab-reason"], headers["Retry-After"]) == (429, "Overload", "1")

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
+from trimtab_pipelines.router_state import EndpointState
 from trimtab_router.replicas import Replica
 from trimtab_router.router import Limits
 
@@ -37,8 +38,8 @@ async def test_what_a_dead_replica_held_runs_on_another():
             answered(answer, 1, n)
         assert await rig.outcomes() == {"ok": 12}
         assert await rig.metric("trimtab_retries_total", reason="ReplicaLost") >= 1
-        state = rig.router.state()["stages"]["stage-0"]["endpoints"]
-        assert state["doomed"] == {"ready": False, "inflight_batches": 0, "refused": ""}
+        state = rig.router.state().stages["stage-0"].endpoints
+        assert state["doomed"] == EndpointState(ready=False, inflight_batches=0)
 
 
 async def test_a_replica_that_comes_back_is_used_again():
@@ -82,7 +83,7 @@ async def test_a_replica_that_is_not_ready_after_all_gives_its_batch_back():
         answered(await rig.rest(a_request()), 1, 0)
 
         assert await rig.metric("trimtab_retries_total", reason="ReplicaNotReady") == 1
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["ready_replicas"] == 2)
+        await rig.until(lambda: rig.router.state().stages["stage-0"].ready_replicas == 2)
 
 
 async def test_a_replica_that_hangs_counts_as_lost():

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
+from trimtab_pipelines.ends import End
+from trimtab_pipelines.router_state import Served
 from trimtab_router.recent import RecentOutcomes
 
 
 def test_nothing_happened():
-    assert RecentOutcomes().summary(100.0) == {
-        **dict.fromkeys(("received", "ok", "late", "dropped", "refused", "failed"), 0),
-        "p99_seconds": None,
-        "accuracy": None,
-    }
+    assert RecentOutcomes().summary(100.0) == Served(
+        received=0, ok=0, late=0, dropped=0, refused=0, failed=0, p99_seconds=None, accuracy=None
+    )
 
 
 def test_counts_quantile_and_accuracy_of_one_minute():
@@ -19,25 +19,25 @@ def test_counts_quantile_and_accuracy_of_one_minute():
     latencies = np.random.default_rng(1).gamma(2.0, 0.02, 5000)
     for n, seconds in enumerate(latencies):
         now = 100.0 + n / 100
-        recent.count(now, "received")
-        recent.count(now, "ok" if n % 10 else "late")
+        recent.received(now)
+        recent.ended(now, End.OK if n % 10 else End.LATE)
         recent.answered(now, seconds, 0.9 if n % 2 else 0.8)
-    recent.count(149.0, "received")
-    recent.count(149.5, "dropped")
+    recent.received(149.0)
+    recent.ended(149.5, End.DROPPED)
 
     told = recent.summary(150.0)
 
-    assert (told["received"], told["ok"], told["late"], told["dropped"]) == (5001, 4500, 500, 1)
-    assert told["p99_seconds"] == pytest.approx(np.quantile(latencies, 0.99), rel=0.05)
-    assert told["accuracy"] == pytest.approx(0.85)
+    assert (told.received, told.ok, told.late, told.dropped) == (5001, 4500, 500, 1)
+    assert told.p99_seconds == pytest.approx(np.quantile(latencies, 0.99), rel=0.05)
+    assert told.accuracy == pytest.approx(0.85)
 
 
 def test_what_is_older_is_forgotten():
     recent = RecentOutcomes()
     for second in range(1000):
-        recent.count(second + 0.5, "received")
+        recent.received(second + 0.5)
         recent.answered(second + 0.5, 0.01, 0.9)
 
-    assert recent.summary(1000.0)["received"] == 60
-    assert recent.summary(1030.0)["received"] == 30
-    assert recent.summary(2000.0)["p99_seconds"] is None
+    assert recent.summary(1000.0).received == 60
+    assert recent.summary(1030.0).received == 30
+    assert recent.summary(2000.0).p99_seconds is None

@@ -32,7 +32,7 @@ async def test_rows_of_many_requests_share_batches_and_come_back_to_their_own():
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=8) as rig:
         replica.gate.clear()
         calls = [asyncio.ensure_future(rig.grpc(a_request(rows=1 + n % 3, value=float(n)))) for n in range(20)]
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] >= 30)
+        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows >= 30)
         replica.gate.set()
         answers = await asyncio.gather(*calls)
 

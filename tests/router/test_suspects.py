@@ -39,7 +39,7 @@ async def test_a_query_of_death_costs_two_replicas_and_is_then_refused():
         first = [asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT))) for _ in range(5)]
         await asyncio.gather(*(replica.arrived.wait() for replica in replicas))
         calls = [asyncio.ensure_future(rig.rest(a_request(value=value, parameters=PATIENT))) for value in (1, 13, 2, 3)]
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["queue_rows"] == 4)
+        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 4)
         for replica in replicas:
             replica.gate.set()
         await asyncio.gather(*first)

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.router.fakes import seconds_in
+from trimtab_pipelines.ends import End
 from trimtab_router.refusal import Code, Refusal
 from trimtab_router.turnstile import MAX_WAITING, PER_TURN, Turnstile
 
@@ -44,7 +45,7 @@ async def test_who_waited_too_long_is_refused():
 
     refusal = outcomes[-1]
     assert isinstance(refusal, Refusal)
-    assert (refusal.code, refusal.reason, refusal.outcome) == (Code.RESOURCE_EXHAUSTED, "Overload", "refused")
+    assert (refusal.code, refusal.reason, refusal.end) == (Code.RESOURCE_EXHAUSTED, "Overload", End.REFUSED)
     waited_seconds = seconds_in("the router is overloaded: the request waited #", refusal.message)
     assert 1.0 <= waited_seconds <= time.monotonic() - long_ago + 0.001
 

@@ -85,7 +85,7 @@ async def test_callers_are_welcome_once_all_stages_had_a_replica_and_until_the_r
         async def welcome() -> int:
             return (await rig.get("/trimtab/v1/welcome"))[0]
 
-        await rig.until(lambda: rig.router.state()["stages"]["stage-0"]["ready_replicas"] == 1)
+        await rig.until(lambda: rig.router.state().stages["stage-0"].ready_replicas == 1)
         assert await welcome() == 503
         second.unready.clear()
         await rig.until(lambda: rig.router.ready)

@@ -29,7 +29,6 @@ from trimtab_router.router import Call
         (429, "Overload", "RESOURCE_EXHAUSTED", False),
         (502, "RouterAway", "UNAVAILABLE", False),
         (503, "RouterAway", "UNAVAILABLE", False),
-        (503, "DoorFull", "UNAVAILABLE", False),
     ],
 )
 async def test_what_the_door_refuses_is_the_callers_fault_or_ours(status, reason, code, callers):
@@ -47,7 +46,7 @@ async def test_who_shows_no_key_is_counted_as_a_callers_fault(tmp_path):
     settings = EdgeSettings(keys_file=str(keys))
     sockets = make_sockets()
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        control = await rig.doors.open_behind_envoy(sockets, settings, lambda: rig.router.window.limit)
+        control = await rig.doors.open_behind_envoy(sockets, settings)
         control.use_keys(())
         async with an_envoy(rig.router.pipeline, sockets, settings) as ports:
             async with rig.session.post(f"http://127.0.0.1:{ports.rest_port}/v2/models/sample/infer") as answer:
@@ -69,7 +68,7 @@ async def test_who_shows_no_key_is_counted_as_a_callers_fault(tmp_path):
 async def test_what_is_too_large_over_grpc_has_its_code_and_is_counted():
     sockets = make_sockets()
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        await rig.doors.open_behind_envoy(sockets, EdgeSettings(), lambda: rig.router.window.limit)
+        await rig.doors.open_behind_envoy(sockets, EdgeSettings())
         async with (
             an_envoy(rig.router.pipeline, sockets, max_payload_bytes=1000) as ports,
             grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel,
@@ -119,7 +118,7 @@ async def test_who_waited_longer_than_the_promise_and_left_was_let_down():
 async def test_the_door_writes_no_line_for_what_it_refuses_unless_asked():
     sockets = make_sockets()
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        await rig.doors.open_behind_envoy(sockets, EdgeSettings(), lambda: rig.router.window.limit)
+        await rig.doors.open_behind_envoy(sockets, EdgeSettings())
         async with an_envoy(rig.router.pipeline, sockets, max_payload_bytes=1000) as ports:
             url = f"http://127.0.0.1:{ports.rest_port}/v2/models/sample/infer?their=words"
             async with rig.session.post(url, data=b"x" * 2000) as answer:

@@ -18,8 +18,8 @@ from trimtab_adapter.sources import RouterSource
 from trimtab_kubernetes.client import Object
 from trimtab_kubernetes.follow import Key
 from trimtab_pipelines.cluster import ADMIN_PORT_NAME, ROUTER_ADMIN_PORT, router_admin_name
+from trimtab_pipelines.router_state import HISTORY_SECONDS
 from trimtab_predictor.context import MEMORY_SECONDS
-from trimtab_router.load import HISTORY_SECONDS
 
 Answer = TypeVar("Answer", Load, State)
 

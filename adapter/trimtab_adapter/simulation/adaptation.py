@@ -1,16 +1,15 @@
 """The slow loop in simulated time: what the adapter's `loop` does, without its files and addresses."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.decide import Situation, decide
+from trimtab_adapter.deliberation import Deliberation
 from trimtab_adapter.forecasting import forecast_record, forecaster_for
-from trimtab_adapter.hysteresis import outgrows
-from trimtab_adapter.observation import MOST_ROWS, RATIO_RANGE, Load, Measured, damp
+from trimtab_adapter.observation import Load, State
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import Adaptation as AdaptationSpec
@@ -35,9 +34,7 @@ class Adaptation:
     forecaster: Forecaster
     decide: Decide = decide
     origin_seconds: float = 0.0
-    _recent: list[tuple[float, float]] = field(default_factory=list)
-    _rows: dict[str, Measured] = field(default_factory=dict)
-    _ratios: dict[tuple[str, str], Measured] = field(default_factory=dict)
+    _deliberation: Deliberation = field(default_factory=Deliberation)
 
     def tick(  # noqa: PLR0913, PLR0917 - all that a tick looks at
         self,
@@ -49,23 +46,11 @@ class Adaptation:
         service_ratios: Mapping[tuple[str, str], float],
     ) -> PipelinePlan:
         """Decide once. Raises ObservationError where the load is not known, PlanningError where nothing can run."""
-        now = load.now_seconds
-        for stage, rows in rows_per_request.items():
-            self._rows[stage] = damp(self._rows.get(stage), rows, 0.0, MOST_ROWS)
-        for key, ratio in service_ratios.items():
-            self._ratios[key] = damp(self._ratios.get(key), ratio, *RATIO_RANGE)
+        self._deliberation.learn(State(rows_per_request, service_ratios))
         adaptation = pipeline.spec.adaptation
         forecast = forecast_record(self.forecaster, load, adaptation)
-        self._recent = [(at, rps) for at, rps in self._recent if at >= now - adaptation.hold_seconds]
-        situation = Situation(
-            forecast=forecast,
-            now_seconds=now,
-            current=current,
-            recent_rps=tuple(self._recent),
-            rows_per_request={stage: rows.used for stage, rows in self._rows.items() if rows.used > 0},
-            service_ratios={key: ratio.used for key, ratio in self._ratios.items()},
-        )
-        self._recent.append((now, forecast.peak_rps))
+        situation = self._deliberation.situation(forecast, current, load.now_seconds, adaptation.hold_seconds)
+        self._deliberation.decided(load.now_seconds, forecast)
         return self.decide(pipeline, profiles, situation)
 
 
@@ -77,10 +62,3 @@ def forecaster_knowing(
         return forecaster_for(adaptation, None)
     counts = np.bincount(arrivals_seconds.astype(np.int64), minlength=duration_seconds).astype(np.float64)
     return OracleForecaster(Trace(counts, "arrivals"), offset_seconds=-origin_seconds)
-
-
-def outgrown(current: PipelinePlan, history_rps: Sequence[float], headroom: float) -> bool:
-    """Tell whether the newest second's arrivals bring the next decision forward."""
-    newest = history_rps[-1] if history_rps else 0.0
-    forecast = current.spec.forecast
-    return forecast is not None and math.isfinite(newest) and outgrows(newest, forecast.peak_rps, headroom)

@@ -1,21 +1,18 @@
-"""Which replicas there are: a plan becomes true make-before-break, within the budget and its surge.
+"""Which replicas there are: a plan becomes true by the rule of the runtimes, within the budget and its surge.
 
-The rules of the runtimes, for replicas that take some seconds to start: a new hosting group is started and ready before
-the old one drains; a change within a group starts nothing; where there is no room, replica by replica, and a stage
-loses its last one only where nothing else could ever make room.
+A replica takes some seconds to start. A change within a hosting group starts nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from itertools import count
+from itertools import chain, count
 
 from trimtab_adapter.simulation.agenda import Agenda
 from trimtab_adapter.simulation.replica import SimulatedReplica
 from trimtab_adapter.simulation.stage import SimulatedStage
 from trimtab_pipelines.hosting import HostingGroup, group_of
 from trimtab_pipelines.plan import PipelinePlan
-
-_TOLERANCE = 1e-9
+from trimtab_pipelines.rollout import HostingSet, Room, Target, decide
 
 
 class Fleet:
@@ -57,11 +54,27 @@ class Fleet:
 
     def step(self) -> None:
         """Do what is next, whatever is true now."""
-        unmet = [name for name in self._targets if not self._bring_up(name)]
-        for name in self._targets:
-            self._retire(name)
-        if unmet and not self._under_way():
-            self._make_room(unmet)
+        kinds: dict[str, list[SimulatedReplica]] = {}
+        for replica in chain.from_iterable(self._members.values()):
+            kinds.setdefault(_kind(replica.stage, replica.group), []).append(replica)
+        sets = [
+            HostingSet.of(kind, alike[0].stage, Room(alike[0].group.cores), (replica.state for replica in alike))
+            for kind, alike in kinds.items()
+        ]
+        targets = [
+            Target(name, _kind(name, group), replicas, Room(group.cores))
+            for name, (group, replicas) in self._targets.items()
+        ]
+        desired = decide(targets, sets, Room(self._limit_cores))
+        for each in sets:
+            living = [replica for replica in kinds[each.name] if replica.state != "draining"]
+            living.sort(key=lambda replica: replica.state == "ready")
+            for replica in living[: max(each.desired - desired[each.name], 0)]:
+                self._release(replica)
+        have = {each.name: each.desired for each in sets}
+        for target in targets:
+            for _ in range(desired[target.name] - have.get(target.name, 0)):
+                self._begin_start(target.stage)
 
     def lose_one(self, stage: str) -> bool:
         """Let the ready replica that has batches, or else any, die; False where there is none."""
@@ -92,45 +105,10 @@ class Fleet:
             group = group_of(self._stages[planned.name].stage, planned.variant)
             self._targets[planned.name] = (group, planned.replicas)
 
-    def _living(self, stage: str) -> list[SimulatedReplica]:
-        return [replica for replica in self._members[stage] if replica.state in {"starting", "ready"}]
-
-    def _bring_up(self, name: str) -> bool:
-        """Start what is missing, as far as there is room; tell whether nothing is missing any more."""
-        group, wanted = self._targets[name]
-        missing = wanted - sum(replica.group == group for replica in self._living(name))
-        while missing > 0 and group.cores <= self._limit_cores - self.cores + _TOLERANCE:
-            replica = self._add(name, group)
-            self.starts += 1
-            self._agenda.at(self._agenda.now + self._startup_seconds, partial(self._started, replica))
-            missing -= 1
-        return missing <= 0
-
-    def _retire(self, name: str) -> None:
-        """Let go of replicas beyond the number asked for, and of other groups once enough of this one are ready."""
-        group, wanted = self._targets[name]
-        own = [replica for replica in self._living(name) if replica.group == group]
-        own.sort(key=lambda replica: replica.state == "ready")
-        for replica in own[: max(len(own) - wanted, 0)]:
-            self._release(replica)
-        ready = sum(replica.state == "ready" for replica in own)
-        for replica in self._living(name):
-            if replica.group != group and (ready >= wanted or replica.state == "starting"):
-                self._release(replica)
-
-    def _under_way(self) -> bool:
-        """Whether room may yet come of itself."""
-        return any(
-            replica.state in {"starting", "draining"} for members in self._members.values() for replica in members
-        )
-
-    def _make_room(self, unmet: Sequence[str]) -> None:
-        """Give up one replica of another group: of a stage that has more, else one whose place its heir can take."""
-        stale = [r for name in unmet for r in self._living(name) if r.group != self._targets[name][0]]
-        spare = [replica for replica in stale if len(self._living(replica.stage)) > 1]
-        heirs = [r for r in stale if r.group.cores + self._limit_cores - self.cores >= self._targets[r.stage][0].cores]
-        for replica in (spare or heirs)[:1]:
-            self._release(replica)
+    def _begin_start(self, name: str) -> None:
+        replica = self._add(name, self._targets[name][0])
+        self.starts += 1
+        self._agenda.at(self._agenda.now + self._startup_seconds, partial(self._started, replica))
 
     def _add(self, name: str, group: HostingGroup) -> SimulatedReplica:
         replica = SimulatedReplica(name, group, processor=next(self._processors))
@@ -154,6 +132,7 @@ class Fleet:
         if replica.state == "starting":
             replica.state = "gone"
             self._forget(replica)
+            self._agenda.at(self._agenda.now, self.step)
             return
         replica.close("draining")
         self._stages[replica.stage].look_around()
@@ -164,3 +143,7 @@ class Fleet:
         self.settle()
         self.cores -= replica.group.cores
         self._members[replica.stage].remove(replica)
+
+
+def _kind(stage: str, group: HostingGroup) -> str:
+    return f"{stage}: {group.name}"

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_pipelines.ends import LATE, OK, End
 from trimtab_pipelines.plan import PipelinePlan
-
-OK, LATE, DROPPED, REFUSED, FAILED = range(5)
-"""The five ends of a request, numbered as the load tester numbers them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Simulated:
     Attributes:
         arrivals_seconds: [N].
         latency_seconds: [N], until the answer or the refusal.
-        ends: [N], one of OK, LATE, DROPPED, REFUSED, FAILED.
+        ends: [N], the number of an `End` each.
         accuracy: [N], expected accuracy of the answer; NaN without one.
         reasons: of those without an answer, (stage, reason) by index.
         variants: by index, the variant that served each stage.
@@ -54,7 +52,7 @@ class Simulated:
     starts: int
     duration_seconds: float
 
-    def share(self, end: int) -> float:
+    def share(self, end: End) -> float:
         """Return the share of the requests that ended so; 0 without any."""
         return float((self.ends == end).mean()) if self.ends.size else 0.0
 

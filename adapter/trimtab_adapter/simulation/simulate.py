@@ -11,17 +11,19 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_adapter.deliberation import outgrown
 from trimtab_adapter.observation import Load, ObservationError, seconds_to_ask
 from trimtab_adapter.options import PlanningError
-from trimtab_adapter.simulation.adaptation import Adaptation, outgrown
+from trimtab_adapter.simulation.adaptation import Adaptation
 from trimtab_adapter.simulation.agenda import Agenda
 from trimtab_adapter.simulation.chance import ServiceTimes, fan_outs
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.fleet import Fleet
 from trimtab_adapter.simulation.journey import SimulatedJourney
-from trimtab_adapter.simulation.outcome import DROPPED, FAILED, LATE, OK, REFUSED, Second, Simulated
+from trimtab_adapter.simulation.outcome import Second, Simulated
 from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
 from trimtab_adapter.simulation.stage import SimulatedStage, rows_of
+from trimtab_pipelines.ends import FAILED, LATE, OK, End
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
@@ -32,7 +34,6 @@ from trimtab_router.refusal import Refusal
 from trimtab_router.work import Work
 
 GRACE_SECONDS = 10.0
-_ENDS = {"dropped": DROPPED, "refused": REFUSED, "failed": FAILED}
 _LOOK_SECONDS = 1.0  # the router counts whole seconds: looking more often would see nothing new
 
 
@@ -200,9 +201,9 @@ class _Simulation:
         journey.works = {}
         self.latency[index] = self.agenda.now - journey.arrived_at
         self.reasons[index] = (refusal.stage, refusal.reason)
-        self._end(index, _ENDS[refusal.outcome])
+        self._end(index, refusal.end)
 
-    def _end(self, index: int, end: int) -> None:
+    def _end(self, index: int, end: End) -> None:
         self.ends[index] = end
         self.counts[end] += 1
 
@@ -215,7 +216,7 @@ class _Simulation:
         if self.scenario.adaptation is None or self.agenda.now >= self.due - 1e-9:
             return
         newest = self.counter.history(self.agenda.now, 1)
-        if newest and outgrown(self.plan, newest, self.scenario.pipeline.spec.adaptation.headroom):
+        if newest and outgrown(self.plan, newest[-1], self.scenario.pipeline.spec.adaptation.headroom):
             self._decide()
 
     def _note(self, at_seconds: float) -> None:

@@ -15,6 +15,7 @@ from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge import Identity
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -124,14 +125,14 @@ class Fleet:
         """Take a plan for the pipeline as what should run."""
         self.targets = tuple(Target(s.name, s.variant, s.replicas, s.cores) for s in plan.spec.stages)
 
-    def observe(self, state: Mapping[str, Mapping[str, object]]) -> None:
-        """Learn from the router's state, by stage, which draining replicas have no batch left."""
+    def observe(self, state: RouterState) -> None:
+        """Learn from the router which draining replicas have no batch left."""
         for member in self._members.values():
             replica = member.replica
             if replica.state == "draining":
-                endpoints = state.get(replica.stage, {}).get("endpoints", {})
-                seen = endpoints.get(replica.name) if isinstance(endpoints, Mapping) else None
-                idle = seen is not None and not seen["ready"] and not seen["inflight_batches"]
+                stage = state.stages.get(replica.stage)
+                seen = stage.endpoints.get(replica.name) if stage else None
+                idle = seen is not None and not seen.ready and not seen.inflight_batches
                 member.replica = replace(replica, idle=idle)
 
     def step(self, serving: Mapping[str, str]) -> Sequence[Action]:

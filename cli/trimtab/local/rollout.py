@@ -1,19 +1,19 @@
-"""How a plan becomes true without losing a request: which replicas to start, resize, drain and stop next.
+"""How a plan becomes true on one machine: which replicas to start, resize, drain and stop next. Pure.
 
-Make before break: a replica that must go keeps serving until those that follow it are ready and the router has moved.
-Cores of all replicas together never pass the limit. Where the limit leaves no room, replicas are exchanged one by one,
-and a stage loses its last ready replica only where nothing else could ever make room. Level-triggered: call `decide`
-with what is true now, carry out what it returns, call it again when anything has changed.
+How many replicas there should be is the rule of all runtimes, `trimtab_pipelines.rollout`; a replica that must go keeps
+serving until those that follow it are ready and the router has moved.
 
 A replica usually has every variant of its stage loaded. It may serve those its cores suffice for, so a change of
-variant is a `Resize`: a change of what is reserved, of nothing that runs.
+variant is a `Resize`: reserved cores change, the process keeps running.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
-ReplicaState = Literal["starting", "ready", "draining", "stopping"]
+from trimtab_pipelines import rollout
+from trimtab_pipelines.rollout import HostingSet, ReplicaState, Room
+
 DRAIN_LIMIT_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 30.0
@@ -113,132 +113,86 @@ def decide(  # noqa: PLR0913  (all that is true now, and the bound)
         now: Time in seconds, on the clock of `draining_since` and `not_before`.
         not_before: Earliest time of a stage's next start, after failures.
     """
-    rollout = _Rollout(list(replicas), limit_cores, serving, now, not_before or {})
-    rollout.stop_drained({target.stage for target in targets})
-    unmet = [target for target in targets if not rollout.bring_up(target)]
+    by_stage = {target.stage: target for target in targets}
+    moved = {stage for stage, target in by_stage.items() if serving.get(stage, target.variant) == target.variant}
+    actions: list[Action] = [Stop(r.name) for r in replicas if r.state == "draining" and _has_drained(r, now)]
+    free_cores = limit_cores - sum(replica.cores for replica in replicas)
+    resizes, after, promised_cores = _resize(targets, replicas, free_cores, moved)
+    actions += resizes
+    kinds = _kinds(after, by_stage)
+    sets = [
+        HostingSet.of(name, alike[0].stage, Room(alike[0].cores), (replica.state for replica in alike))
+        for name, alike in kinds.items()
+    ]
+    # What the plan asks for is ready for what comes after it once the router has moved.
+    seen = [replace(each, ready=0) if each.name in by_stage.keys() - moved else each for each in sets]
+    wanted = [rollout.Target(t.stage, t.stage, t.replicas, Room(t.cores)) for t in targets]
+    desired = rollout.decide(wanted, seen, Room(limit_cores - promised_cores))
+    for each in sets:
+        living = sorted((r for r in kinds[each.name] if _lives(r)), key=lambda replica: replica.state == "ready")
+        actions += [_release(replica) for replica in living[: max(each.desired - desired[each.name], 0)]]
+    had = {each.name: each.desired for each in sets}
     for target in targets:
-        rollout.retire(target)
-    if unmet and not rollout.changes_under_way():
-        rollout.make_room(unmet)
-    return rollout.actions
+        if now >= (not_before or {}).get(target.stage, 0.0):
+            missing = desired[target.stage] - had.get(target.stage, 0)
+            actions += [Start(target.stage, target.variant, target.cores)] * missing
+    return actions
 
 
-@dataclass(slots=True)
-class _Rollout:
-    """The replicas as they will be once the actions gathered so far are carried out."""
+def _resize(
+    targets: Sequence[Target], replicas: Sequence[Replica], free_cores: float, moved: AbstractSet[str]
+) -> tuple[list[Resize], list[Replica], float]:
+    """Let replicas become what is missing, as far as there is room.
 
-    replicas: list[Replica]
-    limit_cores: float
-    serving: Mapping[str, str]
-    now: float
-    not_before: Mapping[str, float]
-    actions: list[Action] = field(default_factory=list)
-    held_back: bool = False
-    """Whether a change waits for the router to move or for a backoff to pass."""
+    A ready one shrinks once the router needs its cores no longer. Until then it counts as what it will become, so that
+    none is started in its place, and the cores it will give back are not there yet.
 
-    @property
-    def free_cores(self) -> float:
-        return self.limit_cores - sum(replica.cores for replica in self.replicas) + _TOLERANCE
-
-    def of(self, stage: str) -> list[Replica]:
-        """List the stage's replicas that are neither draining nor stopping."""
-        return [r for r in self.replicas if r.stage == stage and r.state in ("starting", "ready")]
-
-    def ready(self, stage: str) -> list[Replica]:
-        return [replica for replica in self.of(stage) if replica.state == "ready"]
-
-    def stop_drained(self, stages: Iterable[str]) -> None:
-        """Stop what has drained, and what no stage of the plan asks for."""
-        for replica in list(self.replicas):
-            if replica.stage not in stages and replica.state in ("starting", "ready"):
-                self.release(replica)
-            elif replica.state == "draining":
-                since = self.now if replica.draining_since is None else replica.draining_since
-                if replica.idle or self.now - since > DRAIN_LIMIT_SECONDS:
-                    self.act(Stop(replica.name), replica, replace(replica, state="stopping"))
-
-    def bring_up(self, target: Target) -> bool:
-        """Resize and start what is missing, as far as there is room; tell whether nothing is missing any more."""
-        missing = target.replicas - sum(fits(replica, target) for replica in self.of(target.stage))
-        for replica in sorted(self.of(target.stage), key=lambda r: (r.state != "ready", -r.cores)):
-            if missing > 0 and convertible(replica, target) and self.may_resize(replica, target):
-                self.resize(replica, target)
-                missing -= 1
-        if missing > 0 and self.now < self.not_before.get(target.stage, 0.0):
-            self.held_back = True
-            return False
-        while missing > 0 and not self.waits_for_resize(target, missing) and target.cores <= self.free_cores:
-            self.actions.append(Start(target.stage, target.variant, target.cores))
-            name = f"new {target.stage} {len(self.actions)}"
-            loaded = frozenset({target.variant})
-            self.replicas.append(Replica(name, target.stage, target.variant, loaded, target.cores, "starting"))
-            missing -= 1
-        return missing <= 0
-
-    def waits_for_resize(self, target: Target, missing: int) -> bool:
-        """Whether enough replicas will be had by shrinking once the router has moved, so that none need be started."""
-        shrinking = [r for r in self.of(target.stage) if convertible(r, target) and r.cores > target.cores]
-        waits = len(shrinking) >= missing and not self.moved(target)
-        self.held_back |= waits
-        return waits
-
-    def may_resize(self, replica: Replica, target: Target) -> bool:
-        """Growing needs room; shrinking waits until the router no longer needs the cores."""
-        if target.cores > replica.cores:
-            return target.cores - replica.cores <= self.free_cores
-        return self.moved(target) or replica.state == "starting"
-
-    def moved(self, target: Target) -> bool:
-        return self.serving.get(target.stage, target.variant) == target.variant
-
-    def retire(self, target: Target) -> None:
-        """Let go of replicas beyond the number asked for, and of those that do not fit once enough others are ready."""
-        fitting = [replica for replica in self.of(target.stage) if fits(replica, target)]
-        fitting.sort(key=lambda replica: replica.state == "ready")
-        for replica in fitting[: max(len(fitting) - target.replicas, 0)]:
-            self.release(replica)
-        enough = sum(fits(replica, target) for replica in self.ready(target.stage)) >= target.replicas
-        for replica in self.of(target.stage):
-            if fits(replica, target):
+    Returns:
+        What to resize now, all replicas as they will be, and the cores that will be given back later.
+    """
+    resizes, after, promised_cores = [], {replica.name: replica for replica in replicas}, 0.0
+    for target in targets:
+        own = [replica for replica in replicas if replica.stage == target.stage and _lives(replica)]
+        missing = target.replicas - sum(fits(replica, target) for replica in own)
+        for replica in sorted(own, key=lambda replica: (replica.state != "ready", -replica.cores)):
+            more_cores = target.cores - replica.cores
+            if missing <= 0 or not convertible(replica, target) or more_cores > free_cores + _TOLERANCE:
                 continue
-            if (enough and self.moved(target)) or (replica.state == "starting" and not convertible(replica, target)):
-                self.release(replica)
+            missing -= 1
+            after[replica.name] = replace(replica, variant=target.variant, cores=target.cores)
+            if more_cores < 0 and replica.state == "ready" and target.stage not in moved:
+                promised_cores -= more_cores
+            else:
+                resizes.append(Resize(replica.name, target.variant, target.cores))
+                free_cores -= more_cores
+    return resizes, list(after.values()), promised_cores
 
-    def changes_under_way(self) -> bool:
-        """Whether room may yet come of itself."""
-        return self.held_back or any(replica.state != "ready" for replica in self.replicas)
 
-    def make_room(self, unmet: Sequence[Target]) -> None:
-        """Give up one replica that does not fit: a spare one, else one whose place its heir can take."""
-        targets = {target.stage: target for target in unmet}
-        stale = [r for r in self.replicas if r.stage in targets and not fits(r, targets[r.stage])]
-        spare = [replica for replica in stale if len(self.ready(replica.stage)) > 1]
-        if spare:
-            self.release(max(spare, key=lambda r: (not convertible(r, targets[r.stage]), len(self.ready(r.stage)))))
-            return
-        for replica in stale:
-            target = targets[replica.stage]
-            if replica.cores + self.free_cores >= target.cores:
-                if convertible(replica, target):
-                    self.resize(replica, target)
-                else:
-                    self.release(replica)
-                return
+def _kinds(replicas: Sequence[Replica], targets: Mapping[str, Target]) -> dict[str, list[Replica]]:
+    """Group replicas that are alike; those that the plan asks for have the name of their stage.
 
-    def resize(self, replica: Replica, target: Target) -> None:
-        after = replace(replica, variant=target.variant, cores=target.cores)
-        self.act(Resize(replica.name, target.variant, target.cores), replica, after)
+    Of the others, those that could be resized come last: they are let go last.
+    """
+    kinds: dict[str, list[Replica]] = {}
+    for replica in sorted(replicas, key=lambda r: r.stage in targets and convertible(r, targets[r.stage])):
+        target = targets.get(replica.stage)
+        other = f"{replica.stage}, {replica.cores:g} cores, {' '.join(sorted(replica.variants))}"
+        kinds.setdefault(replica.stage if target and fits(replica, target) else other, []).append(replica)
+    return kinds
 
-    def release(self, replica: Replica) -> None:
-        """Drain a ready replica; one that never was ready has nothing to drain."""
-        if replica.state == "ready":
-            self.act(MarkDraining(replica.name), replica, replace(replica, state="draining", draining_since=self.now))
-        else:
-            self.act(Stop(replica.name), replica, replace(replica, state="stopping"))
 
-    def act(self, action: Action, before: Replica, after: Replica) -> None:
-        self.actions.append(action)
-        self.replicas[self.replicas.index(before)] = after
+def _lives(replica: Replica) -> bool:
+    return replica.state in {"starting", "ready"}
+
+
+def _has_drained(replica: Replica, now: float) -> bool:
+    since = now if replica.draining_since is None else replica.draining_since
+    return replica.idle or now - since > DRAIN_LIMIT_SECONDS
+
+
+def _release(replica: Replica) -> Action:
+    """Drain a ready replica; one that never was ready has nothing to drain."""
+    return MarkDraining(replica.name) if replica.state == "ready" else Stop(replica.name)
 
 
 def fits(replica: Replica, target: Target) -> bool:

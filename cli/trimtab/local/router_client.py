@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
+
+from trimtab_pipelines.ends import End
+from trimtab_pipelines.router_state import STATE_PATH, RouterState
 
 TIMEOUT_SECONDS = 2.0
-OUTCOMES = ("ok", "late", "dropped", "refused", "failed")
 
 
 class RouterUnreachable(Exception):  # noqa: N818 - reads as what happened
@@ -33,7 +36,7 @@ class Counters:
     def parse(cls, text: str) -> Self:
         """Read the text Prometheus would scrape."""
         received, accuracy_sum, accuracy_count = 0, 0.0, 0
-        outcomes, drops, buckets = dict.fromkeys(OUTCOMES, 0), {}, {}
+        outcomes, drops, buckets = dict.fromkeys((end.word for end in End), 0), {}, {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 labels, value = sample.labels, sample.value
@@ -59,15 +62,16 @@ class RouterClient:
         self.url = f"http://127.0.0.1:{admin_port}"
         self._client = httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_SECONDS, trust_env=False)
 
-    async def state(self) -> dict[str, Any]:
+    async def state(self) -> RouterState:
         """What runs now."""
+        body = (await self._get(STATE_PATH)).content
         try:
-            state = (await self._get("/trimtab/v1/state")).json()
-        except ValueError as error:
-            raise RouterUnreachable(f"{self.url}/trimtab/v1/state is no JSON: {error}") from error
-        if not isinstance(state, dict) or not isinstance(state.get("stages"), dict):
-            raise RouterUnreachable(f"{self.url}/trimtab/v1/state says nothing of stages; is this a Trimtab router?")
-        return state
+            return RouterState.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            wrong = ".".join(map(str, first["loc"])) or "answer"
+            message = f"{self.url}{STATE_PATH} is no state; is this a Trimtab router? {wrong}: {first['msg']}"
+            raise RouterUnreachable(message) from error
 
     async def counters(self) -> Counters:
         """Its counters now."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import psutil
 from watchfiles import awatch
@@ -30,6 +30,7 @@ from trimtab_model_servers.families.registry import modules_to_preload
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError, load_edge, load_pipeline, load_published_plan, write_json
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.edge.places import Sockets
 
@@ -86,7 +87,8 @@ class Supervisor:
     pipeline: InferencePipeline = field(init=False)
     fleet: Fleet = field(init=False)
     plan: PipelinePlan | None = None
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: RouterState | None = None
+    """What the router told last; None while it does not answer."""
     faults: list[Fault] = field(default_factory=list)
     rest_port: int = 0
     grpc_port: int = 0
@@ -328,20 +330,20 @@ class Supervisor:
             self._changed.clear()
             await self._poll()
             if self.plan is not None:
-                self.fleet.step({name: stage["variant"] for name, stage in self._serving().items()})
+                self.fleet.step(self._serving())
             for reason in self.fleet.hopeless.values():
                 if not self._first_ready.is_set():
                     raise StartError(reason)
-            if self.fleet.settled and self.state.get("ready"):
+            if self.fleet.settled and self.state is not None and self.state.ready:
                 self._first_ready.set()
             calm = self.fleet.settled and self._first_ready.is_set()
             pause = min(CALM_POLL_SECONDS if calm else BUSY_POLL_SECONDS, self.fleet.wakes_at - time.monotonic())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), max(pause, 0.01))
 
-    def _serving(self) -> Mapping[str, Any]:
-        stages: Mapping[str, Any] = self.state.get("stages", {})
-        return {name: stage for name, stage in stages.items() if stage["ready_replicas"]}
+    def _serving(self) -> Mapping[str, str]:
+        stages = self.state.stages.items() if self.state else ()
+        return {name: stage.variant for name, stage in stages if stage.ready_replicas}
 
     async def _poll(self) -> None:
         if not self.admin_port:
@@ -349,7 +351,7 @@ class Supervisor:
         try:
             self.state = await self.client.state()
         except RouterUnreachable as error:
-            self.state = {}
+            self.state = None
             log.debug("%s", error)
             return
-        self.fleet.observe(self.state["stages"])
+        self.fleet.observe(self.state)

@@ -8,7 +8,7 @@ import numpy as np
 
 from trimtab.report import series
 from trimtab.timeline import Run
-from trimtab_loadtester.outcome import RequestOutcome
+from trimtab_pipelines.ends import End
 
 LOAD_WINDOW_SECONDS = 5
 
@@ -73,7 +73,7 @@ def figures_of(run: Run) -> Figures:
 
 def _outcomes(run: Run) -> tuple[int, Mapping[str, int]]:
     if run.results is not None:
-        counts = {outcome.name.lower(): run.results.count(outcome) for outcome in RequestOutcome}
+        counts = {outcome.word: run.results.count(outcome) for outcome in End}
         return len(run.results.records), counts
     if not run.samples:
         return 0, {}

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.timeline import Run, Sample, StageSample
-from trimtab_loadtester.outcome import RequestOutcome
 from trimtab_loadtester.results import Results
+from trimtab_pipelines.ends import End
 from trimtab_pipelines.plan import PipelinePlan
 
 Floats = NDArray[np.float64]
@@ -114,15 +114,15 @@ def reasons(results: Results) -> list[str]:
     """Say for each request why it was not answered in time; empty where it was."""
     words = []
     for record in results.records:
-        outcome = RequestOutcome(record["outcome"])
-        if outcome is RequestOutcome.OK:
+        outcome = End(record["outcome"])
+        if outcome is End.OK:
             words.append("")
-        elif outcome is RequestOutcome.DROPPED and record["drop_stage"]:
+        elif outcome is End.DROPPED and record["drop_stage"]:
             words.append(f"dropped in {record['drop_stage']}: {record['drop_reason']}")
-        elif outcome is RequestOutcome.LATE:
+        elif outcome is End.LATE:
             words.append("answered late")
         else:
-            words.append(f"{outcome.name.lower()}: {record['code']}")
+            words.append(f"{outcome.word}: {record['code']}")
     return words
 
 

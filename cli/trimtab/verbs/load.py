@@ -22,6 +22,7 @@ from trimtab_loadtester.load import LoadError
 from trimtab_loadtester.progress import progress_bar
 from trimtab_loadtester.wire import Access
 from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.ends import End
 from trimtab_pipelines.outcome import Outcome, bar
 
 
@@ -51,7 +52,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     if out is not None:
         results.save(out)
     figures = {name: value for name, value in summary.items() if not isinstance(value, dict)}
-    ends = sum(summary[name] for name in ("ok", "late", "dropped", "refused", "failed"))
+    ends = sum(summary[end.word] for end in End)
     Outcome(
         name="load", figures=figures, bars=(bar("requests without an outcome", summary["received"] - ends, "==", 0),)
     ).print()

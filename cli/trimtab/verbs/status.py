@@ -9,6 +9,7 @@ from rich.table import Table
 from trimtab.in_cluster import all_pipelines, condition_of, connected
 from trimtab.local.router_client import Counters, RouterClient
 from trimtab.options import console
+from trimtab_pipelines.router_state import RouterState
 
 
 def command(
@@ -23,24 +24,22 @@ def command(
         return 0
     state, counters = asyncio.run(_ask(port))
     table = Table("stage", "variant", "batch", "point", "replicas", "queue", "service ratio", box=None, pad_edge=False)
-    for name, stage in state["stages"].items():
-        ratio = stage.get("service_ratio")
+    for name, stage in state.stages.items():
         table.add_row(
             name,
-            str(stage["variant"]),
-            str(stage["batch_size"]),
-            str(stage["operating_point"]),
-            str(stage["ready_replicas"]),
-            str(stage["queue_rows"]),
-            "–" if ratio is None else f"{ratio:.2f}",
+            stage.variant,
+            str(stage.batch_size),
+            stage.operating_point,
+            str(stage.ready_replicas),
+            str(stage.queue_rows),
+            "–" if stage.service_ratio is None else f"{stage.service_ratio:.2f}",
         )
-    ready = "ready" if state.get("ready") else "not ready"
-    console.print(f"plan {state['plan_generation']}, {ready}")
+    console.print(f"plan {state.plan_generation}, {'ready' if state.ready else 'not ready'}")
     console.print(table)
-    for name, stage in state["stages"].items():
-        for replica, seen in stage["endpoints"].items():
-            if reason := seen.get("refused"):
-                console.print(f"stage {name}: {replica} gets no work: {reason}")
+    for name, stage in state.stages.items():
+        for replica, seen in stage.endpoints.items():
+            if seen.refused:
+                console.print(f"stage {name}: {replica} gets no work: {seen.refused}")
     counts = " · ".join(f"{outcome} {count}" for outcome, count in counters.outcomes.items())
     console.print(f"received {counters.received} · {counts}")
     return 0
@@ -64,7 +63,7 @@ async def _listed(namespace: str | None) -> list[dict[str, Any]]:
         return await all_pipelines(cluster, namespace)
 
 
-async def _ask(port: int) -> tuple[dict[str, Any], Counters]:
+async def _ask(port: int) -> tuple[RouterState, Counters]:
     client = RouterClient(port)
     try:
         return await client.state(), await client.counters()

@@ -9,9 +9,9 @@ from torchvision import models
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.network import Built
-from trimtab_model_servers.settings import ModelSpec
 from trimtab_model_servers.store import Seed, find_weights
 from trimtab_model_servers.weights import load_weights
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import OperatingPoint
 
 _NORMALISATION = re.compile(r"^bn(\d)$")

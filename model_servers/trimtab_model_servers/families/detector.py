@@ -14,9 +14,9 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.detection import COARSEST, SIZES, Detector, merge_normalisations
 from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
-from trimtab_model_servers.settings import ModelSpec
 from trimtab_model_servers.store import Seed, find_weights
 from trimtab_model_servers.weights import load_weights
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import OperatingPoint
 
 CANDIDATES = 300

@@ -10,8 +10,8 @@ from trimtab_model_servers.digits.locator import Locator
 from trimtab_model_servers.digits.reader import Reader
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.network import Built
-from trimtab_model_servers.settings import ModelSpec
 from trimtab_model_servers.store import Seed, find_weights
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import OperatingPoint
 
 _CLASSES = {"digits/locator": Locator, "digits/reader": Reader}

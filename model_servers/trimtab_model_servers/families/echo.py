@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
-from trimtab_model_servers.settings import ModelSpec
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import OperatingPoint
 
 

@@ -12,9 +12,9 @@ import torch
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Architecture
-from trimtab_model_servers.settings import ModelSpec
 from trimtab_model_servers.store import Seed, find_weights
 from trimtab_model_servers.weights import read_tensors
+from trimtab_pipelines.model_spec import ModelSpec
 
 try:
     TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes

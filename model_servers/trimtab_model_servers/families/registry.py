@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Task
-from trimtab_model_servers.settings import ModelSpec
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import InferencePipeline
 
 if TYPE_CHECKING:  # or whoever only wants the names would import torch

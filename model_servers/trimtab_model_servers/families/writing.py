@@ -11,7 +11,7 @@ from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.families.pretrained import TRANSFORMERS, architecture_of, build_model
 from trimtab_model_servers.families.sequences import NO_TOKEN, framed, known, packed, padded, widened
-from trimtab_model_servers.settings import ModelSpec
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import OperatingPoint
 
 

@@ -5,7 +5,8 @@ Lines hold what a request was, never what was in it: no bodies, no keys, no quer
 
 from typing import Any
 
-from trimtab_router.edge.filters import CLIENT_HEADER, REASON_HEADER, typed
+from trimtab_protocol.extensions import CLIENT_HEADER, REASON_HEADER
+from trimtab_router.edge.filters import typed
 
 Json = dict[str, Any]
 

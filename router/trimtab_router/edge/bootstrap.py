@@ -5,6 +5,7 @@ many requests may be under way) comes with the routes, which Envoy asks its rout
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trimtab_pipelines.edge import EdgeSettings, JwtIssuer
@@ -56,7 +57,7 @@ def bootstrap(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp
         "node": {"id": f"door-{pipeline}", "cluster": "trimtab"},
         "admin": {"address": _pipe(sockets.envoy)},
         "layered_runtime": {"layers": [{"name": "router", "admin_layer": {}}]},
-        "overload_manager": _overload(settings),
+        "overload_manager": _overload(settings, sockets.pressure),
         "static_resources": {
             "listeners": [_listener(settings, doorstep, _connections(settings, doorstep, pipeline, traced=bool(otlp)))],
             "clusters": clusters,
@@ -150,11 +151,15 @@ def _from_router() -> Json:
     return {"resource_api_version": "V3", "api_config_source": source, "initial_fetch_timeout": "0s"}
 
 
-def _overload(settings: EdgeSettings) -> Json:
-    """Before memory ends: give back what is free, cut the fattest callers, then take nobody new."""
-    heap, connections = (
+def _overload(settings: EdgeSettings, pressure: Path) -> Json:
+    """Before memory ends: give back what is free, cut the fattest callers, then take nobody new.
+
+    In a flood the router says which share of all requests is refused before it is read.
+    """
+    heap, connections, told = (
         "envoy.resource_monitors.fixed_heap",
         "envoy.resource_monitors.global_downstream_max_connections",
+        "envoy.resource_monitors.injected_resource",
     )
 
     def above(action: str, share: float) -> Json:
@@ -175,6 +180,17 @@ def _overload(settings: EdgeSettings) -> Json:
                 "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
                 max_active_downstream_connections=settings.max_connections,
             ),
+            typed(
+                told,
+                "envoy.extensions.resource_monitors.injected_resource.v3.InjectedResourceConfig",
+                filename=str(pressure),
+            ),
+        ],
+        "loadshed_points": [
+            {
+                "name": "envoy.load_shed_points.http_connection_manager_decode_headers",
+                "triggers": [{"name": told, "scaled": {"scaling_threshold": 0.0, "saturation_threshold": 1.0}}],
+            }
         ],
         "actions": [
             above("shrink_heap", 0.7),

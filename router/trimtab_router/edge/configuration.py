@@ -4,7 +4,7 @@ import json
 import ssl
 from pathlib import Path
 
-from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.documents import DocumentError, write_atomically
 from trimtab_pipelines.edge import EdgeSettings, Tls
 from trimtab_router.edge.bootstrap import bootstrap
 from trimtab_router.edge.certificates import discovered
@@ -22,6 +22,7 @@ def write(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp: st
         check(settings.tls)
         for name, content in discovered(settings.tls).items():
             (doorstep.told_in / name).write_text(json.dumps(content))
+    write_atomically(doorstep.sockets.pressure, "0")  # Envoy does not start without it
     file = folder / "envoy.json"
     file.write_text(json.dumps(bootstrap(settings, doorstep, pipeline=pipeline, otlp=otlp)))
     return file

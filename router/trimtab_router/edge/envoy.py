@@ -10,14 +10,11 @@ import aiohttp
 
 from trimtab_pipelines.documents import write_atomically
 from trimtab_router.edge.bootstrap import REQUESTS
-from trimtab_router.edge.refused import answered, refused_since
+from trimtab_router.edge.refused import OVERLOAD, STATS, answered, came_over_http2, refused_since
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 2.0
-STEER_SECONDS, CROWDED_STEER_SECONDS = 1.0, 0.1
-CALM_LOOKS = 20
-"""How many looks without a refusal for want of room make the door calm again."""
 
 
 class EnvoyAway(Exception):  # noqa: N818 - reads as what happened
@@ -41,44 +38,37 @@ class Envoy:
         self._noted = noted
         self._counted = _read(noted)
         self._counting = asyncio.Lock()
-        self._most_under_way = 0
+        self.refused_for_room = 0
+        """How many requests were refused because too many were under way, since this was made."""
+        self.came_over_http2 = 0
+        """How many requests came to this Envoy over HTTP/2."""
 
-    async def catch_up(self) -> Mapping[str, int]:
-        """Count what was refused since the last time, and return it by reason; nothing while Envoy is away."""
+    async def catch_up(self) -> None:
+        """Count what was refused since the last time; nothing while Envoy is away."""
         async with self._counting:
             try:
-                stats = answered(await self._ask("GET", "/stats?filter=^door\\.answered"))
+                text = await self._ask("GET", f"/stats?filter={STATS}")
             except EnvoyAway as error:
                 log.debug("%s", error)
-                return {}
+                return
+            stats, self.came_over_http2 = answered(text), came_over_http2(text)
+            if stats == self._counted:
+                return
             refused = refused_since(self._counted, stats)
+            self._counted = stats
+            self.refused_for_room += sum(count for (_, reason), count in refused.items() if reason == OVERLOAD)
             self._count(refused)
-            if stats != self._counted:
-                self._counted = stats
-                write_atomically(self._noted, json.dumps(stats))
-            return {reason: count for (_, reason), count in refused.items()}
+            await asyncio.to_thread(write_atomically, self._noted, json.dumps(stats))
 
     async def bound(self, most_under_way: int) -> None:
-        """Let so many requests at most be under way at the router, and as many wait for a connection."""
-        if most_under_way == self._most_under_way:
-            return
+        """Let so many requests at most be under way at the router, and as many wait for a connection.
+
+        Raises:
+            EnvoyAway: it cannot be told now.
+        """
         names = ("max_connections", "max_requests", "max_pending_requests")
         query = "&".join(f"circuit_breakers.{REQUESTS}.default.{name}={most_under_way}" for name in names)
         await self._ask("POST", f"/runtime_modify?{query}")
-        self._most_under_way = most_under_way
-
-    async def steer(self, most_under_way: Callable[[], int]) -> None:
-        """For ever: keep its bound what it should be, and its refusals counted."""
-        looks = 0
-        while True:
-            try:
-                await self.bound(most_under_way())
-            except EnvoyAway as error:
-                self._most_under_way = 0  # one that comes back starts with its own
-                log.debug("%s", error)
-            crowded = (await self.catch_up()).get("Overload", 0) > 0
-            looks = CALM_LOOKS if crowded else max(looks - 1, 0)
-            await asyncio.sleep(CROWDED_STEER_SECONDS if looks else STEER_SECONDS)
 
     async def send_callers_away(self) -> None:
         """Ask callers to connect elsewhere, while those who come are still served."""

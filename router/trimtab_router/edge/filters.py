@@ -4,14 +4,11 @@ from importlib.resources import files
 from typing import Any
 
 from trimtab_pipelines.edge import ClientLimits, EdgeSettings, JwtIssuer
+from trimtab_protocol.extensions import CLIENT_HEADER, REASON_HEADER, STAGE_HEADER
 
 Json = dict[str, Any]
 
 API = "type.googleapis.com/"
-CLIENT_HEADER = "x-trimtab-client"
-"""Who the door says is calling: `key:NAME`, `token:SUBJECT`, or an address. What callers write there is not kept."""
-REASON_HEADER = "x-trimtab-reason"
-"""Why a request was refused, by the door or by the router."""
 KEYS_FILTER, NAMES_FILTER = "trimtab.keys", "trimtab.names"
 BUFFER_FILTER = "envoy.filters.http.buffer"
 _TOKENS_FILTER = "envoy.filters.http.jwt_authn"
@@ -64,7 +61,7 @@ def _own_headers() -> Json:
     """Put the caller's address where its name may come to stand, and take away what only the door may say."""
     client = {"key": CLIENT_HEADER, "value": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%"}
     mutations = [
-        {"remove": "x-trimtab-stage"},
+        {"remove": STAGE_HEADER},
         {"remove": REASON_HEADER},
         {"append": {"header": client, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}},
     ]

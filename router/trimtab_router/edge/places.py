@@ -35,6 +35,11 @@ class Sockets:
         """The router's note of what it counted of Envoy's refusals, for the router after it."""
         return self.folder / "counted.json"
 
+    @property
+    def pressure(self) -> Path:
+        """The router's word to Envoy: which share of all requests it refuses unread."""
+        return self.folder / "pressure"
+
 
 @dataclass(frozen=True, slots=True)
 class Doorstep:

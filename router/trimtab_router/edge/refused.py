@@ -11,6 +11,11 @@ from collections.abc import Mapping
 _STAT = re.compile(
     r"^door\.answered\.detail\.(?P<detail>.+)\.status\.(?P<status>\d+)\.reason\.(?P<reason>[^.]*): (?P<count>\d+)$"
 )
+OVERLOAD = "Overload"
+"""Too many requests are under way: the door refuses for want of room, or in a flood before it reads."""
+_CAME_OVER_HTTP2 = re.compile(r"^http\.door\.downstream_rq_http2_total: (\d+)$", re.MULTILINE)
+STATS = r"^(door\.answered|http\.door\.downstream_rq_http2_total)"
+"""Which of Envoy's counters are read here."""
 REASONS = {
     "Malformed": 400,
     "Unauthenticated": 401,
@@ -19,21 +24,20 @@ REASONS = {
     "RequestTimeout": 408,
     "PayloadTooLarge": 413,
     "ClientRate": 429,
-    "Overload": 429,
+    OVERLOAD: 429,
     "HeadersTooLarge": 431,
-    "DoorFull": 503,
     "RouterAway": 503,
 }
 """Why the door refuses, with the HTTP status; over gRPC the status is always 200, and the reason says which it is."""
 _BY_DETAIL = {
     "jwt_authn": "Unauthenticated",
     "local_rate_limited": "ClientRate",
-    "overload": "DoorFull",
+    "overload": OVERLOAD,
     "request_headers_too_large": "HeadersTooLarge",
     "request_overall_timeout": "RequestTimeout",
     "request_header_timeout": "RequestTimeout",
     "request_payload_too_large": "PayloadTooLarge",
-    "upstream_reset_before_response_started{overflow}": "Overload",
+    "upstream_reset_before_response_started{overflow}": OVERLOAD,
 }
 _BY_RESET = {
     "http2.header_list_size_too_large": "HeadersTooLarge",
@@ -41,7 +45,7 @@ _BY_RESET = {
     "http2.too_many_headers": "HeadersTooLarge",
 }
 """Details of streams that were reset before they were a request, so that they have no status."""
-_BY_STATUS = {401: "Unauthenticated", 403: "Forbidden", 408: "RequestTimeout", 413: "PayloadTooLarge", 429: "Overload"}
+_BY_STATUS = {401: "Unauthenticated", 403: "Forbidden", 408: "RequestTimeout", 413: "PayloadTooLarge", 429: OVERLOAD}
 _COUNTED_BY_ROUTER = ("via_upstream", "downstream", "response_timeout", "duration_timeout", "upstream_response_timeout")
 """Answers of the router, and requests that were at the router when their caller or the door gave them up."""
 
@@ -50,6 +54,12 @@ def answered(text: str) -> dict[str, int]:
     """Read Envoy's text of `door.answered` counters: how often each status, reason and cause was answered."""
     matches = (_STAT.match(line) for line in text.splitlines())
     return {f"{match['status']} {match['reason']} {match['detail']}": int(match["count"]) for match in matches if match}
+
+
+def came_over_http2(text: str) -> int:
+    """Read from Envoy's text how many requests came over HTTP/2."""
+    found = _CAME_OVER_HTTP2.search(text)
+    return int(found[1]) if found else 0
 
 
 def refused_since(before: Mapping[str, int], now: Mapping[str, int]) -> Mapping[tuple[int, str], int]:

@@ -6,7 +6,7 @@ gRPC callers get the same words, and the status that the router gives for the sa
 from typing import Any
 
 from trimtab_protocol import grpc_messages
-from trimtab_router.edge.filters import REASON_HEADER
+from trimtab_protocol.extensions import REASON_HEADER
 
 Json = dict[str, Any]
 
@@ -85,7 +85,8 @@ _WORDS: Json = {"body_format_override": {"text_format_source": {"inline_string":
 _MAPPERS = (
     _mapper(_flags("UO"), "Overload", text=OVERLOAD, status=429, retry_after_seconds=1),
     _mapper(_flags("UF", "UC", "UH", "LR", "UR"), "RouterAway", text=ROUTER_AWAY, status=503, retry_after_seconds=1),
-    _mapper(_flags("OM"), "DoorFull", text="the door's memory is used up; try again later", retry_after_seconds=1),
+    # What is refused unread bears no flag; nothing else is a 503 without one.
+    _mapper(_status(503), "Overload", text=OVERLOAD, status=429, retry_after_seconds=1),
     _mapper(_flags("UT"), "Timeout", text="the router gave no answer in time"),
     _mapper(_status(400), "Malformed", text="the request breaks the rules of HTTP, or its path hides another"),
     _mapper(_status(401), "Unauthenticated", text=UNAUTHENTICATED),

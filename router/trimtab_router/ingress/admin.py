@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from trimtab_pipelines.router_state import HISTORY_SECONDS, LOAD_PATH, STATE_PATH, Told
 from trimtab_router.ingress.audit import AdminCall, Audit
-from trimtab_router.load import HISTORY_SECONDS
 from trimtab_router.router import Router
 
 AUDIT_LOG = "trimtab_router.audit"
@@ -38,8 +38,8 @@ class AdminIngress:
             "/v2/health/live": self._live,
             "/v2/health/ready": self._ready,
             "/metrics": self._metrics,
-            "/trimtab/v1/load": self._load,
-            "/trimtab/v1/state": self._state,
+            LOAD_PATH: self._load,
+            STATE_PATH: self._state,
             "/trimtab/v1/welcome": self._welcome,
         }
 
@@ -80,16 +80,19 @@ class AdminIngress:
         if not (seconds.isascii() and seconds.isdigit() and len(seconds) <= 9 and int(seconds) > 0):
             return json_response({"error": f"seconds={seconds[:20]}: expected a whole number of at least 1"}, 400)
         await self._catch_up()
-        now = time.time()
-        return json_response({"now": now, "rps": self._router.arrivals.history(now, int(seconds))})
+        return _told(self._router.load(int(seconds)))
 
     async def _state(self, _: web.BaseRequest) -> web.Response:
         await self._catch_up()
-        return json_response(self._router.state())
+        return _told(self._router.state())
 
     async def _welcome(self, _: web.BaseRequest) -> web.Response:
         welcome = self._router.welcomes_callers
         return json_response({"welcome": welcome}, 200 if welcome else 503)
+
+
+def _told(content: Told) -> web.Response:
+    return web.Response(body=content.model_dump_json().encode(), content_type="application/json")
 
 
 def json_response(content: object, status: int = 200) -> web.Response:

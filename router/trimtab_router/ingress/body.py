@@ -47,15 +47,13 @@ async def read_body(
             reservation.grow(length)
             return memoryview(request.content.read_nowait())
         async with asyncio.timeout(seconds):
-            if encoding not in _IDENTITY:
-                unpacking = Unpacking(encoding, "the body", reservation, most_bytes, advice)
-                while chunk := await request.content.readany():
-                    await unpacking.feed(chunk)
-                body: Buffer = unpacking.finished()
-            elif length is None:
-                body = await _read_growing(request, reservation, most_bytes, advice)
-            else:
-                body = await _read_known(request, reservation, length)
+            with reservation.receiving():
+                if encoding not in _IDENTITY:
+                    body = await _unpack(request, Unpacking(encoding, "the body", reservation, most_bytes, advice))
+                elif length is None:
+                    body = await _read_growing(request, reservation, most_bytes, advice)
+                else:
+                    body = await _read_known(request, reservation, length)
     except TimeoutError as error:
         message = f"the body did not arrive within {seconds:.0f} s; send it faster, or in smaller requests"
         raise Refusal(Code.REQUEST_TIMEOUT, "BodyTimeout", message) from error
@@ -135,6 +133,12 @@ async def _continue(request: web.BaseRequest) -> None:
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
+
+
+async def _unpack(request: web.BaseRequest, unpacking: "Unpacking") -> Buffer:
+    while chunk := await request.content.readany():
+        await unpacking.feed(chunk)
+    return unpacking.finished()
 
 
 async def _read_known(request: web.BaseRequest, reservation: Reservation, length: int) -> Buffer:

@@ -18,10 +18,10 @@ from aiohttp.abc import AbstractStreamWriter
 from google.protobuf.message import DecodeError
 
 from trimtab_protocol import Buffer, grpc_messages
+from trimtab_protocol.extensions import REASON_HEADER, STAGE_HEADER
 from trimtab_protocol.text import told
 from trimtab_router.admission import check_model
 from trimtab_router.budget import Reservation
-from trimtab_router.edge.filters import REASON_HEADER
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
 from trimtab_router.ingress.answering import read_in_time
 from trimtab_router.ingress.body import Unpacking, read_body
@@ -232,7 +232,7 @@ def _encoded(method: str, **fields: Any) -> Answer:
 def _refused(refusal: Refusal) -> Answer:
     trailing = [(REASON_HEADER, refusal.reason)]
     if refusal.stage:
-        trailing.append(("x-trimtab-stage", refusal.stage))
+        trailing.append((STAGE_HEADER, refusal.stage))
     if refusal.retry_after_seconds is not None:
         trailing.append(("grpc-retry-pushback-ms", str(int(refusal.retry_after_seconds * 1000))))
     return Answer(_STATUS[refusal.code], refusal.message, tuple(trailing))

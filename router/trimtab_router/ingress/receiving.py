@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from trimtab_protocol import PendingRequest, ProtocolError
+from trimtab_protocol.extensions import CLIENT_HEADER
 from trimtab_protocol.text import header_value
 from trimtab_router.budget import Reservation
-from trimtab_router.edge.filters import CLIENT_HEADER
 from trimtab_router.refusal import Refusal, failure, malformed
 from trimtab_router.router import Call, Router
 

@@ -14,10 +14,10 @@ from functools import partial
 from aiohttp import web
 
 from trimtab_protocol import Buffer, InferResponse, ProtocolError, rest
+from trimtab_protocol.extensions import REASON_HEADER, STAGE_HEADER
 from trimtab_protocol.text import told
 from trimtab_router.admission import check_model
 from trimtab_router.budget import Reservation
-from trimtab_router.edge.filters import REASON_HEADER
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
 from trimtab_router.ingress.answering import read_in_time
 from trimtab_router.ingress.body import read_body, too_large
@@ -181,7 +181,7 @@ def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
     )
     response.headers[REASON_HEADER] = refusal.reason
     if refusal.stage:
-        response.headers["x-trimtab-stage"] = refusal.stage
+        response.headers[STAGE_HEADER] = refusal.stage
     if refusal.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(max(1, round(refusal.retry_after_seconds)))
     if not request.content.is_eof():

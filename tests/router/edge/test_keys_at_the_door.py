@@ -210,7 +210,7 @@ async def test_without_keys_to_look_up_nobody_gets_in(tmp_path):
     keys.write_text(line("alice", key := new_key()))
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
         await until_status(rig, 200, ("x-api-key", key))
-        control = rig.doors.control
+        control = rig.control
         assert control is not None
         control._settings = EdgeSettings()
         control.use_keys(())

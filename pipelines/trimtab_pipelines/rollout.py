@@ -1,15 +1,21 @@
-"""How a plan becomes true without losing a request: how many replicas each replica set should have next. Pure.
+"""How a plan becomes true without losing a request: how many replicas each hosting set should have next. Pure.
+
+The operator, the local runtime and the simulator roll out by this one rule: counts in, counts out.
 
 Make before break: what is no longer wanted keeps serving until what follows it is ready; the routers move by themselves
-in between. All replicas together never ask for more than the limit, pods that are leaving included. Where the limit
+in between. All replicas together never ask for more than the limit, those that are leaving included. Where the limit
 leaves no room, replicas are exchanged one by one, and a stage loses its last ready replica only where nothing else
-could ever make room. Level-triggered: call `decide` with what is true now, write what it returns, call it again when
-anything has changed.
+could ever make room. Level-triggered: call `decide` with what is true now, carry out what it returns, call it again
+when anything has changed.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, Self
 
+ReplicaState = Literal["starting", "ready", "draining", "stopping"]
+"""Of one replica; it serves new batches while it is ready, and holds its room until it is gone."""
 _TOLERANCE = 1e-9
 
 
@@ -42,7 +48,7 @@ def total(amounts: Iterable[Room]) -> Room:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a plan asks of one stage: so many replicas of one replica set."""
+    """What a plan asks of one stage: so many replicas of one hosting set."""
 
     stage: str
     name: str
@@ -56,40 +62,48 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaSet:
-    """One replica set as observed."""
+class HostingSet:
+    """Replicas of one stage that are alike, as observed."""
 
     name: str
     stage: str
     each: Room
     desired: int
     """Replicas it was last told to have."""
-    pods: int = 0
-    """Pods that exist and are not told to stop."""
+    present: int = 0
+    """Replicas that exist and are not told to stop."""
     ready: int = 0
     unscheduled: int = 0
-    """Pods that wait for a node."""
+    """Replicas that wait for a node."""
     leaving: int = 0
-    """Pods told to stop that are still there."""
+    """Replicas told to stop that are still there."""
     surging: bool = False
-    """It exchanges its pods for ones of a new template and may have one more than desired while it does."""
+    """It exchanges its replicas for ones of a new template and may have one more than desired while it does."""
+
+    @classmethod
+    def of(cls, name: str, stage: str, each: Room, states: Iterable[str]) -> Self:
+        """Count replicas that are started and stopped one by one: those not told to stop are desired."""
+        count = Counter(states)
+        living = count["starting"] + count["ready"]
+        leaving = count["draining"] + count["stopping"]
+        return cls(name, stage, each, living, present=living, ready=count["ready"], leaving=leaving)
 
     @property
     def held(self) -> Room:
-        """What its pods ask for, or will as soon as they are made."""
-        return self.each.times(max(self.desired + self.surging, self.pods) + self.leaving)
+        """What its replicas ask for, or will as soon as they are made."""
+        return self.each.times(max(self.desired + self.surging, self.present) + self.leaving)
 
 
-def decide(targets: Sequence[Target], sets: Sequence[ReplicaSet], limit: Room) -> dict[str, int]:
-    """Return the number of replicas each replica set should be told to have, new ones included.
+def decide(targets: Sequence[Target], sets: Sequence[HostingSet], limit: Room) -> dict[str, int]:
+    """Return the number of replicas each hosting set should be told to have, new ones included.
 
     Args:
         targets: what should run, one a stage.
-        sets: every replica set that exists.
+        sets: every hosting set that exists.
         limit: most that all replicas may ask for.
     """
     known = {each.name for each in sets}
-    missing = [ReplicaSet(t.name, t.stage, t.each, desired=0) for t in targets if t.name not in known]
+    missing = [HostingSet(t.name, t.stage, t.each, desired=0) for t in targets if t.name not in known]
     rollout = _Rollout([*sets, *missing], {target.stage: target for target in targets}, limit)
     rollout.give_up_what_found_no_node()
     for target in targets:
@@ -105,7 +119,7 @@ def decide(targets: Sequence[Target], sets: Sequence[ReplicaSet], limit: Room) -
 class _Rollout:
     """The numbers as they will be once what was decided so far is written."""
 
-    sets: list[ReplicaSet]
+    sets: list[HostingSet]
     targets: Mapping[str, Target]
     limit: Room
     desired: dict[str, int] = field(default_factory=dict)
@@ -119,8 +133,8 @@ class _Rollout:
         added = (each.each.times(max(self.desired[each.name] - each.desired, 0)) for each in self.sets)
         return self.limit - total(each.held for each in self.sets) - total(added)
 
-    def stale(self, stage: str) -> list[ReplicaSet]:
-        """List the stage's replica sets that the plan does not ask for."""
+    def stale(self, stage: str) -> list[HostingSet]:
+        """List the stage's hosting sets that the plan does not ask for."""
         wanted = self.targets[stage].name if stage in self.targets else None
         return [each for each in self.sets if each.stage == stage and each.name != wanted and self.desired[each.name]]
 
@@ -136,7 +150,7 @@ class _Rollout:
             if over:
                 self.desired[each.name] = max(each.desired - each.unscheduled, 0)
 
-    def wanted(self, each: ReplicaSet) -> bool:
+    def wanted(self, each: HostingSet) -> bool:
         """Whether the plan asks for this set."""
         return each.stage in self.targets and self.targets[each.stage].name == each.name
 
@@ -169,7 +183,7 @@ class _Rollout:
         stages = {target.stage for target in unmet}
         return any(
             each.leaving
-            or each.pods > self.desired[each.name]
+            or each.present > self.desired[each.name]
             or each.desired > self.desired[each.name]
             or (self.wanted(each) and each.ready < self.desired[each.name])
             or (each.surging and each.stage not in stages)
@@ -187,8 +201,8 @@ class _Rollout:
             return
 
 
-def surge_allowed(each: ReplicaSet, others: Sequence[ReplicaSet], limit: Room) -> bool:
-    """Whether a replica set whose template changes may have one more pod meanwhile, rather than one less."""
+def surge_allowed(each: HostingSet, others: Sequence[HostingSet], limit: Room) -> bool:
+    """Whether a set whose template changes may have one more replica meanwhile, rather than one less."""
     if each.surging:
         return True
     return (limit - each.held - total(other.held for other in others)).holds(each.each)

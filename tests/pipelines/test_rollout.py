@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab_operator.rollout import ReplicaSet, Room, Target, decide, surge_allowed, total
+from trimtab_pipelines.rollout import HostingSet, Room, Target, decide, surge_allowed, total
 
 SIZES = {"s": 0.25, "m": 0.5, "l": 1.0}
 
 
 @dataclass
 class Pods:
-    """The pods of one replica set, as a cluster keeps them."""
+    """The pods of one hosting set, as a cluster keeps them."""
 
     desired: int = 0
     starting: int = 0
@@ -30,14 +30,14 @@ class Cluster:
     never_ready: frozenset[str] = frozenset()
     sets: dict[tuple[str, str], Pods] = field(default_factory=dict)
 
-    def observe(self) -> list[ReplicaSet]:
+    def observe(self) -> list[HostingSet]:
         return [
-            ReplicaSet(
+            HostingSet(
                 name=f"{stage}-{size}",
                 stage=stage,
                 each=Room(SIZES[size]),
                 desired=pods.desired,
-                pods=pods.starting + pods.ready,
+                present=pods.starting + pods.ready,
                 ready=pods.ready,
                 leaving=pods.leaving,
             )
@@ -182,9 +182,9 @@ def test_goes_back_from_a_plan_that_never_gets_ready(case, data) -> None:
     roll(cluster, good, data)
 
 
-def a_set(name: str, desired: int, **changes: Any) -> ReplicaSet:
+def a_set(name: str, desired: int, **changes: Any) -> HostingSet:
     stage, _, size = name.rpartition("-")
-    return replace(ReplicaSet(name, stage, Room(SIZES[size]), desired, pods=desired, ready=desired), **changes)
+    return replace(HostingSet(name, stage, Room(SIZES[size]), desired, present=desired, ready=desired), **changes)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def a_set(name: str, desired: int, **changes: Any) -> ReplicaSet:
         ([a_set("read-s", 1), a_set("read-m", 2)], 1.25, {"read-s": 0, "read-m": 2}),
         ([a_set("read-s", 2)], 1.0, {"read-s": 2, "read-m": 1}),
         ([a_set("read-l", 1)], 1.0, {"read-l": 0, "read-m": 0}),
-        ([a_set("read-l", 0, pods=0, ready=0, leaving=1)], 1.0, {"read-l": 0, "read-m": 0}),
+        ([a_set("read-l", 0, present=0, ready=0, leaving=1)], 1.0, {"read-l": 0, "read-m": 0}),
         ([a_set("read-l", 1, ready=0)], 1.0, {"read-l": 0, "read-m": 0}),
         ([a_set("old-s", 1)], 2.0, {"old-s": 0, "read-m": 2}),
     ],
@@ -234,7 +234,7 @@ def test_a_plan_beyond_the_limit_breaks_nothing() -> None:
 
 def test_counts_gpus_like_cores() -> None:
     target = Target("read", "big", 1, Room(1.0, gpus=1))
-    old = ReplicaSet("small", "read", Room(1.0, gpus=1), desired=1, pods=1, ready=1)
+    old = HostingSet("small", "read", Room(1.0, gpus=1), desired=1, present=1, ready=1)
 
     assert decide([target], [old], Room(8.0, gpus=1)) == {"small": 0, "big": 0}
     assert decide([target], [old], Room(8.0, gpus=2)) == {"small": 1, "big": 1}

@@ -1,0 +1,47 @@
+"""What the slow loop remembers from one decision to the next, in the world as in simulation. Pure."""
+
+from trimtab_adapter.decide import Situation
+from trimtab_adapter.hysteresis import outgrows
+from trimtab_adapter.observation import MOST_ROWS, RATIO_RANGE, Measured, State, damp
+from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
+
+
+class Deliberation:
+    """Recent forecasts, and damped measurements of rows and service times."""
+
+    def __init__(self) -> None:
+        self._recent: list[tuple[float, float]] = []
+        self._rows: dict[str, Measured] = {}
+        self._ratios: dict[tuple[str, str], Measured] = {}
+
+    def learn(self, state: State) -> None:
+        """Follow what the routers measured."""
+        for stage, rows in state.rows_per_request.items():
+            self._rows[stage] = damp(self._rows.get(stage), rows, 0.0, MOST_ROWS)
+        for key, ratio in state.service_ratios.items():
+            self._ratios[key] = damp(self._ratios.get(key), ratio, *RATIO_RANGE)
+
+    def situation(
+        self, forecast: ForecastRecord, current: PipelinePlan | None, now_seconds: float, hold_seconds: float
+    ) -> Situation:
+        """Say what is known when a decision is due; forecasts older than the hold time are forgotten."""
+        self._recent = [(at, rps) for at, rps in self._recent if at >= now_seconds - hold_seconds]
+        return Situation(
+            forecast=forecast,
+            now_seconds=now_seconds,
+            current=current,
+            recent_rps=tuple(self._recent),
+            rows_per_request={stage: rows.used for stage, rows in self._rows.items() if rows.used > 0},
+            service_ratios={key: ratio.used for key, ratio in self._ratios.items()},
+        )
+
+    def decided(self, at_seconds: float, forecast: ForecastRecord | None) -> None:
+        """Remember which load a decision was made for, our own or one that we continue from."""
+        if forecast is not None:
+            self._recent.append((at_seconds, forecast.peak_rps))
+
+
+def outgrown(current: PipelinePlan | None, newest_rps: float, headroom: float) -> bool:
+    """Tell whether the newest second's arrivals bring the next decision forward."""
+    forecast = None if current is None else current.spec.forecast
+    return forecast is not None and outgrows(newest_rps, forecast.peak_rps, headroom)

@@ -1,0 +1,83 @@
+"""What a router tells of itself: `/trimtab/v1/state` and `/trimtab/v1/load`, for whoever asks it.
+
+While parts are upgraded one after the other, a router may tell more than its reader knows, or less: what a reader does
+not know is left out, and what is not told has its default.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+STATE_PATH = "/trimtab/v1/state"
+LOAD_PATH = "/trimtab/v1/load"
+HISTORY_SECONDS = 600
+"""How much of the load a router tells where nobody says how much."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Told(BaseModel):
+    """A frozen value that a router told."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class EndpointState(Told):
+    """A replica as its router sees it."""
+
+    ready: bool = False
+    inflight_batches: Count = 0
+    refused: str = ""
+    """Why it gets no work, where it is not who it must be."""
+
+
+class StageState(Told):
+    """What a stage runs now."""
+
+    variant: str = ""
+    batch_size: int = 1
+    operating_point: str = ""
+    ready_replicas: Count = 0
+    queue_rows: Count = 0
+    service_ratio: Finite | None = None
+    """Observed over predicted service time."""
+    rows_per_request: Finite | None = None
+    """The fan-out of the last minute; None before the first request."""
+    endpoints: dict[str, EndpointState] = {}
+
+
+class Served(Told):
+    """What became of the last minute's requests; p99 and accuracy are None where nothing was answered."""
+
+    received: Count = 0
+    ok: Count = 0
+    late: Count = 0
+    dropped: Count = 0
+    refused: Count = 0
+    failed: Count = 0
+    p99_seconds: Finite | None = None
+    accuracy: Finite | None = None
+
+    @property
+    def answered(self) -> int:
+        """Requests that got a result."""
+        return self.ok + self.late
+
+
+class RouterState(Told):
+    """What a router runs now, and what it measured."""
+
+    plan_generation: Count = 0
+    plan_applied_at: float | None = None
+    ready: bool = False
+    served: Served | None = None
+    stages: dict[str, StageState]
+
+
+class RouterLoad(Told):
+    """Arrivals of each of the last whole seconds before `now` (Unix time), oldest first."""
+
+    now: Finite
+    rps: Sequence[Finite]

@@ -1,0 +1,37 @@
+"""What a router tells of itself is read by parts that may be older or newer than it."""
+
+import pytest
+from pydantic import ValidationError
+
+from trimtab_pipelines.ends import End
+from trimtab_pipelines.router_state import RouterLoad, RouterState, Served
+
+
+def test_what_is_not_known_is_left_out_and_what_is_not_told_has_its_default():
+    told = RouterState.model_validate({"stages": {"read": {"variant": "small", "temperature": 3}}, "mood": "well"})
+
+    assert told.stages["read"].variant == "small"
+    assert told.stages["read"].rows_per_request is None
+    assert (told.ready, told.served) == (False, None)
+
+
+def test_it_is_read_as_it_was_written():
+    served = Served(received=3, ok=1, late=1, dropped=1, p99_seconds=0.5, accuracy=0.9)
+    told = RouterState(plan_generation=2, plan_applied_at=1.5, ready=True, served=served, stages={})
+
+    assert RouterState.model_validate_json(told.model_dump_json()) == told
+    assert served.answered == 2
+
+
+@pytest.mark.parametrize("wrong", [{}, {"stages": []}, {"stages": {"read": {"queue_rows": -1}}}, {"stages": {"": 1}}])
+def test_what_is_no_state_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        RouterState.model_validate(wrong)
+
+
+def test_every_end_has_its_count():
+    assert {end.word for end in End} < set(Served.model_fields)
+
+
+def test_counts_are_a_load():
+    assert RouterLoad(now=7.0, rps=[1, 2]) == RouterLoad.model_validate_json('{"now": 7, "rps": [1, 2.0]}')

@@ -1,0 +1,83 @@
+"""In a flood most callers are refused before the door reads what they ask: how many, and what they are told."""
+
+import pytest
+
+from tests.router.edge.callers import call, post
+from tests.router.fakes import FakeReplica, a_pipeline, a_rig, until
+from trimtab_pipelines.documents import write_atomically
+from trimtab_router.edge.shedding import MOST, READ_REFUSALS_RPS, Counted, share
+
+
+@pytest.mark.parametrize(
+    ("answered", "refused", "came", "wanted"),
+    [
+        (0, 0, 0, 0.0),
+        (1000, 0, 1000, 0.0),
+        (1000, round(READ_REFUSALS_RPS), 1500, 0.0),
+        (1000, 2000, 3000, 0.5),
+        (1500, 13_500, 15_000, 0.87),
+        (0, 10_000, 10_000, 0.95),
+        (0, 1_000_000, 1_000_000, MOST),
+    ],
+)
+def test_as_many_are_read_as_fill_the_room_and_some_more(answered, refused, came, wanted):
+    since = Counted(10.0, 50, 70, 0)
+
+    assert share(since, Counted(11.0, 50 + answered, 70 + refused, came)) == wanted
+
+
+def test_the_share_stays_where_it_is_while_the_flood_does():
+    """It follows from what came, however often that is counted, and whatever was refused unread of it."""
+    since = Counted(0.0, 0, 0, 0)
+    assert {
+        share(since, Counted(tenths / 10, 150 * tenths, 1350 * tenths, 1500 * tenths)) for tenths in (1, 2, 10)
+    } == {0.87}
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [
+        pytest.param(Counted(1.0, 10, 10_000, 10_000), id="no time went by"),
+        pytest.param(Counted(2.0, 1000, 20_000, 900), id="the flood comes over HTTP/1.1"),
+        pytest.param(Counted(2.0, 1000, 0, 50_000), id="there is room: what is refused is refused for other reasons"),
+        pytest.param(Counted(2.0, 1000, 20_000, -50_000), id="the door began anew"),
+    ],
+)
+def test_nobody_is_refused_unread_where_nothing_is_gained(counted):
+    assert share(Counted(1.0, 0, 0, 0), counted) == 0.0
+
+
+async def test_who_is_refused_unread_is_told_why_and_counted():
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        answered = [await post(rig)]
+        assert rig.sockets is not None
+        write_atomically(rig.sockets.pressure, "1.0")  # as the router does in a flood, but of everybody
+        while answered[-1].status == 200:
+            assert len(answered) < 1000
+            answered.append(await post(rig))
+
+        assert (answered[-1].status, answered[-1].headers["x-trimtab-reason"]) == (429, "Overload")
+        assert answered[-1].headers["retry-after"] == "1"
+        assert "overloaded" in answered[-1].error
+        assert (await call(rig)).startswith("RESOURCE_EXHAUSTED: the router is overloaded")
+        assert rig.doors.envoy is not None
+        await rig.doors.envoy.catch_up()
+        assert rig.doors.envoy.refused_for_room == 2
+        assert await rig.outcomes() == {"ok": len(answered) - 1, "refused": 2}
+
+
+async def test_a_door_that_comes_back_is_told_its_bound_again():
+    """Else it would keep the one it starts with for as long as the router's window stays the same."""
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        await rig.door()
+        assert rig.doors.envoy is not None
+        told: list[int] = []
+        tell = rig.doors.envoy.bound
+
+        async def bound(most_under_way: int) -> None:
+            told.append(most_under_way)
+            await tell(most_under_way)
+
+        rig.doors.envoy.bound = bound  # type: ignore[method-assign]
+        await until(lambda: len(told) >= 2)
+        assert told[0] == told[1] == rig.router.pacer.window.limit

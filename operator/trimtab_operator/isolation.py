@@ -32,7 +32,7 @@ def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Ob
     """Return the policies. A pod that any of them names takes and calls nothing but what one of them lets it."""
     name = router_name(pipeline.name)
     routers = _pods(pipeline, ROUTER)
-    served = {data_port(group) for stage in pipeline.spec.stages for group in hosting_groups(stage)}
+    served = {data_port(group, settings) for stage in pipeline.spec.stages for group in hosting_groups(stage)}
     data = _ports(*sorted({DATA_PORT} | served))
     api_server = {"ports": _ports(*settings.api_server_ports)}
     elsewhere = [_elsewhere(settings)] if any(_calls(variant) for variant in _variants(pipeline)) else []

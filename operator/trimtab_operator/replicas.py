@@ -142,7 +142,7 @@ def _may_surge(name: str, sets: Mapping[str, HostingSet], limit: Room) -> bool:
 
 def _objects(site: Site, name: str, count: int, *, surge: bool) -> list[Object]:
     stage, group = site.groups[name]
-    rest = [service(site.pipeline, stage, group), replica_set_budget(site.pipeline, stage, group)]
+    rest = [service(site.pipeline, stage, group, site.settings), replica_set_budget(site.pipeline, stage, group)]
     if site.pipeline.spec.deployer == "SeldonDeployment":
         return [seldon_deployment(site.pipeline, stage, group, site.settings, replicas=count), *rest]
     return [deployment(site.pipeline, stage, group, site.settings, replicas=count, surge=surge), *rest]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Self
 
@@ -28,6 +29,7 @@ from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES, Array
 from trimtab_protocol.text import header_value
 from trimtab_router.admission import VERSION, Admitted, admit, check, timeout_seconds
 from trimtab_router.budget import Budget, Reservation
+from trimtab_router.connection import Tls
 from trimtab_router.dispatch import Dispatcher
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.journey import Journey
@@ -128,9 +130,10 @@ class Router:
         limits: bounds of the process.
         policy: chooses the operating point of each batch.
         tracer: writes spans; None for none.
+        tls: what connections to replicas are secured with.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what it serves, and what it works with)
         self,
         pipeline: InferencePipeline,
         plan: PipelinePlan | None = None,
@@ -138,8 +141,10 @@ class Router:
         limits: Limits | None = None,
         policy: Policy = fixed.choose,
         tracer: Tracer | None = None,
+        tls: Tls = lambda: None,
     ) -> None:
         self.pipeline = pipeline
+        self._tls = tls
         self.limits = limits or Limits()
         self.metrics = Metrics(pipeline.metadata.namespace, pipeline.name, pipeline.spec.slo.latency_seconds)
         self.arrivals = ArrivalCounter(time.time())
@@ -332,7 +337,9 @@ class Router:
                     rows_per_request=rows_per_request.get(name),
                     endpoints={
                         replica.name: EndpointState(
-                            ready=bool(replica.ready_variants), inflight_batches=replica.inflight
+                            ready=bool(replica.ready_variants),
+                            inflight_batches=replica.inflight,
+                            refused=replica.refused,
                         )
                         for replica in stage.replicas.values()
                     },
@@ -377,6 +384,7 @@ class Router:
         }
         for name, dispatcher in dispatchers.items():
             dispatcher.followers = tuple(dispatchers[follower] for follower in self._graph.following(name))
+            self.metrics.stage(name).watch_refused(partial(_refused, dispatcher))
         return dispatchers
 
     def _bounds(self) -> Bounds | None:
@@ -529,7 +537,7 @@ class Router:
             task.add_done_callback(self._closing.discard)
         for name, endpoint in wanted.items():
             if name not in dispatcher.replicas:
-                dispatcher.replicas[name] = Replica(endpoint, dispatcher.wake)
+                dispatcher.replicas[name] = Replica(endpoint, dispatcher.wake, tls=self._tls)
 
 
 def _first_plan(stage: Stage) -> StagePlan:
@@ -543,6 +551,10 @@ def _first_plan(stage: Stage) -> StagePlan:
         operating_point=point.name,
         accuracy=point.accuracy,
     )
+
+
+def _refused(dispatcher: Dispatcher) -> int:
+    return sum(bool(replica.refused) for replica in dispatcher.replicas.values())
 
 
 def _nothing_held(_: int) -> None:

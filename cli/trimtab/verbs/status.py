@@ -37,6 +37,10 @@ def command(
         )
     console.print(f"plan {state.plan_generation}, {'ready' if state.ready else 'not ready'}")
     console.print(table)
+    for name, stage in state.stages.items():
+        for replica, seen in stage.endpoints.items():
+            if seen.refused:
+                console.print(f"stage {name}: {replica} gets no work: {seen.refused}")
     counts = " · ".join(f"{outcome} {count}" for outcome, count in counters.outcomes.items())
     console.print(f"received {counters.received} · {counts}")
     return 0

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -53,8 +53,8 @@ class AdapterMetrics(Collector):
 
     def __init__(self) -> None:
         self._seen: dict[Key, _Seen] = {}
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
 
     def take(self, key: Key, tick: Tick) -> None:
         """Take a tick of a pipeline."""
@@ -63,10 +63,6 @@ class AdapterMetrics(Collector):
     def forget(self, key: Key) -> None:
         """Drop a pipeline."""
         self._seen.pop(key, None)
-
-    def expose(self) -> bytes:
-        """The text Prometheus scrapes."""
-        return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: names are known only once there are pipelines."""

@@ -9,7 +9,7 @@ from benchmarks.cluster.changing import write_plan
 from benchmarks.cluster.crowding import full_nodes
 from benchmarks.cluster.observing import Watched, is_ready, until
 from benchmarks.cluster.setting import MANAGER, ROOT, SYSTEM, Setting, run
-from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.resource import API_VERSION
 
 PATIENCE_SECONDS = 180.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.cluster.observing import NotYetError, Watched, until
 from benchmarks.cluster.setting import MANAGER, SYSTEM
-from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.objects import Object
 
 ADAPTER = "trimtab-adapter"
 PLAN_CHANGES = 40

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.router.edge.openssl import Authority, openssl
-from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.objects import Object
 from trimtab_loadtester.wire import Access
 from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
 

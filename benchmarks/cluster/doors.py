@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.cluster.breaking import PATIENCE_SECONDS
 from benchmarks.cluster.observing import NotYetError, Watched, is_ready, until
-from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.objects import Object
 from trimtab_operator.edge import NAME as EDGE
 from trimtab_pipelines.cluster import router_name
 

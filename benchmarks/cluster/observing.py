@@ -12,7 +12,7 @@ import httpx
 
 from benchmarks.cluster.setting import POLL_SECONDS, CommandError, Setting
 from trimtab_kubernetes import ClusterError
-from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.cluster import (
     PIPELINE_LABEL,
     ROUTER_ADMIN_PORT,

@@ -8,7 +8,7 @@ from minio import Minio
 
 from benchmarks.cluster.observing import Watched, is_ready, until
 from benchmarks.cluster.setting import ROOT, Setting, pipeline_document
-from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.objects import Object
 
 WEIGHTS = ROOT / "pipelines" / "digits" / "weights"
 NAME, BUCKET, SECRET = "stored", "models", "minio"

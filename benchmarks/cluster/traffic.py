@@ -14,7 +14,7 @@ from benchmarks.cluster.setting import Setting, console
 from trimtab.demand import Demand, changing_demand
 from trimtab.local.loading import LoadOrder, LoadProcess
 from trimtab_adapter.decide import Situation, decide
-from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.objects import Object
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import ModelProfile

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.cluster.observing import Watched, is_ready, until
 from benchmarks.cluster.setting import STRICT, Setting
-from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.objects import Object
 from trimtab_operator.pods import resources, security_of_container, security_of_pod
 from trimtab_pipelines.cluster import DATA_PORT, ROUTER_ADMIN_PORT, ROUTER_GRPC_PORT, ROUTER_REST_PORT
 

@@ -57,9 +57,8 @@ async def _deployed(namespace: str, name: str) -> Grounds:
     if pipeline is None:
         raise StartError(f"no {PIPELINE} {namespace}/{name} in this cluster; see kubectl get ipl -A")
     known = Known()
-    known.put(PIPELINE, (namespace, name), pipeline)
-    for profile in profiles:
-        known.put(PROFILE, (namespace, profile["metadata"]["name"]), profile)
+    for found in (pipeline, *profiles):
+        known.put(found)
     documents = ClusterDocuments(known, (namespace, name))
     if documents.remark:
         console.print(documents.remark)

@@ -1,9 +1,9 @@
 """What the command line asks of a cluster: to measure a pipeline's variants anew, and how its pipelines are."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from trimtab.local.processes import StartError
@@ -12,6 +12,7 @@ from trimtab_pipelines.documents import parse
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import missing_tasks, profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.status import condition_of
 
 if TYPE_CHECKING:
     from trimtab_kubernetes import Cluster
@@ -42,10 +43,11 @@ async def profile_anew(
 
     Raises StartError where there is no such pipeline, the measuring failed, or nothing came in time.
     """
+    from trimtab_kubernetes.times import rfc3339  # noqa: PLC0415 - an extra
+
     if await cluster.get(PIPELINE, namespace, name) is None:
         raise StartError(f"no {PIPELINE} {namespace}/{name} in this cluster; kubectl apply it first")
-    wanted = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    annotated = {"name": name, "namespace": namespace, "annotations": {PROFILE_ANNOTATION: wanted}}
+    annotated = {"name": name, "namespace": namespace, "annotations": {PROFILE_ANNOTATION: rfc3339(time.time())}}
     body = {"apiVersion": "trimtab.dev/v1alpha1", "kind": PIPELINE, "metadata": annotated}
     asked = await cluster.apply(body, manager=MANAGER)
     pipeline = parse(InferencePipeline, asked, f"{PIPELINE} {namespace}/{name}")
@@ -100,12 +102,6 @@ async def _first(*waiting: Awaitable[list[ModelProfile]]) -> list[ModelProfile]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def condition_of(found: dict[str, Any], name: str) -> dict[str, str]:
-    """Return a condition of an object, empty where it has none of that name."""
-    conditions = (found.get("status") or {}).get("conditions") or []
-    return next((one for one in conditions if one["type"] == name), {})
 
 
 async def all_pipelines(cluster: "Cluster", namespace: str | None) -> list[dict[str, Any]]:

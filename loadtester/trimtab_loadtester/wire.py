@@ -108,7 +108,7 @@ class RestWire:
         self._port = int(port)
         self._model = model
         self._headers = access.headers
-        self._connections = ConnectionPool(self._host, self._port, access.tls)
+        self._connections = ConnectionPool(self._host, self._port, lambda: access.tls)
 
     def encode(
         self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any]

@@ -20,7 +20,9 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.ports import Ports
 from trimtab_model_servers.settings import write_models
 from trimtab_pipelines.cluster import DATA_PORT, MLSERVER_GRPC_PORT, MLSERVER_HTTP_PORT
+from trimtab_pipelines.edge import Identity
 from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
 
 TERMINATION_LOG = Path("/dev/termination-log")
 _POD_PORTS = Ports(DATA_PORT, MLSERVER_HTTP_PORT, MLSERVER_GRPC_PORT)
@@ -38,6 +40,7 @@ def main() -> int:
     try:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(_written(given.models_env)) if given.models_env else given.folder
+            identity = MutualTls(given.identity) if given.identity else None
             from trimtab_model_servers.server import run  # noqa: PLC0415  (imports torch, in vain if this fails)
 
             run(
@@ -47,8 +50,10 @@ def main() -> int:
                 plain_address=given.mlserver_host,
                 ports=ports,
                 drain_seconds=drain_seconds,
+                identity=identity,
+                health_port=given.health_port,
             )
-    except (ModelError, OSError) as error:
+    except (ModelError, UnusableIdentity, OSError) as error:
         _report(f"trimtab_model_servers: {error}\n")
         return 1
     return 0
@@ -65,6 +70,13 @@ def _parser() -> argparse.ArgumentParser:
         default="127.0.0.1",
         help="address of MLServer's own ports, where anybody may load and unload models (default: %(default)s)",
     )
+    parser.add_argument(
+        "--identity",
+        type=_identity,
+        metavar="JSON",
+        help="certificate, key, ca and name as `replicas` of the door's settings has them: TLS alone at the data port",
+    )
+    parser.add_argument("--health-port", type=int, help="plain HTTP that says if it is alive and ready, and no more")
     for name, port in _POD_PORTS.as_dict().items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, help=f"default: {port} with --models-env, else a free one")
@@ -74,6 +86,14 @@ def _parser() -> argparse.ArgumentParser:
         help=f"after SIGTERM, serve until nothing came for so long (default: {_POD_DRAIN_SECONDS:g} with --models-env)",
     )
     return parser
+
+
+def _identity(written: str) -> Identity:
+    try:
+        return Identity.model_validate_json(written)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise argparse.ArgumentTypeError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ torch computes on, and from torch's memory to the socket. Same models, same one 
 import json
 import logging
 import re
+import ssl
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -16,6 +17,7 @@ from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.hosting import Host
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES
 from trimtab_protocol import Buffer, ProtocolError
+from trimtab_protocol.mutual_tls import MutualTls
 from trimtab_protocol.rest import (
     BINARY_CONTENT_TYPE,
     HEADER_LENGTH,
@@ -45,24 +47,39 @@ class DataPort:
     def __init__(self, models: Host, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._host = models
         self._max_body_bytes = max_body_bytes
-        self._runner: web.ServerRunner | None = None
+        self._runners: list[web.ServerRunner] = []
         self.port = 0
 
-    async def start(self, address: str, port: int) -> int:
-        """Listen; return the port, which the system chooses where 0 is asked for."""
+    async def start(self, address: str, port: int, identity: MutualTls | None = None) -> int:
+        """Listen, with an identity only for who shows one; return the port, which the system chooses for 0."""
         server = web.Server(self._answer, handler_cancellation=True, access_log=None, auto_decompress=False)
-        self._runner = web.ServerRunner(server)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, address, port, backlog=1024, shutdown_timeout=5.0)
-        await site.start()
-        self.port = int(self._runner.addresses[0][1])
+        self.port = await self._listen(server, address, port, None if identity is None else identity.listening())
         return self.port
 
+    async def tell_health(self, address: str, port: int) -> int:
+        """Say on a plain port of its own whether it is alive and ready, and no more; return the port."""
+        return await self._listen(web.Server(self._answer_health, access_log=None), address, port, None)
+
     async def stop(self) -> None:
-        """Close the port and its connections once their answers are written."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        """Close the ports and their connections once their answers are written."""
+        while self._runners:
+            await self._runners.pop().cleanup()
+
+    async def _listen(self, server: web.Server, address: str, port: int, tls: ssl.SSLContext | None) -> int:
+        runner = web.ServerRunner(server)
+        self._runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, address, port, backlog=1024, shutdown_timeout=5.0, ssl_context=tls).start()
+        return int(runner.addresses[0][1])
+
+    async def _answer_health(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer the kubelet, who has no certificate to show."""
+        if not request.path.startswith("/v2/health/"):
+            return _error(request, 404, f"nothing at {told(request.path, 200)}; here is health alone")
+        try:
+            return self._server_route(request)
+        except RefusalError as refusal:
+            return _error(request, refusal.status_code, str(refusal))
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:

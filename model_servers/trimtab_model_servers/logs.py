@@ -36,6 +36,12 @@ LOGGING = {
     },
     "root": {"level": "ERROR", "handlers": ["stderr"]},
     "loggers": {
-        name: {"level": "ERROR", "handlers": [], "propagate": True} for name in ("mlserver", "mlserver.grpc", "uvicorn")
+        name: {"level": level, "handlers": [], "propagate": True}
+        for name, level in (
+            ("mlserver", "ERROR"),
+            ("mlserver.grpc", "ERROR"),
+            ("uvicorn", "ERROR"),
+            ("trimtab_protocol.mutual_tls", "INFO"),  # who was refused, and why
+        )
     },
 }

@@ -24,6 +24,7 @@ from minio.error import InvalidResponseError, MinioException, S3Error, ServerErr
 from trimtab_model_servers.cache import kept, own_folder, tenant
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.store import SUFFIX, Limits, sha256
+from trimtab_pipelines.backoff import backoff
 
 _DEFAULT_ENDPOINT = "https://s3.amazonaws.com"
 _CHUNK_BYTES = 2**20
@@ -94,7 +95,7 @@ class _Source:
 
     def find(self) -> _Object:
         """Ask what the object is like; raises ModelError where it is none that may be fetched."""
-        pauses = _pauses()
+        pauses = backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while self._found is None:
             try:
                 with _errors(self._address, self._limits):
@@ -114,7 +115,7 @@ class _Source:
         """
         self._start_clocks()
         found, sha = self.find(), hashlib.sha256()
-        pauses = _pauses()
+        pauses = backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while file.tell() < found.size:
             before = file.tell()
             try:
@@ -123,7 +124,7 @@ class _Source:
                     sha.update(chunk)
             except _PassingError as error:
                 if file.tell() > before:
-                    pauses = _pauses()
+                    pauses = backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
                 self._pause_or_give_up(error, next(pauses))
         digest = f"sha256:{sha.hexdigest()}"
         if self._digest not in {None, digest}:
@@ -175,13 +176,6 @@ class _Source:
 
     def _too_large(self, size: str) -> ModelError:
         return ModelError(f"{self._address}: {size} are more than the {self._limits.max_bytes} allowed for weights")
-
-
-def _pauses() -> Iterator[float]:
-    pause = _FIRST_PAUSE_SECONDS
-    while True:
-        yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def _client(limits: Limits) -> Minio:

@@ -9,6 +9,7 @@ import gc
 import json
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from trimtab_model_servers.hosting import Host, host
 from trimtab_model_servers.logs import LOGGING
 from trimtab_model_servers.ports import Ports, ReservedPort
 from trimtab_model_servers.settings import server_settings
+from trimtab_protocol.mutual_tls import MutualTls
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_SECONDS = 0.005
@@ -41,6 +43,8 @@ def run(  # noqa: PLR0913
     plain_address: str = _LOOPBACK,
     ports: Ports = _ANY_PORT,
     drain_seconds: float = 0.0,
+    identity: MutualTls | None = None,
+    health_port: int | None = None,
 ) -> None:
     """Serve the models of a folder until SIGTERM or SIGINT.
 
@@ -52,6 +56,8 @@ def run(  # noqa: PLR0913
         ports: for each 0 a free one is taken.
         drain_seconds: once told to stop, go on until nothing was asked for so long, but no longer than
             LONGEST_DRAIN_SECONDS.
+        identity: with it the data port speaks TLS with who shows a certificate, and with nobody else.
+        health_port: where whoever asks is told, in plain HTTP, whether it is alive and ready, and no more.
 
     Raises:
         ModelError: a model cannot be loaded, or the folder holds none.
@@ -59,19 +65,35 @@ def run(  # noqa: PLR0913
     """
     gc.freeze()  # or each full collection would walk all of torch, and a fork would copy what it walks
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(folder, on_ready, (address, plain_address), ports, drain_seconds))
+        doors = _Doors(address, plain_address, ports, identity, health_port)
+        runner.run(_serve(folder, on_ready, doors, drain_seconds))
 
 
-async def _serve(
-    folder: Path, on_ready: Callable[[Ports], None], addresses: tuple[str, str], asked: Ports, drain_seconds: float
-) -> None:
-    data_address, address = addresses
+@dataclass(frozen=True, slots=True)
+class _Doors:
+    """Where it is to listen, and who may bring batches."""
+
+    address: str
+    plain_address: str
+    ports: Ports
+    identity: MutualTls | None
+    health_port: int | None
+
+    async def open(self, port: DataPort) -> None:
+        """Open the data port."""
+        await port.start(self.address, self.ports.data_port, self.identity)
+        if self.health_port is not None:
+            await port.tell_health(self.address, self.health_port)
+
+
+async def _serve(folder: Path, on_ready: Callable[[Ports], None], doors: _Doors, drain_seconds: float) -> None:
+    address, asked = doors.plain_address, doors.ports
     models = _model_settings(folder)
     process = host()
     process.expected |= {settings.name for settings in models}
     stopping = asyncio.Event()
     process.data_port = DataPort(process)
-    await process.data_port.start(data_address, asked.data_port)
+    await doors.open(process.data_port)
     with ReservedPort(address, asked.http_port) as http, ReservedPort(address, asked.grpc_port) as grpc:
         ports = Ports(process.data_port.port, http.number, grpc.number)
         server = mlserver.MLServer(_settings(folder, address, ports))

@@ -13,15 +13,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
-from kubernetes.aio import client, config
 
-from trimtab_kubernetes.errors import ClusterError, NotFound, Unreachable, error_for
+from trimtab_kubernetes.connection import Connection, Request
+from trimtab_kubernetes.errors import NotFound, Unreachable, error_for
 from trimtab_kubernetes.kinds import Kind, kind_of
+from trimtab_kubernetes.objects import Object
 
-Object = dict[str, Any]
-REQUEST_TIMEOUT_SECONDS = 10.0
 WATCH_SECONDS = 300  # the server ends a watch by itself after this long, so that a dead connection is noticed
-_MOST_CONNECTIONS = 32
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -36,27 +34,19 @@ class Listing:
 class Cluster:
     """One API server. Use as an asynchronous context manager, or call `close`."""
 
-    def __init__(self, api: client.ApiClient, may_write: Callable[[], bool] = lambda: True) -> None:
-        self._api, self._may_write = api, may_write
+    def __init__(self, connection: Connection, may_write: Callable[[], bool] = lambda: True) -> None:
+        self._connection, self._may_write = connection, may_write
 
     def guarded(self, may_write: Callable[[], bool]) -> "Cluster":
         """Return the same connection, through which nothing is written while `may_write` says no (Unreachable)."""
-        return Cluster(self._api, may_write)
+        return Cluster(self._connection, may_write)
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None) -> "Cluster":
         """Connect as the pod's service account, or as KUBECONFIG says; ClusterError where there is neither."""
-        settings = client.Configuration()
-        settings.connection_pool_maxsize = _MOST_CONNECTIONS
-        try:
-            if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
-                config.load_incluster_config(client_configuration=settings)
-            else:
-                named = kubeconfig or os.environ.get("KUBECONFIG")  # the client would read it but once, when imported
-                await config.load_kube_config(config_file=named, client_configuration=settings)
-        except (config.ConfigException, OSError) as error:
-            raise ClusterError(f"no Kubernetes to talk to: {error}; set KUBECONFIG") from error
-        return cls(client.ApiClient(settings))
+        connection = Connection(kubeconfig)
+        await connection.open()
+        return cls(connection)
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,7 +58,7 @@ class Cluster:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._api.close()
+        await self._connection.close()
 
     async def get(self, kind: str | Kind, namespace: str | None, name: str) -> Object | None:
         """Return an object, or None where there is none."""
@@ -124,13 +114,9 @@ class Cluster:
         path = kind_of(body).path(metadata.get("namespace"), metadata["name"])
         return await self._call("PUT", path, {"fieldManager": manager}, body)
 
-    async def delete(
-        self, kind: str | Kind, namespace: str | None, name: str, *, uid: str | None = None, foreground: bool = False
-    ) -> bool:
+    async def delete(self, kind: str | Kind, namespace: str | None, name: str, *, uid: str | None = None) -> bool:
         """Delete an object, only the one of that uid where given; False where there was none."""
-        options: Object = {"propagationPolicy": "Foreground" if foreground else "Background"}
-        if uid is not None:
-            options["preconditions"] = {"uid": uid}
+        options: Object = {"propagationPolicy": "Background"} | ({"preconditions": {"uid": uid}} if uid else {})
         try:
             await self._call("DELETE", _kind(kind).path(namespace, name), None, options)
         except NotFound:
@@ -157,7 +143,8 @@ class Cluster:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        response = await self._send("GET", _kind(kind).path(namespace), query, None, None, WATCH_SECONDS + 30.0)
+        path = _kind(kind).path(namespace)
+        response = await self._connection.send(Request("GET", path, query, timeout_seconds=WATCH_SECONDS + 30.0))
         try:
             while line := await response.content.readline():
                 event = json.loads(line)
@@ -177,40 +164,8 @@ class Cluster:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> Object:
-        if method != "GET" and not self._may_write():
-            raise Unreachable(f"{method} {path}: not sent, for it is not certain that this process leads")
-        response = await self._send(method, path, query, body, content_type, REQUEST_TIMEOUT_SECONDS)
-        try:
-            answer: Object = await response.json()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise Unreachable(f"{method} {path}: {type(error).__name__} {error}") from error
-        finally:
-            response.release()
-        return answer
-
-    async def _send(  # noqa: PLR0913, PLR0917
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str | None] | None,
-        body: Mapping[str, Any] | None,
-        content_type: str | None,
-        timeout_seconds: float,
-    ) -> aiohttp.ClientResponse:
-        headers = {"Accept": "application/json", "Content-Type": content_type or "application/json"}
-        given = [(key, value) for key, value in (query or {}).items() if value is not None]
-        try:
-            request = await self._api.param_serialize(
-                method, path, query_params=given, header_params=headers, body=body, auth_settings=["BearerToken"]
-            )
-            answer = await self._api.call_api(*request, _request_timeout=timeout_seconds)
-            response: aiohttp.ClientResponse = answer.response
-            if response.status >= 400:
-                message = _message(await response.read())
-                raise error_for(response.status, f"{method} {path}: {message}")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{method} {path}: {type(error).__name__} {error}") from error
-        return response
+        request = Request(method, path, query or {}, body, content_type)
+        return await self._connection.call(request, self._may_write)
 
 
 def own_namespace() -> str:
@@ -226,10 +181,3 @@ def _named(name: str | None) -> str | None:
 
 def _kind(kind: str | Kind) -> Kind:
     return kind if isinstance(kind, Kind) else kind_of(kind)
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["message"])
-    except (ValueError, KeyError, TypeError):
-        return body[:200].decode(errors="replace")

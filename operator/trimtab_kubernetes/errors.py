@@ -2,15 +2,21 @@
 
 
 class ClusterError(Exception):
-    """The API server refused or failed; `status` is the HTTP status, 0 where there was no answer at all."""
+    """The API server refused or failed.
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    Args:
+        message: what it answered to what.
+        status: the HTTP status, 0 where there was no answer at all.
+        retry_after_seconds: how long the server asks to be left alone.
+    """
+
+    def __init__(self, message: str, status: int = 0, retry_after_seconds: float = 0.0) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.retry_after_seconds = status, retry_after_seconds
 
 
 class Unreachable(ClusterError):  # noqa: N818 - reads as what happened
-    """No answer, or one that says try again later (429 and 5xx)."""
+    """No answer, one that says try again later (429 and 5xx), or that the credentials are out of date (401)."""
 
 
 class NotFound(ClusterError):  # noqa: N818
@@ -26,17 +32,18 @@ class Gone(ClusterError):  # noqa: N818
 
 
 class Rejected(ClusterError):  # noqa: N818
-    """The request is wrong (400, 422) or not allowed (401, 403); sending it again changes nothing."""
+    """The request is wrong (400, 422) or not allowed (403); sending it again changes nothing."""
 
 
 _NOT_OF_THE_KIND = "failed to create typed patch object"
 """How server-side apply answers a field that the kind does not have: with status 500, though it will never pass."""
 
 
-def error_for(status: int, message: str) -> ClusterError:
-    """Return the error that an HTTP status and the server's message stand for."""
+def error_for(status: int, message: str, retry_after: str = "") -> ClusterError:
+    """Return the error that an HTTP status, the server's message and its Retry-After stand for."""
     if _NOT_OF_THE_KIND in message:
         return Rejected(message, status)
-    kinds: dict[int, type[ClusterError]] = {404: NotFound, 409: Conflict, 410: Gone, 429: Unreachable}
+    kinds: dict[int, type[ClusterError]] = {401: Unreachable, 404: NotFound, 409: Conflict, 410: Gone, 429: Unreachable}
     kind = kinds.get(status, Unreachable if status >= 500 else Rejected)
-    return kind(message, status)
+    asked_seconds = float(retry_after) if kind is Unreachable and retry_after.isdecimal() else 0.0
+    return kind(message, status, asked_seconds)

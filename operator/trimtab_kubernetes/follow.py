@@ -2,28 +2,37 @@
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from trimtab_kubernetes.client import Cluster, Object
-from trimtab_kubernetes.errors import ClusterError, Gone, NotFound
+from trimtab_kubernetes.client import Cluster, Listing
+from trimtab_kubernetes.errors import ClusterError, NotFound, Unreachable
 from trimtab_kubernetes.kinds import Kind
+from trimtab_kubernetes.objects import Key, Object, key_of
+from trimtab_kubernetes.pauses import Pauses
 
 log = logging.getLogger(__name__)
 
-FIRST_BACKOFF_SECONDS = 0.2
-LONGEST_BACKOFF_SECONDS = 10.0
-Key = tuple[str, str]
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 10.0
+SHORTEST_WATCH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An object as it is now; `deleted` with its last known state. `synced` marks the end of a list, without object."""
+    """An object as it is now; `deleted` with its last known state. The end of a list comes with it, without object."""
 
     key: Key = ("", "")
     object: Object | None = None
     deleted: bool = False
-    synced: bool = False
+    listing: Listing | None = None
+
+    @property
+    def synced(self) -> bool:
+        """Whether all that there was has been told."""
+        return self.listing is not None
 
 
 async def follow(
@@ -41,19 +50,20 @@ async def follow(
     After each list one Change with `synced` follows. Objects that vanished during a gap are yielded as deleted.
     """
     known: dict[Key, Object] = {}
-    version, backoff_seconds = "", 0.0
+    version, pauses = "", Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
     while True:
+        began, heard = math.inf, False
         try:
             if not version:
                 listing = await cluster.list(kind, namespace, labels, name)
                 for change in _differences(known, listing.items):
                     yield change
                 known = {key_of(item): item for item in listing.items}
-                yield Change(synced=True)
+                yield Change(listing=listing)
                 version = listing.resource_version
+            began = time.monotonic()
             async for what, found in cluster.watch(kind, namespace, labels, version, name):
-                version = found["metadata"]["resourceVersion"]
-                backoff_seconds = 0.0
+                version, heard = found["metadata"]["resourceVersion"], True
                 if what == "BOOKMARK":
                     continue
                 key = key_of(found)
@@ -62,20 +72,16 @@ async def follow(
                 else:
                     known[key] = found
                 yield Change(key, found, deleted=what == "DELETED")
-        except Gone:
-            version = ""
+            if not heard and time.monotonic() - began < SHORTEST_WATCH_SECONDS:
+                raise Unreachable(f"watch of {kind} ended at once")
         except ClusterError as error:
-            backoff_seconds = min(max(2 * backoff_seconds, FIRST_BACKOFF_SECONDS), LONGEST_BACKOFF_SECONDS)
+            if heard or time.monotonic() - began > LONGEST_PAUSE_SECONDS:  # this is another outage
+                pauses.worked()
+            pause_seconds = pauses.after(error)
             level = logging.DEBUG if isinstance(error, NotFound) else logging.WARNING
-            log.log(level, "%s; again in %.1f s", error, backoff_seconds)
-            version = ""  # list anew: what was missed in between is not known
-            await asyncio.sleep(backoff_seconds)
-
-
-def key_of(found: Object) -> Key:
-    """Return (namespace, name)."""
-    metadata = found["metadata"]
-    return metadata.get("namespace", ""), metadata["name"]
+            log.log(level, "%s; again in %.1f s", error, pause_seconds)
+            version = ""  # list anew: what was missed in between is not known, nor whether the version still is
+            await asyncio.sleep(pause_seconds)
 
 
 def _differences(known: dict[Key, Object], items: list[Object]) -> list[Change]:

@@ -12,11 +12,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from trimtab_kubernetes.client import Cluster, Object
+from trimtab_kubernetes.client import Cluster
 from trimtab_kubernetes.errors import ClusterError, Conflict
+from trimtab_kubernetes.objects import Object
+from trimtab_kubernetes.times import rfc3339_micro
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ class Lease:
         return {**found, "spec": mine}
 
     def _body(self) -> Object:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = rfc3339_micro(time.time())
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",

@@ -1,64 +1,39 @@
-"""`python -m trimtab_operator`: the operator as a process."""
+"""`python -m trimtab_operator`: the operator as a process. Follows everything, and works while it leads."""
 
 import asyncio
 import logging
 import sys
-from typing import Any, cast
 
-import kopf
-from prometheus_client import start_http_server
-
-from trimtab_kubernetes import Cluster, ClusterError, NotFound
-from trimtab_operator.controller import OWN_KINDS
-from trimtab_operator.handlers import Plumbing
+from trimtab_kubernetes import Cluster, ClusterError
+from trimtab_kubernetes.lease import Lease, leading
+from trimtab_kubernetes.process import observed, told_to_stop, until
+from trimtab_operator.controller import Controller
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.settings import Settings
-
-log = logging.getLogger(__name__)
-
-_ASK_AGAIN_SECONDS = 2.0
+from trimtab_pipelines.cluster import OPERATOR_MANAGER
 
 
-async def run(settings: Settings, metrics: Metrics, stop: asyncio.Event | None = None) -> None:
-    """Run until told to stop by a signal or the event."""
-    await wait_for_kinds(settings)
-    plumbing = Plumbing(settings, metrics)
-    await kopf.operator(
-        registry=plumbing.registry,
-        standalone=True,
-        clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
-        identity=cast("Any", settings.identity),  # else kopf asks for the name of the user, who has none in a container
-        liveness_endpoint=f"http://0.0.0.0:{settings.health_port}/healthz",
-        stop_flag=stop,
-    )
-
-
-async def wait_for_kinds(settings: Settings) -> None:
-    """Wait until the API server is there and knows our kinds: kopf looks for them only once."""
-    async with await Cluster.connect() as cluster:
-        while True:
-            try:
-                for kind in OWN_KINDS:
-                    await cluster.list(kind, settings.namespaces[0] if settings.namespaces else None)
-            except NotFound as error:
-                log.warning("%s; install the chart trimtab-crds", error)
-            except ClusterError as error:
-                log.warning("%s", error)
-            else:
-                return
-            await asyncio.sleep(_ASK_AGAIN_SECONDS)
+async def run(settings: Settings, metrics: Metrics) -> None:
+    """Run until told to stop; what ends following or leading ends this too."""
+    stop = told_to_stop()
+    async with (
+        await Cluster.connect() as cluster,
+        observed(settings.health_port, settings.metrics_port, metrics.registry),
+    ):
+        controller = Controller(cluster, settings, metrics)
+        lease = Lease(cluster, settings.own_namespace, OPERATOR_MANAGER, settings.identity)
+        following = asyncio.create_task(controller.keep_up())
+        async with leading(lease, controller.lead) as working:
+            await until(stop, following, working)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 def main() -> int:
     """Run the operator; exit code 2 where there is no cluster to talk to."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for noisy in ("kopf.objects", "kopf.activities", "aiohttp.access"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    settings, metrics = Settings.from_environment(), Metrics()
-    start_http_server(settings.metrics_port, registry=metrics.registry)
     try:
-        asyncio.run(run(settings, metrics))
+        asyncio.run(run(Settings.from_environment(), Metrics()))
     except ClusterError as error:
         sys.stderr.write(f"trimtab_operator: {error}\n")
         return 2

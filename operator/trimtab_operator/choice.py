@@ -7,11 +7,11 @@ did find room is written down, so that the adapter plans within it until it is t
 from dataclasses import dataclass
 from typing import Any
 
+from trimtab_kubernetes.times import rfc3339, seconds_of
 from trimtab_operator.objects import MODEL_SERVER
 from trimtab_operator.plans import RETRY_SECONDS, Plans, room_of, targets
 from trimtab_operator.pod_state import Trouble
 from trimtab_operator.replicas import Site, pods_of
-from trimtab_operator.timestamps import seconds_of, written
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.quantity import parse_quantity
 from trimtab_pipelines.rollout import Room, total
@@ -106,7 +106,7 @@ def _schedulable(site: Site, now: float) -> Schedulable | None:
     room = _at_least_one_each(site, total(pod.room for pod in pods if pod.scheduled))
     if before is not None and Room(parse_quantity(before.cores), before.gpus) == room:
         return before
-    return Schedulable(cores=f"{room.cores:g}", gpus=room.gpus, since=written(now), message=waiting[0][:1024])
+    return Schedulable(cores=f"{room.cores:g}", gpus=room.gpus, since=rfc3339(now), message=waiting[0][:1024])
 
 
 def _at_least_one_each(site: Site, room: Room) -> Room:

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from trimtab_kubernetes.conditions import Finding, ill, well
 from trimtab_operator.pod_state import PodState, Trouble
-from trimtab_operator.timestamps import written
 from trimtab_pipelines.status import ADAPTER_CONDITIONS
 
-Status = Literal["True", "False", "Unknown"]
 ORDER = (
     "ObjectsWritten",
     "ProfilesReady",
@@ -20,17 +19,6 @@ ORDER = (
     "RouteReady",
 )
 """Causes before effects: Ready gives the reason of the first that is not well."""
-_MOST_TEXT = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A condition without its bookkeeping."""
-
-    type: str
-    status: Status
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +33,6 @@ class StageState:
     """Ready replicas of any set."""
     trouble: Trouble | None = None
     rolling: bool = False
-
-
-def well(kind: str, reason: str, message: str) -> Finding:
-    """Return a condition that is true."""
-    return Finding(kind, "True", reason, message)
-
-
-def ill(kind: str, reason: str, message: str) -> Finding:
-    """Return a condition that is not."""
-    return Finding(kind, "False", reason, message[:_MOST_TEXT])
 
 
 def stages_ready(stages: Sequence[StageState]) -> Finding:
@@ -101,26 +79,6 @@ def summary(findings: Sequence[Finding], others: Sequence[Mapping[str, Any]]) ->
         if found is not None and found.status != "True":
             return ill("Ready", found.reason, f"{kind}: {found.message}")
     return well("Ready", "Ready", "the pipeline serves as planned")
-
-
-def conditions(
-    findings: Sequence[Finding], before: Sequence[Mapping[str, Any]], generation: int, now: float
-) -> list[dict[str, Any]]:
-    """Return the conditions as written; the time of transition stays where the status stays."""
-    earlier = {condition["type"]: condition for condition in before}
-    return [_condition(finding, earlier.get(finding.type), generation, now) for finding in findings]
-
-
-def _condition(finding: Finding, before: Mapping[str, Any] | None, generation: int, now: float) -> dict[str, Any]:
-    same = before is not None and before["status"] == finding.status
-    return {
-        "type": finding.type,
-        "status": finding.status,
-        "reason": finding.reason,
-        "message": finding.message,
-        "lastTransitionTime": before["lastTransitionTime"] if before is not None and same else written(now),
-        "observedGeneration": generation,
-    }
 
 
 def _progress(stages: Sequence[StageState]) -> str:

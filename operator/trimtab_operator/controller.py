@@ -6,15 +6,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trimtab_kubernetes import Cluster, ClusterError, NotFound
+from trimtab_kubernetes import Change, Cluster, ClusterError, NotFound
+from trimtab_kubernetes.objects import Key
+from trimtab_kubernetes.pauses import Pauses
+from trimtab_kubernetes.work_queue import WorkQueue
 from trimtab_operator.metrics import Metrics
-from trimtab_operator.objects import SELECTOR, Object
+from trimtab_operator.objects import SELECTOR
 from trimtab_operator.observed import Observed, live_sets, replica_sets
 from trimtab_operator.pod_state import pod_states
 from trimtab_operator.reconcile import reconcile
 from trimtab_operator.settings import Settings
-from trimtab_operator.store import Key, Store
-from trimtab_operator.work_queue import WorkQueue
+from trimtab_operator.store import Store
 from trimtab_operator.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -22,7 +24,9 @@ log = logging.getLogger(__name__)
 WORKERS = 8
 RECONCILE_DEADLINE_SECONDS = 60.0
 RESYNC_SECONDS = 300.0
-"""A list of everything now and then finds what no watch told, such as an object deleted while one was down."""
+"""A list of everything now and then finds what no watch told, such as one whose connection died unnoticed."""
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 10.0
 OWN_KINDS = ("InferencePipeline", "PipelinePlan", "ModelProfile")
 OWNED_KINDS = (
     "ConfigMap",
@@ -36,6 +40,7 @@ OWNED_KINDS = (
     "ServiceAccount",
 )
 OPTIONAL_KINDS = ("PodMonitor", "SeldonDeployment")
+SELECTORS = dict.fromkeys(OWN_KINDS) | dict.fromkeys((*OWNED_KINDS, *OPTIONAL_KINDS), SELECTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,71 +58,65 @@ class Controller:
         self, cluster: Cluster, settings: Settings, metrics: Metrics, clock: Callable[[], float] = time.time
     ) -> None:
         self._cluster, self._settings, self._metrics, self._clock = cluster, settings, metrics, clock
+        self._namespaces = settings.namespaces or (None,)
         self.store = Store()
         self.queue: WorkQueue[Key] = WorkQueue(time.monotonic)
         self._writer = Writer(cluster, self.store, metrics, clock)
 
-    def changed(self, found: Object) -> None:
-        """Take note of an object as it is now."""
-        self._look_at(self.store.put(found))
+    async def keep_up(self) -> None:
+        """Follow everything, whether this process leads or not; ends only by cancellation."""
+        await self.store.objects.keep_up(self._cluster, SELECTORS, self._namespaces, self._changed)
 
-    def deleted(self, found: Object) -> None:
-        """Take note of an object that is gone."""
-        self._look_at(self.store.remove(found))
-
-    def _look_at(self, key: Key | None) -> None:
-        if key is not None:
+    def _changed(self, _: Change, pipelines: set[Key]) -> None:
+        for key in pipelines:
             self.queue.add(key)
 
     async def lead(self) -> None:
         """Know everything first, then work; ends only by cancellation."""
-        await self._resync_until_known()
+        known = asyncio.Event()
         async with asyncio.TaskGroup() as working:
-            working.create_task(self._resync_now_and_then())
+            working.create_task(self._keep_listed(known))
+            await known.wait()
             for _ in range(WORKERS):
                 working.create_task(self.queue.work(self._handle))
 
-    async def _resync_until_known(self) -> None:
+    async def _keep_listed(self, known: asyncio.Event) -> None:
+        pauses = Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 await self.resync()
             except ClusterError as error:
-                log.warning("cannot list everything yet: %s", error)
-                await asyncio.sleep(1.0)
+                cure = "; install the chart trimtab-crds" if isinstance(error, NotFound) else ""
+                log.warning("cannot list everything: %s%s", error, cure)
+                await asyncio.sleep(pauses.after(error))
             else:
-                return
-
-    async def _resync_now_and_then(self) -> None:
-        while True:
-            await asyncio.sleep(RESYNC_SECONDS)
-            try:
-                await self.resync()
-            except ClusterError as error:
-                log.warning("resync: %s", error)
+                known.set()
+                pauses.worked()
+                await asyncio.sleep(RESYNC_SECONDS)
 
     async def resync(self) -> None:
         """List everything anew and look at every pipeline."""
-        optional = set()
-        for kind in (*OWN_KINDS, *OWNED_KINDS, *OPTIONAL_KINDS):
+        optional = set[str]()
+        for kind in SELECTORS:
             try:
-                listed = await self._list(kind)
+                await self._list(kind)
             except NotFound:
                 if kind not in OPTIONAL_KINDS:
                     raise
-                continue
-            if kind in OPTIONAL_KINDS:
-                optional.add(kind)
-            self.store.keep_only(kind, self._settings.namespaces or None, listed)
+            else:
+                optional |= {kind} & set(OPTIONAL_KINDS)
         self.store.kinds = frozenset(optional)
-        for key in self.store.pipelines():
+        for key in self.store.objects.keys(OWN_KINDS[0]):
             self.queue.add(key)
 
-    async def _list(self, kind: str) -> list[Object]:
-        labels = None if kind in OWN_KINDS else SELECTOR
-        items: list[Object] = []
-        for namespace in self._settings.namespaces or (None,):
-            items += (await self._cluster.list(kind, namespace, labels)).items
-        return items
+    async def _list(self, kind: str) -> None:
+        objects = self.store.objects
+        for namespace in self._namespaces:
+            listing = await self._cluster.list(kind, namespace, SELECTORS[kind])
+            for found in objects.missing(kind, namespace, listing):
+                objects.remove(found)
+            for item in listing.items:
+                objects.put(item)
 
     async def _handle(self, key: Key) -> float | None:
         with self._metrics.seconds.time():

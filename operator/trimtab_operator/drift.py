@@ -7,8 +7,7 @@ second is what the hash of the last manifest tells, kept in an annotation. Field
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trimtab_operator.objects import Object
-from trimtab_operator.replica_sets import fingerprint
+from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_pipelines.cluster import GROUP
 
 APPLIED_HASH = f"{GROUP}/applied-hash"

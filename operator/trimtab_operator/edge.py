@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from trimtab_operator.objects import Object
+from trimtab_kubernetes.objects import Object
 from trimtab_operator.pods import resources, security_of_container
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import ROUTER_GRPC_PORT, ROUTER_REST_PORT

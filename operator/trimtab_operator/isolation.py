@@ -7,7 +7,8 @@ addresses at which clouds hand out the node's own credentials. Names may always 
 
 from urllib.parse import urlsplit
 
-from trimtab_operator.objects import MODEL_SERVER, PROFILER, ROUTER, Object, labels, owned
+from trimtab_kubernetes.objects import Object
+from trimtab_operator.objects import MODEL_SERVER, PROFILER, ROUTER, labels, owned
 from trimtab_operator.replica_sets import data_port
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import (
@@ -31,7 +32,7 @@ def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Ob
     """Return the policies. A pod that any of them names takes and calls nothing but what one of them lets it."""
     name = router_name(pipeline.name)
     routers = _pods(pipeline, ROUTER)
-    served = {data_port(group) for stage in pipeline.spec.stages for group in hosting_groups(stage)}
+    served = {data_port(group, settings) for stage in pipeline.spec.stages for group in hosting_groups(stage)}
     data = _ports(*sorted({DATA_PORT} | served))
     api_server = {"ports": _ports(*settings.api_server_ports)}
     elsewhere = [_elsewhere(settings)] if any(_calls(variant) for variant in _variants(pipeline)) else []

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab_kubernetes import kind_of
+from trimtab_kubernetes.objects import Object, owner_reference
 from trimtab_pipelines.cluster import COMPONENT, MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL
-from trimtab_pipelines.resource import API_VERSION
 from trimtab_pipelines.spec import InferencePipeline
 
-Object = dict[str, Any]
 ROUTER = "router"
 MODEL_SERVER = "model-server"
 PROFILER = "profiler"
@@ -44,21 +43,15 @@ def owned(kind: str, name: str, pipeline: InferencePipeline, marks: Mapping[str,
             "name": name,
             "namespace": pipeline.metadata.namespace,
             "labels": dict(marks),
-            "ownerReferences": [owner_reference(pipeline)],
+            "ownerReferences": [owner_reference(_identity(pipeline))],
         },
         **body,
     }
 
 
-def owner_reference(pipeline: InferencePipeline) -> Object:
-    """Point at the pipeline as the one controller of an object."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "InferencePipeline",
-        "name": pipeline.name,
-        "uid": uid_of(pipeline),
-        "controller": True,
-    }
+def _identity(pipeline: InferencePipeline) -> Object:
+    metadata = {"name": pipeline.name, "uid": uid_of(pipeline)}
+    return {"apiVersion": pipeline.api_version, "kind": pipeline.kind, "metadata": metadata}
 
 
 def uid_of(pipeline: InferencePipeline) -> str:

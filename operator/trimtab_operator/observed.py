@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trimtab_operator.objects import MODEL_SERVER, Object, Ref
+from trimtab_kubernetes.objects import Object
+from trimtab_operator.objects import MODEL_SERVER, Ref
 from trimtab_operator.pod_state import PodState
 from trimtab_operator.pods import GPU_RESOURCE
 from trimtab_operator.refusals import Refusal

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab_operator.objects import Object
+from trimtab_kubernetes.objects import Object
+from trimtab_kubernetes.times import seconds_of
 from trimtab_operator.routers import PLAN_FILE
-from trimtab_operator.timestamps import seconds_of
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.cluster import ADVISORY_LABEL, replica_set_name
 from trimtab_pipelines.documents import DocumentError, parse_plan
@@ -19,6 +19,7 @@ from trimtab_pipelines.hosting import group_of
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.rollout import Room, Target, total
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.status import condition_of
 
 RETRY_SECONDS = 300.0
 """A plan that failed is tried once more after this long; so is room that was not there."""
@@ -97,12 +98,7 @@ def _last_good(pipeline: InferencePipeline, config_map: Object | None) -> Pipeli
 
 def _failure(published: Mapping[str, Any]) -> tuple[str, str, float]:
     """Return why this very generation of the plan was given up before, and when."""
-    status = published.get("status") or {}
-    for condition in status.get("conditions", []):
-        if (
-            condition["type"] == APPLIED
-            and condition["reason"] in FAILURES
-            and condition.get("observedGeneration") == published["metadata"].get("generation")
-        ):
-            return condition["reason"], condition.get("message", ""), seconds_of(condition["lastTransitionTime"])
+    applied, generation = condition_of(published, APPLIED), published["metadata"].get("generation")
+    if applied.get("reason") in FAILURES and applied.get("observedGeneration") == generation:
+        return applied["reason"], applied.get("message", ""), seconds_of(applied["lastTransitionTime"])
     return "", "", 0.0

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trimtab_kubernetes.times import seconds_of
 from trimtab_operator.pods import GPU_RESOURCE
-from trimtab_operator.timestamps import seconds_of
 from trimtab_pipelines.cluster import COMPONENT, HOSTING_LABEL, STAGE_LABEL
 from trimtab_pipelines.quantity import parse_quantity
 from trimtab_pipelines.rollout import Room
+from trimtab_pipelines.status import condition_of
 
 _PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _CRASH = ("CrashLoopBackOff", "RunContainerError", "CreateContainerConfigError", "CreateContainerError")
@@ -52,8 +53,7 @@ def pod_states(pods: Sequence[Mapping[str, Any]]) -> tuple[PodState, ...]:
 def _state(pod: Mapping[str, Any]) -> PodState:
     metadata, status = pod["metadata"], pod.get("status") or {}
     marks = metadata.get("labels", {})
-    conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
-    ready = conditions.get("Ready", {})
+    ready = condition_of(pod, "Ready")
     changed = ready.get("lastTransitionTime") or metadata["creationTimestamp"]
     return PodState(
         name=metadata["name"],
@@ -65,7 +65,7 @@ def _state(pod: Mapping[str, Any]) -> PodState:
         scheduled=bool(pod["spec"].get("nodeName")),
         waiting_since=max(seconds_of(changed), seconds_of(metadata["creationTimestamp"])),
         room=_room(pod),
-        trouble=_trouble(status, conditions),
+        trouble=_trouble(status, condition_of(pod, "PodScheduled")),
     )
 
 
@@ -77,8 +77,7 @@ def _room(pod: Mapping[str, Any]) -> Room:
     )
 
 
-def _trouble(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> Trouble | None:
-    scheduled = conditions.get("PodScheduled", {})
+def _trouble(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> Trouble | None:
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
         return Trouble("Unschedulable", f"no node has room: {scheduled.get('message', '')}")
     for container in status.get("containerStatuses", []):

@@ -7,7 +7,7 @@ scheduling period. Memory is asked for and limited alike. Pure.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trimtab_operator.objects import Object
+from trimtab_kubernetes.objects import Object
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import CREDENTIALS_PREFIX
 from trimtab_pipelines.quantity import format_bytes, format_cores

@@ -4,7 +4,8 @@ A Job's name carries the fingerprint of its task, so that a changed task gets a 
 cleared away by the cluster after a while and made anew then: that is the retry.
 """
 
-from trimtab_operator.objects import PROFILER, Object, labels, owned
+from trimtab_kubernetes.objects import Object
+from trimtab_operator.objects import PROFILER, labels, owned
 from trimtab_operator.pods import (
     credentials,
     image_pull_secrets,

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trimtab_operator.conditions import Finding, ill, well
-from trimtab_operator.objects import Object, Ref
+from trimtab_kubernetes.conditions import Finding, ill, well
+from trimtab_kubernetes.objects import Object
+from trimtab_operator.objects import Ref
 from trimtab_operator.profile_jobs import KEPT_SECONDS, profile_job, profiler_account
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import profile_job_name
@@ -12,6 +13,7 @@ from trimtab_pipelines.documents import DocumentError, parse
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import ProfileTask, left_to_users, missing_tasks, profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.status import condition_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,9 @@ def _finding(pipeline: InferencePipeline, missing: Sequence[ProfileTask], owned:
 
 
 def _failure(job: Object) -> str:
-    for condition in (job.get("status") or {}).get("conditions", []):
-        if condition["type"] == "Failed" and condition["status"] == "True":
-            return f"{condition.get('reason', '')} {condition.get('message', '')}".strip()
-    return ""
+    failed = condition_of(job, "Failed")
+    return f"{failed.get('reason', '')} {failed.get('message', '')}".strip() if failed.get("status") == "True" else ""
 
 
 def _ended(job: Object) -> bool:
-    conditions = (job.get("status") or {}).get("conditions", [])
-    return any(c["type"] in {"Complete", "Failed"} and c["status"] == "True" for c in conditions)
+    return any(condition_of(job, kind).get("status") == "True" for kind in ("Complete", "Failed"))

@@ -6,11 +6,12 @@ Whatever was missed, deleted by hand or half done before, the same facts lead to
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trimtab_kubernetes.objects import Object
 from trimtab_operator import plans as planning
 from trimtab_operator.choice import Choice, choose
 from trimtab_operator.drift import stamped
 from trimtab_operator.isolation import network_policies
-from trimtab_operator.objects import Object, Ref, ref_of
+from trimtab_operator.objects import Ref, ref_of
 from trimtab_operator.observed import Observed
 from trimtab_operator.pod_state import pod_states
 from trimtab_operator.profiles import profiling

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trimtab_operator.conditions import Finding, ill, well
-from trimtab_operator.objects import Object, Ref, ref_of
+from trimtab_kubernetes.conditions import Finding, ill, well
+from trimtab_kubernetes.objects import Object
+from trimtab_operator.objects import Ref, ref_of
 from trimtab_pipelines.cluster import MANAGED_BY, PIPELINE_LABEL
 
 Reason = Literal["NotOurs", "WriteRejected"]

@@ -3,12 +3,21 @@
 The pod template changes exactly when what it serves changes: batch sizes, operating points and replicas are not in it.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from trimtab_operator.objects import MODEL_SERVER, Object, labels, owned
+from trimtab_kubernetes.objects import Object, fingerprint
+from trimtab_operator.identity import (
+    guard_containers,
+    guard_volumes,
+    guarded_port,
+    identity_arguments,
+    identity_mounts,
+    identity_volumes,
+    probed_port,
+)
+from trimtab_operator.objects import MODEL_SERVER, labels, owned
 from trimtab_operator.pods import (
     credentials,
     image_pull_secrets,
@@ -76,11 +85,11 @@ def deployment(  # noqa: PLR0913  (what to run, how many, and how to change them
     return written
 
 
-def service(pipeline: InferencePipeline, stage: Stage, group: HostingGroup) -> Object:
+def service(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, settings: Settings) -> Object:
     """Return the headless Service whose labels say which variants its pods offer."""
     marks = marks_of(pipeline, stage, group)
     selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, HOSTING_LABEL)}
-    port = data_port(group)
+    port = data_port(group, settings)
     return owned(
         "Service",
         replica_set_name(pipeline.name, stage.name, group.name),
@@ -116,10 +125,10 @@ def replica_set_budget(pipeline: InferencePipeline, stage: Stage, group: Hosting
     )
 
 
-def data_port(group: HostingGroup) -> int:
+def data_port(group: HostingGroup, settings: Settings) -> int:
     """Return the port the router sends batches to."""
     container = group.variants[0].container
-    return container.port if container else DATA_PORT
+    return guarded_port(container, settings) if container else DATA_PORT
 
 
 def variant_labels(group: HostingGroup) -> dict[str, str]:
@@ -134,9 +143,12 @@ def template(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, set
     shared = {**placement(first), **image_pull_secrets(settings), **account}
     marks = marks_of(pipeline, stage, group)
     if first.container is not None:
+        guards = guard_containers(first.container, settings)
+        volumes = [*scratch("tmp"), *guard_volumes(pipeline, settings)]
+        shared |= {"volumes": volumes} | ({"initContainers": guards} if guards else {})
         return _users_pod(first, first.container, marks, shared)
     container = _model_server(pipeline, stage, group, settings)
-    volumes = [*scratch("tmp"), _cache(settings)]
+    volumes = [*scratch("tmp"), _cache(settings), *identity_volumes(settings)]
     return pod(marks, [container], securityContext=security_of_pod(), volumes=volumes, **shared)
 
 
@@ -159,17 +171,21 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: HostingGroup
         "image": settings.model_server_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["python", "-m", "trimtab_model_servers"],
-        "args": ["--models-env", "TRIMTAB_MODELS", "--host", "0.0.0.0", "--data-port", str(DATA_PORT)],  # noqa: S104
+        "args": [
+            *("--models-env", "TRIMTAB_MODELS", "--host", "0.0.0.0", "--data-port", str(DATA_PORT)),  # noqa: S104
+            *identity_arguments(settings),
+        ],
         "env": variables(environment),
         **credentials(first.secret_name),
         "ports": [{"name": "data", "containerPort": DATA_PORT, "protocol": "TCP"}],
         "resources": resources(group.cores, memory_bytes(group.variants), group.gpus),
         "securityContext": security_of_container(),
         "lifecycle": stop_later(),
-        **_probes("/v2/health/live", "/v2/health/ready", DATA_PORT),
+        **_probes("/v2/health/live", "/v2/health/ready", probed_port(settings, DATA_PORT)),
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             {"name": "weights", "mountPath": CACHE_FOLDER},
+            *identity_mounts(settings),
         ],
     }
 
@@ -193,7 +209,7 @@ def _users_pod(variant: Variant, container: Container, marks: dict[str, str], sh
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
     security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    return pod(marks, [written], securityContext=security, volumes=scratch("tmp"), **shared)
+    return pod(marks, [written], securityContext=security, **shared)
 
 
 def _probes(live: str, ready: str, port: int) -> Object:
@@ -209,8 +225,3 @@ def _cache(settings: Settings) -> Object:
     if settings.node_cache:
         return {"name": "weights", "hostPath": {"path": settings.node_cache, "type": "DirectoryOrCreate"}}
     return scratch("weights")[0]
-
-
-def fingerprint(written: object) -> str:
-    """Return a short hash of what would be written."""
-    return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.conditions import StageState
-from trimtab_operator.objects import Object, Ref
+from trimtab_operator.objects import Ref
 from trimtab_operator.observed import live_sets, replica_sets, rolling
 from trimtab_operator.plans import targets
 from trimtab_operator.pod_state import PodState, Trouble
 from trimtab_operator.replica_sets import (
     TEMPLATE_HASH,
     deployment,
-    fingerprint,
     replica_set_budget,
     service,
     template,
@@ -23,6 +23,7 @@ from trimtab_pipelines.hosting import HostingGroup, hosting_groups
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.rollout import HostingSet, Room, Target, decide, surge_allowed
 from trimtab_pipelines.spec import InferencePipeline, Stage
+from trimtab_pipelines.status import condition_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +129,10 @@ def pods_of(target: Target, site: Site) -> list[PodState]:
 
 def _creation_trouble(found: Object) -> Trouble | None:
     """What keeps the cluster from even making pods, such as a quota."""
-    for condition in (found.get("status") or {}).get("conditions", []):
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            return Trouble("ReplicaFailed", f"pods cannot be made: {condition.get('message', '')}")
-    return None
+    failure = condition_of(found, "ReplicaFailure")
+    if failure.get("status") != "True":
+        return None
+    return Trouble("ReplicaFailed", f"pods cannot be made: {failure.get('message', '')}")
 
 
 def _may_surge(name: str, sets: Mapping[str, HostingSet], limit: Room) -> bool:
@@ -141,7 +142,7 @@ def _may_surge(name: str, sets: Mapping[str, HostingSet], limit: Room) -> bool:
 
 def _objects(site: Site, name: str, count: int, *, surge: bool) -> list[Object]:
     stage, group = site.groups[name]
-    rest = [service(site.pipeline, stage, group), replica_set_budget(site.pipeline, stage, group)]
+    rest = [service(site.pipeline, stage, group, site.settings), replica_set_budget(site.pipeline, stage, group)]
     if site.pipeline.spec.deployer == "SeldonDeployment":
         return [seldon_deployment(site.pipeline, stage, group, site.settings, replicas=count), *rest]
     return [deployment(site.pipeline, stage, group, site.settings, replicas=count, surge=surge), *rest]

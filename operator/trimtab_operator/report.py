@@ -7,27 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trimtab_kubernetes.conditions import Finding, conditions, ill, well
+from trimtab_kubernetes.events import event
+from trimtab_kubernetes.objects import Object
 from trimtab_operator.choice import Choice
-from trimtab_operator.conditions import (
-    Finding,
-    StageState,
-    conditions,
-    ill,
-    route_ready,
-    stages_ready,
-    summary,
-    well,
-)
-from trimtab_operator.notices import notice
-from trimtab_operator.objects import ROUTER, Object, Ref, generation_of
+from trimtab_operator.conditions import StageState, route_ready, stages_ready, summary
+from trimtab_operator.objects import ROUTER, Ref, generation_of
 from trimtab_operator.observed import Observed, hosted
 from trimtab_operator.plans import APPLIED
 from trimtab_operator.refusals import OBJECTS_WRITTEN, objects_written
 from trimtab_operator.replicas import Site
-from trimtab_pipelines.cluster import ROUTER_REST_PORT, advisory_name, router_name
+from trimtab_pipelines.cluster import OPERATOR_MANAGER, ROUTER_REST_PORT, advisory_name, router_name
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.resource import API_VERSION
 from trimtab_pipelines.rollout import total
+from trimtab_pipelines.status import condition_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +104,11 @@ def plan_report(facts: Facts) -> Object | None:
 
 def events(facts: Facts) -> tuple[Object, ...]:
     """Return what is worth telling and was not so before."""
-    pipeline, now = facts.site.pipeline, facts.now
-    before = {condition["type"]: condition for condition in facts.before.get("conditions", [])}
     told = []
     good = facts.choice.good
     if good is not None and facts.before.get("planGeneration") != good.spec.generation:
         change = good.spec.explanation.change or f"plan {good.spec.generation} is in force"
-        told.append(notice(pipeline, "PlanApplied", change, f"plan {good.spec.generation}", now))
+        told.append(_told(facts, "PlanApplied", change, f"plan {good.spec.generation}"))
     generation = (facts.observed.plan or {"metadata": {}})["metadata"].get("generation")
     written = objects_written(facts.observed.refused)
     for finding, about in (
@@ -124,10 +116,15 @@ def events(facts: Facts) -> tuple[Object, ...]:
         (facts.profiles, facts.profiles.message),
         (written, written.message),
     ):
-        earlier = before.get(finding.type, {}).get("reason")
+        earlier = condition_of(facts.observed.pipeline, finding.type).get("reason")
         if finding.reason in _TOLD and earlier != finding.reason:
-            told.append(notice(pipeline, finding.reason, finding.message, about, now, bad=finding.reason in _BAD))
+            told.append(_told(facts, finding.reason, finding.message, about))
     return tuple(told)
+
+
+def _told(facts: Facts, reason: str, message: str, about: str) -> Object:
+    pipeline, bad = facts.observed.pipeline, reason in _BAD
+    return event(pipeline, reason, message, decision=about, by=OPERATOR_MANAGER, now_seconds=facts.now, bad=bad)
 
 
 _BAD = ("PlanRejected", "ReadyTimeout", "Unschedulable", "ProfileFailed", "NotOurs", "WriteRejected")

@@ -6,6 +6,7 @@ They restart when what they read at the start changes, never for a plan: plans t
 import json
 from collections.abc import Iterable
 
+from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.edge import (
     JWKS_FOLDER,
     SETTINGS_FILE,
@@ -14,7 +15,8 @@ from trimtab_operator.edge import (
     edge_files,
     edge_volumes,
 )
-from trimtab_operator.objects import ROUTER, Object, labels, owned, uid_of
+from trimtab_operator.identity import guard_files, identity_mounts, identity_volumes
+from trimtab_operator.objects import ROUTER, labels, owned, uid_of
 from trimtab_operator.pods import (
     image_pull_secrets,
     pod,
@@ -25,7 +27,7 @@ from trimtab_operator.pods import (
     security_of_pod,
     variables,
 )
-from trimtab_operator.replica_sets import disruption_budget, fingerprint
+from trimtab_operator.replica_sets import disruption_budget
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import (
     ADMIN_PORT_NAME,
@@ -85,6 +87,7 @@ def router_objects(
 def config_map(pipeline: InferencePipeline, plan: PipelinePlan | None, settings: Settings) -> Object:
     """Return what a router and its door start from: the pipeline, the last good plan, the door's settings."""
     data = {PIPELINE_FILE: dump_yaml(trimmed(pipeline)), **edge_files(pipeline, settings, FOLDER)}
+    data |= guard_files(pipeline, settings)
     if plan is not None:
         data[PLAN_FILE] = json.dumps(plan_document(plan), indent=1)
     return owned("ConfigMap", router_name(pipeline.name), pipeline, labels(pipeline, ROUTER), data=data)
@@ -138,7 +141,12 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
         serviceAccountName=name,
         automountServiceAccountToken=True,
         securityContext=security_of_pod(),
-        volumes=[*scratch("tmp"), {"name": "config", "configMap": {"name": name}}, *edge_volumes(settings)],
+        volumes=[
+            *scratch("tmp"),
+            {"name": "config", "configMap": {"name": name}},
+            *edge_volumes(settings),
+            *identity_volumes(settings),
+        ],
         topologySpreadConstraints=[
             {
                 "maxSkew": 1,
@@ -188,6 +196,7 @@ def _container(pipeline: InferencePipeline, settings: Settings) -> Object:
     ]
     if settings.edge_jwks_config_map:
         mounts.append({"name": "jwks", "mountPath": JWKS_FOLDER, "readOnly": True})
+    mounts += identity_mounts(settings)
     return {
         "name": ROUTER,
         "image": settings.control_image,

@@ -4,8 +4,9 @@ Only fields that Seldon's documentation names. Seldon makes a Deployment of each
 orchestrator beside the model; our routers find the pods by the labels on them, as they do without Seldon.
 """
 
-from trimtab_operator.objects import Object, owned
-from trimtab_operator.replica_sets import TEMPLATE_HASH, fingerprint, marks_of, template, variant_labels
+from trimtab_kubernetes.objects import Object, fingerprint
+from trimtab_operator.objects import owned
+from trimtab_operator.replica_sets import TEMPLATE_HASH, marks_of, template, variant_labels
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import replica_set_name
 from trimtab_pipelines.hosting import HostingGroup

@@ -36,6 +36,8 @@ class Settings:
     edge_cores: float = 0.05
     edge_tls_secret: str = ""
     """The Secret of each pipeline's namespace that holds its door's certificate."""
+    edge_replicas_secret: str = ""
+    """The Secret of each pipeline's namespace that holds what its routers and replicas show each other."""
     edge_jwks_config_map: str = ""
     """The ConfigMap of each pipeline's namespace that holds token issuers' public keys."""
     otlp_collector: str | None = None
@@ -68,6 +70,7 @@ class Settings:
             edge_image=environment.get("TRIMTAB_EDGE_IMAGE", ""),
             edge_cores=parse_quantity(environment.get("TRIMTAB_EDGE_CPU", default.edge_cores)),
             edge_tls_secret=environment.get("TRIMTAB_EDGE_TLS_SECRET", ""),
+            edge_replicas_secret=environment.get("TRIMTAB_EDGE_REPLICAS_SECRET", ""),
             edge_jwks_config_map=environment.get("TRIMTAB_EDGE_JWKS_CONFIG_MAP", ""),
             otlp_collector=environment.get("TRIMTAB_OTLP_COLLECTOR") or None,
             admin_peers=tuple(json.loads(environment.get("TRIMTAB_ADMIN_PEERS", "[]"))),

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 from trimtab_kubernetes import Cluster, ClusterError, Conflict, NotFound, Rejected, Unreachable
+from trimtab_kubernetes.objects import Key, Object, fingerprint
 from trimtab_operator.drift import differs, status_differs
 from trimtab_operator.metrics import Metrics
-from trimtab_operator.objects import Object, Ref, ref_of
+from trimtab_operator.objects import Ref, ref_of
 from trimtab_operator.reconcile import Reconciliation
 from trimtab_operator.refusals import Refusal, is_ours, not_ours
-from trimtab_operator.replica_sets import fingerprint
-from trimtab_operator.store import Key, Store
+from trimtab_operator.store import Store
 from trimtab_pipelines.cluster import OPERATOR_MANAGER
 
 log = logging.getLogger(__name__)
@@ -44,17 +44,17 @@ class Writer:
         Raises:
             ClusterError: the API server did not answer; the writes before it stay, and all may be repeated.
         """
-        live = self._store.objects.get(key, {})
-        writes = 0
+        store, writes = self._store, 0
         for manifest in decided.apply:
-            if differs(live.get(ref_of(manifest)), manifest):
+            if differs(store.get(key, ref_of(manifest)), manifest):
                 writes += await self._try(key, ref_of(manifest), manifest, self._write)
         for manifest in decided.scale:
-            if differs(live.get(ref_of(manifest)), manifest):
+            if differs(store.get(key, ref_of(manifest)), manifest):
                 writes += await self._try(key, ref_of(manifest), manifest, self._scale)
         for ref in decided.delete:
-            writes += await self._try(key, ref, live[ref], self._delete)
-        self._store.keep_refusals(key, {*map(ref_of, (*decided.apply, *decided.scale)), *decided.delete})
+            found = store.get(key, ref)
+            writes += 0 if found is None else await self._try(key, ref, found, self._delete)
+        store.keep_refusals(key, {*map(ref_of, (*decided.apply, *decided.scale)), *decided.delete})
         writes += await self._status(key, decided.pipeline_status, _PIPELINE_FIELDS)
         writes += await self._status(key, decided.plan_status, _PLAN_FIELDS)
         for event in decided.events:
@@ -94,7 +94,7 @@ class Writer:
     async def _write(self, key: Key, manifest: Object) -> None:
         """Write over our own object, or make it where there is none; _ForeignError where there is somebody else's."""
         ref = ref_of(manifest)
-        found: Object | None = self._store.objects.get(key, {}).get(ref)
+        found = self._store.get(key, ref)
         if found is None or not is_ours(found, manifest):
             found = await self._cluster.get(ref.kind, key[0], ref.name)
         if found is not None and not is_ours(found, manifest):
@@ -103,13 +103,16 @@ class Writer:
             await self._apply(manifest, only=found)
         except Conflict:
             if found is not None:
-                self._store.remove(found)  # it is gone, or another by now: look anew
+                self._store.objects.remove(found)  # it is gone, or another by now: look anew
             log.info("%s %s/%s is another by now", ref.kind, key[0], ref.name)
 
     async def _scale(self, key: Key, manifest: Object) -> None:
-        found = self._store.objects[key][ref_of(manifest)]
+        """Write over the very object that was counted; where that is gone, there is nothing to scale."""
+        found = self._store.get(key, ref_of(manifest))
+        if found is None:
+            return
         self._metrics.writes.labels(manifest["kind"]).inc()
-        self._store.put(await self._cluster.apply(_over(found, manifest), manager=SCALE_MANAGER))
+        self._store.objects.put(await self._cluster.apply(_over(found, manifest), manager=SCALE_MANAGER))
 
     async def _apply(self, manifest: Object, subresource: str | None = None, only: Object | None = None) -> None:
         """Apply; over `only`, if given, by force, else nowhere where somebody else has written."""
@@ -117,7 +120,7 @@ class Writer:
         self._metrics.writes.labels(kind if subresource is None else f"{kind}/{subresource}").inc()
         body = manifest if only is None else _over(only, manifest)
         applied = await self._cluster.apply(body, manager=OPERATOR_MANAGER, subresource=subresource, force=force)
-        self._store.put(applied)
+        self._store.objects.put(applied)
 
     async def _delete(self, key: Key, found: Object) -> None:
         """Delete this very object, not one of the same name that somebody made since."""
@@ -127,19 +130,19 @@ class Writer:
             await self._cluster.delete(ref.kind, key[0], ref.name, uid=found["metadata"].get("uid"))
         except Conflict:
             log.info("%s %s/%s is another by now", ref.kind, key[0], ref.name)
-        self._store.remove(found)
+        self._store.objects.remove(found)
 
     async def _status(self, key: Key, status: Object | None, own: tuple[str, ...]) -> int:
         if status is None:
             return 0
-        live = self._store.objects.get(key, {}).get(ref_of(status))
+        live = self._store.get(key, ref_of(status))
         if live is None or not status_differs(live, status, own):
             return 0
         try:
             await self._apply(status, "status")
         except NotFound:
             log.info("%s %s/%s is gone", status["kind"], *key)
-            self._store.remove(live)
+            self._store.objects.remove(live)
         return 1
 
     async def _tell(self, event: Object) -> int:

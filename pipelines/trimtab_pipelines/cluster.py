@@ -31,6 +31,10 @@ ROUTER_ADMIN_PORT = 8082
 """Metrics, load, state and readiness: out of callers' reach."""
 ADMIN_PORT_NAME = "admin"
 DATA_PORT = 9000
+HEALTH_PORT = 9001
+"""Of a model server that asks for certificates at its data port: plain HTTP, whether it is alive and ready, no more."""
+GUARD_PORT = 9443
+"""Of who asks for certificates in the place of a server not of ours; the next one where that server has it."""
 MLSERVER_HTTP_PORT = 8080
 MLSERVER_GRPC_PORT = 8081
 

@@ -35,6 +35,23 @@ class Tls(Model):
         return self
 
 
+class Identity(Model):
+    """The certificate that routers and replicas show each other, as PEM files; both sides have the same or their own.
+
+    New files are in force for connections made after they are there, however they came there.
+    """
+
+    certificate: Path = Field(description="Certificate and what stands between it and its authority")
+    key: Path = Field(description="The certificate's private key, without a password")
+    ca: Path = Field(description="Authorities of the other side's certificate")
+    name: str = Field(
+        default="",
+        max_length=253,
+        pattern=r"^[\x21-\x7e]*$",
+        description="DNS name or URI that the other side's certificate must bear; without it any of the authority does",
+    )
+
+
 class JwtIssuer(Model):
     """One issuer of JSON Web Tokens that callers may show."""
 
@@ -75,9 +92,12 @@ class Patience(Model):
 
 
 class EdgeSettings(Model):
-    """Everything that can be said of a door."""
+    """Everything that can be said of a door, and of the way from its router on."""
 
     tls: Tls | None = None
+    replicas: Identity | None = Field(
+        default=None, description="With it routers and replicas speak TLS alone, and only with who shows a certificate"
+    )
     keys_file: Path | None = Field(
         default=None, description="Hashed API keys, one `NAME: sha256:… [PIPELINE …]` a line"
     )

@@ -29,6 +29,8 @@ class EndpointState(Told):
 
     ready: bool = False
     inflight_batches: Count = 0
+    refused: str = ""
+    """Why it gets no work, where it is not who it must be."""
 
 
 class StageState(Told):

@@ -1,6 +1,7 @@
 """What a cluster reports about a pipeline and a plan. Amounts are strings as people read them, as in Kubernetes."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -88,3 +89,9 @@ class PipelinePlanStatus(Model):
     observed_generation: int | None = Field(default=None, ge=0)
     conditions: tuple[Condition, ...] = ()
     applied_generation: int | None = Field(default=None, ge=0, description="spec.generation last made true")
+
+
+def condition_of(found: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return a condition of an object, empty where it has none of that name."""
+    written = (found.get("status") or {}).get("conditions") or ()
+    return next((one for one in written if one["type"] == kind), {})

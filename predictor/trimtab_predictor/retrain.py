@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_kubernetes import Cluster, ClusterError
+from trimtab_kubernetes.times import rfc3339
 from trimtab_pipelines.outcome import Outcome, bar
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.lstm import LstmWeights, WeightsError, forecast_peaks
@@ -107,7 +108,7 @@ async def weights_in_use(cluster: Cluster, namespace: str, name: str) -> LstmWei
 def config_map(namespace: str, name: str, weights: LstmWeights, verdict: Verdict, at_seconds: float) -> dict[str, Any]:
     """Return the ConfigMap that holds weights and why they were taken."""
     accuracy = {
-        "trained_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_seconds)),
+        "trained_at": rfc3339(at_seconds),
         "smape": round(verdict.new_error, 5),
         "smape_of_the_weights_before": round(verdict.old_error, 5),
     }

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trimtab_kubernetes import Cluster, ClusterError, Rejected
+from trimtab_kubernetes.objects import Object, owner_reference
+from trimtab_kubernetes.pauses import Pauses
 from trimtab_pipelines.cluster import MANAGED_BY, PIPELINE_LABEL, PROFILER_MANAGER, profile_name
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, ProfileTask, profile_tasks
@@ -57,7 +59,7 @@ async def carry_out(
     log.info("measuring %s on %d cores, load %.1f", _names(only), usable_cores(), os.getloadavg()[0])
     profiles = await profile(pipeline, folder, options or ProfileOptions.quick(pipeline, only), _tell)
     for stage, found in profiles.items():
-        body = profile_body(found, pipeline, task, owner["metadata"]["uid"])
+        body = profile_body(found, pipeline, task, owner)
         await _persistently(lambda body=body: cluster.apply(body, manager=PROFILER_MANAGER))
         log.info("%s: %d points written to ModelProfile %s", stage, len(found.spec.points), body["metadata"]["name"])
     log.info("done in %.0f s", time.monotonic() - started)
@@ -88,17 +90,15 @@ def measurable(pipeline: InferencePipeline, task: ProfileTask) -> dict[str, tupl
     return only
 
 
-def profile_body(profile: ModelProfile, pipeline: InferencePipeline, task: ProfileTask, uid: str) -> dict[str, Any]:
+def profile_body(profile: ModelProfile, pipeline: InferencePipeline, task: ProfileTask, owner: Object) -> Object:
     """Return a profile as it is written: named by its stage and kind of node, owned by its pipeline."""
-    body: dict[str, Any] = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
+    body: Object = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
     body["metadata"] = {
         "name": profile_name(pipeline.name, profile.spec.stage, task.name),
         "namespace": pipeline.metadata.namespace,
         "labels": {PIPELINE_LABEL: pipeline.name, MANAGED_BY: PROFILER_MANAGER},
         "annotations": {FINGERPRINT_ANNOTATION: task.fingerprint},
-        "ownerReferences": [
-            {"apiVersion": pipeline.api_version, "kind": pipeline.kind, "name": pipeline.name, "uid": uid}
-        ],
+        "ownerReferences": [owner_reference(owner)],
     }
     return body
 
@@ -118,16 +118,14 @@ def _names(only: Mapping[str, tuple[str, ...]]) -> str:
 
 async def _persistently(ask: Any) -> Any:
     """Ask the API server until it answers: minutes of measuring are not lost to one that restarts."""
-    pause_seconds = FIRST_PAUSE_SECONDS
-    for attempt in range(1, WRITE_ATTEMPTS + 1):
+    pauses = Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+    for _ in range(WRITE_ATTEMPTS - 1):
         try:
             return await ask()
         except Rejected:
             raise
         except ClusterError as error:
-            if attempt == WRITE_ATTEMPTS:
-                raise
+            pause_seconds = pauses.after(error)
             log.warning("%s; again in %.1f s", error, pause_seconds)
             await asyncio.sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
-    raise AssertionError("unreachable: the last attempt returns or raises")
+    return await ask()

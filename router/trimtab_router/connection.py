@@ -6,23 +6,30 @@ data port speaks: answers with a Content-Length, received straight into the buff
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
 from trimtab_protocol import Buffer
+from trimtab_protocol.mutual_tls import why as why_refused
 from trimtab_protocol.text import fits_header
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 2**31
 """Where whoever asks knows no better."""
 _END_OF_HEAD = b"\r\n\r\n"
+Tls = Callable[[], ssl.SSLContext | None]
+"""What a connection made now is to be secured with, if anything."""
 
 
 class ConnectionBroken(Exception):  # noqa: N818 - reads as what happened
     """The other side went away, was too slow, or does not speak HTTP as we need it."""
+
+
+class PeerRefused(ConnectionBroken):
+    """The other side is there, and is not who it must be; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,8 @@ class Reply:
 class HttpConnection(asyncio.BufferedProtocol):
     """A connection; after any error it is closed and of no further use."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.tls = tls
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Reply] | None = None
         self._head = bytearray(MAX_HEAD_BYTES)
@@ -51,9 +59,17 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @classmethod
     async def open(cls, host: str, port: int, tls: ssl.SSLContext | None = None) -> "HttpConnection":
-        """Connect; raises ConnectionBroken where nobody listens, or who listens is not who `tls` trusts."""
+        """Connect.
+
+        Raises:
+            PeerRefused: who listens is not who `tls` trusts.
+            ConnectionBroken: nobody listens.
+        """
+        connection = cls(tls)
         try:
-            _, connection = await asyncio.get_running_loop().create_connection(cls, host, port, ssl=tls)
+            await asyncio.get_running_loop().create_connection(lambda: connection, host, port, ssl=tls)
+        except ssl.SSLError as error:
+            raise PeerRefused(why_refused(error)) from error
         except OSError as error:
             raise ConnectionBroken(f"{host}:{port}: {error.strerror or error}") from error
         return connection
@@ -73,7 +89,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """
         transport = self._transport
         if transport is None or not self.usable:
-            raise ConnectionBroken("the connection is closed")
+            raise self._lost("the connection is closed")
         self._waiter = asyncio.get_running_loop().create_future()
         self._most_body_bytes = most_body_bytes
         try:
@@ -96,7 +112,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever waits."""
-        self._fail(f"the connection was lost: {exc}" if exc else "the connection was closed by the other side")
+        lost = f"the connection was lost: {exc}" if exc else "the connection was closed by the other side"
+        self._fail(self._lost(lost))
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -149,30 +166,38 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.close()
 
     def _give_up(self, why: str) -> None:
-        self._fail(why)
+        self._fail(ConnectionBroken(why))
         self.close()
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, broken: ConnectionBroken) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(ConnectionBroken(why))
+            self._waiter.set_exception(broken)
+
+    def _lost(self, why: str) -> ConnectionBroken:
+        """In TLS 1.3 who connects is let in, or not, only after it has come about on his own side."""
+        if self.tls is None or self._status:
+            return ConnectionBroken(why)
+        return PeerRefused("it closed the connection before any answer; its log says if it refuses our certificate")
 
 
 class ConnectionPool:
     """Connections to one address: as many as there are exchanges under way, kept for the next ones."""
 
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, host: str, port: int, tls: Tls = lambda: None) -> None:
         self._host = host
         self._port = port
         self._tls = tls
         self._idle: list[HttpConnection] = []
 
     async def take(self) -> HttpConnection:
-        """An idle connection, else a new one; raises ConnectionBroken where nobody listens."""
+        """An idle connection, else a new one; raises as `HttpConnection.open` does."""
+        tls = self._tls()
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable:
+            if connection.usable and connection.tls is tls:
                 return connection
-        return await HttpConnection.open(self._host, self._port, self._tls)
+            connection.close()
+        return await HttpConnection.open(self._host, self._port, tls)
 
     def give_back(self, connection: HttpConnection) -> None:
         """Keep a connection whose exchange is over, unless it was closed."""

@@ -80,6 +80,12 @@ class Metrics:
         self.stage_rows = counter("trimtab_stage_rows", "Rows served", STAGE)
         self.stage_queue_rows = Gauge("trimtab_queue_length_rows", "Rows waiting", STAGE, registry=registry)
         self.stage_ready = Gauge("trimtab_ready_replicas", "Replicas ready to take a batch", STAGE, registry=registry)
+        self.stage_refused = Gauge(
+            "trimtab_refused_replicas",
+            "Replicas that get no work, not being who they must be",
+            STAGE,
+            registry=registry,
+        )
         self.stage_ratio = Gauge(
             "trimtab_service_ratio", "Observed over profiled service time", (*STAGE, "variant"), registry=registry
         )
@@ -134,6 +140,10 @@ class StageMetrics:
         """Read these when scraped."""
         self._metrics.stage_queue_rows.labels(*self._labels).set_function(queue_rows)
         self._metrics.stage_ready.labels(*self._labels).set_function(ready_replicas)
+
+    def watch_refused(self, replicas: Callable[[], float]) -> None:
+        """Read this when scraped."""
+        self._metrics.stage_refused.labels(*self._labels).set_function(replicas)
 
     def served(self, variant: str, rows: int, service_seconds: float, ratio: float) -> None:
         """Count a batch that was served."""

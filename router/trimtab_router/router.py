@@ -30,6 +30,7 @@ from trimtab_protocol.text import header_value
 from trimtab_router.admission import VERSION, Admitted, admit, check, timeout_seconds
 from trimtab_router.budget import Budget, Reservation
 from trimtab_router.carriage.http import HttpCarrier
+from trimtab_router.connection import Tls
 from trimtab_router.course import Course, Journey
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.load import ArrivalCounter, RowCounter
@@ -131,6 +132,7 @@ class Router:
         limits: bounds of the process.
         policy: decides every departure; the pipeline's own where it is None.
         tracer: writes spans; None for none.
+        tls: what connections to replicas are secured with.
         clock: tells the time of requests and batches; the event loop's unless told otherwise.
         carriers: take each stage's batches to its replicas; None for HTTP, to the endpoints applied.
     """
@@ -143,10 +145,12 @@ class Router:
         limits: Limits | None = None,
         policy: Policy | None = None,
         tracer: Tracer | None = None,
+        tls: Tls = lambda: None,
         clock: Clock | None = None,
         carriers: Mapping[str, Carrier] | None = None,
     ) -> None:
         self.pipeline = pipeline
+        self._tls = tls
         self.limits = limits or Limits()
         self.metrics = Metrics(pipeline.metadata.namespace, pipeline.name, pipeline.spec.slo.latency_seconds)
         self.arrivals = ArrivalCounter(time.time())
@@ -329,6 +333,7 @@ class Router:
         """What runs now."""
         now = self._clock.now
         rows_per_request = self._rows.per_request(now)
+        refused = {name: self._http[name].refused if name in self._http else {} for name in self._desks}
         return RouterState(
             plan_generation=self.plan_generation,
             plan_applied_at=self.plan_applied_at,
@@ -344,7 +349,11 @@ class Router:
                     service_ratio=desk.outlook.service_ratio,
                     rows_per_request=rows_per_request.get(name),
                     endpoints={
-                        slot.name: EndpointState(ready=bool(slot.ready_variants), inflight_batches=slot.inflight)
+                        slot.name: EndpointState(
+                            ready=bool(slot.ready_variants),
+                            inflight_batches=slot.inflight,
+                            refused=refused[name].get(slot.name, ""),
+                        )
                         for slot in desk.slots
                     },
                 )
@@ -372,7 +381,12 @@ class Router:
             datatypes={i.name: _datatype_of(self.pipeline, i.source) for i in stage.inputs},
             hang_seconds=self.limits.hang_seconds,
             max_answer_bytes=self.limits.answer_bytes,
+            tls=self._tls,
         )
+
+    def _refused(self, stage: str) -> int:
+        """How many replicas get no work because they are not who they must be."""
+        return len(self._http[stage].refused) if stage in self._http else 0
 
     def _build_course(self, policy: Policy, carriers: Mapping[str, Carrier]) -> Course:
         spec, suspects = self.pipeline.spec, Suspects()
@@ -392,6 +406,7 @@ class Router:
                 grace_seconds=self.limits.grace_seconds,
             )
             metrics.watch(partial(getattr, desk.queue, "rows"), partial(getattr, desk, "ready_replicas"))
+            metrics.watch_refused(partial(self._refused, stage.name))
         return Course(self._graph, desks, self._clock)
 
     def _bounds(self) -> Bounds | None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
+from trimtab_router.connection import Tls
 from trimtab_router.doors import FrontDoors
 from trimtab_router.edge.following import follow_keys
 from trimtab_router.edge.places import Sockets
@@ -56,14 +58,16 @@ async def serve(options: Options) -> None:
 
     Raises:
         DocumentError: the pipeline cannot be used.
-        RuntimeError: there is no cluster to follow, or nobody who would check the keys that are asked for.
+        RuntimeError: there is no cluster to follow, nobody who would check the keys that are asked for, or an identity
+            that cannot be used.
     """
     if options.sockets is None and (options.edge.authenticates or options.edge.tls):
         raise RuntimeError(
             "the door checks keys and tokens and ends TLS: without one (--edge none) there is none of it"
         )
     pipeline = _within(load_pipeline(options.pipeline), options.namespace)
-    router = Router(pipeline, limits=_limits(options, pipeline), tracer=configured_tracer(pipeline.name))
+    tracer = configured_tracer(pipeline.name)
+    router = Router(pipeline, limits=_limits(options, pipeline), tracer=tracer, tls=_identity(options.edge))
     async with AsyncExitStack() as stack:
         files = FileWatcher(router, options.plan, options.endpoints)
         files.read()
@@ -87,10 +91,20 @@ def _limits(options: Options, pipeline: InferencePipeline) -> Limits:
     """The bounds that the pipeline's memory and the door's settings set."""
     sized = replace(
         options.limits,
-        max_bytes_in_flight=in_flight_bytes(pipeline),
+        max_bytes_in_flight=in_flight_bytes(pipeline, options.edge),
         max_payload_bytes=payload_bytes(pipeline, options.edge),
     )
     return sized.with_clients(options.edge.clients)
+
+
+def _identity(settings: EdgeSettings) -> Tls:
+    """What connections to replicas are secured with."""
+    if settings.replicas is None:
+        return lambda: None
+    try:
+        return MutualTls(settings.replicas).connecting
+    except UnusableIdentity as error:
+        raise RuntimeError(str(error)) from error
 
 
 async def _connect(stack: AsyncExitStack) -> "Cluster":

@@ -12,8 +12,8 @@ from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
 from tests.ports import own_address
 from trimtab_adapter.__main__ import parse
 from trimtab_adapter.cluster import run
-from trimtab_kubernetes import Cluster, follow
-from trimtab_kubernetes.client import Object
+from trimtab_kubernetes import Cluster, follow, process
+from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.cluster import ADMIN_PORT_NAME, profile_name, router_admin_name
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -117,13 +117,13 @@ async def an_adapter(
     stop, listening = asyncio.Event(), Listening()
     options = parse(["--cluster", "--namespaces", namespace, "--health-port=0", "--metrics-port=0", *arguments])
     cluster = await Cluster.connect(str(kubeconfig))
-    run.log.addHandler(listening)
-    logging.getLogger("trimtab_adapter").setLevel(logging.INFO)
+    process.log.addHandler(listening)
+    process.log.setLevel(logging.INFO)
     running = asyncio.create_task(run.take_part(options, cluster, run.adapters_lease(cluster, namespace, name), stop))
     try:
         yield Adapter(await listening.address("/healthz"), await listening.address("/metrics"))
     finally:
-        run.log.removeHandler(listening)
+        process.log.removeHandler(listening)
         stop.set()
         await running
 

@@ -9,7 +9,7 @@ import pytest
 from tests.adapter.clusters import a_slice
 from tests.adapter.scenes import FakeRouter
 from tests.ports import own_address
-from trimtab_adapter.cluster.known import SLICE, Known
+from trimtab_adapter.cluster.known import Known
 from trimtab_adapter.cluster.routers import Address, RoutersSource, addresses, merge_loads
 from trimtab_adapter.observation import Load, ObservationError, State, merge_states
 from trimtab_pipelines.router_state import Served
@@ -21,7 +21,7 @@ NOW = 10_000.0
 def knowing(*ports: int, **conditions: bool) -> Known:
     known = Known()
     for one in a_slice("here", "sample", list(ports), **conditions):
-        known.put(SLICE, ("here", one["metadata"]["name"]), one)
+        known.put(one)
     return known
 
 

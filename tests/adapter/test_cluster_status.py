@@ -7,13 +7,15 @@ from typing import Any, cast
 import pytest
 
 from tests.adapter.scenes import a_ladder, plan_for
-from trimtab_adapter.cluster.events import MOST_MESSAGE, event_of
+from trimtab_adapter.cluster.events import event_of
 from trimtab_adapter.cluster.known import Known
 from trimtab_adapter.cluster.reporter import MOST_EVENTS_WAITING, Reporter
-from trimtab_adapter.cluster.status import MOST_HISTORY, rfc3339, status_of, visible
+from trimtab_adapter.cluster.status import MOST_HISTORY, status_of, visible
 from trimtab_adapter.observation import Load
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import Cluster
+from trimtab_kubernetes.events import MOST_MESSAGE
+from trimtab_kubernetes.times import rfc3339
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.router_state import Served
 
@@ -156,7 +158,7 @@ async def test_what_is_told_while_a_report_is_written_does_not_wait_for_the_next
     cluster, known = Slow(), Known()
     key = ("here", "sample")
     body = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline", "metadata": {"name": "sample"}}
-    known.put("InferencePipeline", key, body | {"metadata": {"name": "sample", "namespace": "here", "uid": "u1"}})
+    known.put(body | {"metadata": {"name": "sample", "namespace": "here", "uid": "u1"}})
     reporter = Reporter(cast("Cluster", cluster), known, key)
 
     def report(generation: int) -> None:

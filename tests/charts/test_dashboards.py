@@ -85,6 +85,7 @@ def router_text() -> str:
     metrics.window_requests.set(64)
     stage = metrics.stage("read")
     stage.watch(lambda: 2.0, lambda: 1.0)
+    stage.watch_refused(lambda: 0.0)
     stage.queue_seconds.observe(0.01)
     stage.served("read-l", 6, 0.02, 1.0)
     return metrics.expose().decode()

@@ -16,23 +16,24 @@ from tests.charts.helm import RELEASE_NAMESPACE
 from tests.control_plane import tool
 from trimtab_kubernetes import Cluster
 
-READ = {"get", "list", "watch"}
+FOLLOW = {"list", "watch"}
+READ = FOLLOW | {"get"}
 OWN = READ | {"create", "patch", "delete"}
 VERBS = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"]
-TELLING = ["get", "create"]
+TELLING = ["get", "list", "create", "patch"]
 """Enough to ask where nothing at all is allowed: each rule of the chart has one of them."""
 OURS = ["inferencepipelines", "modelprofiles", "pipelineplans"]
 Rights = dict[str, set[str]]
 
 OPERATOR: Rights = {
-    **{f"trimtab.dev/{plural}": READ for plural in OURS},
-    "trimtab.dev/inferencepipelines/status": {"get", "patch"},
-    "trimtab.dev/pipelineplans/status": {"get", "patch"},
+    **{f"trimtab.dev/{plural}": FOLLOW for plural in OURS},
+    "trimtab.dev/inferencepipelines/status": {"patch"},
+    "trimtab.dev/pipelineplans/status": {"patch"},
     "apps/deployments": OWN,
     "/services": OWN,
     "/configmaps": OWN,
     "/serviceaccounts": OWN,
-    "/pods": READ,
+    "/pods": FOLLOW,
     "networking.k8s.io/networkpolicies": OWN,
     "policy/poddisruptionbudgets": OWN,
     "batch/jobs": OWN,
@@ -42,11 +43,11 @@ OPERATOR: Rights = {
     "/events": {"create"},
 }
 ADAPTER: Rights = {
-    "trimtab.dev/inferencepipelines": READ,
-    "trimtab.dev/modelprofiles": READ,
+    "trimtab.dev/inferencepipelines": FOLLOW,
+    "trimtab.dev/modelprofiles": FOLLOW,
     "trimtab.dev/pipelineplans": OWN,
-    "trimtab.dev/inferencepipelines/status": {"get", "patch"},
-    "discovery.k8s.io/endpointslices": READ,
+    "trimtab.dev/inferencepipelines/status": {"patch"},
+    "discovery.k8s.io/endpointslices": FOLLOW,
     "/events": {"create"},
 }
 ROUTER: Rights = {"trimtab.dev/pipelineplans": READ, "discovery.k8s.io/endpointslices": READ}

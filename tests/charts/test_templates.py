@@ -21,6 +21,7 @@ from tests.charts.helm import (
 )
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import load_pools
+from trimtab_pipelines.edge import Identity
 
 UPDATE = "TRIMTAB_UPDATE_GOLDENS"
 
@@ -68,6 +69,8 @@ def shortened(manifest: Manifest) -> Manifest:
         ("fullnameOverride=Trim_Tab", "/fullnameOverride"),
         ("budgetPools.shared.gpus=1", "/budgetPools/shared"),
         ("crds.enable=false", "/crds"),
+        ("edge.replicas.tlsSecret=Not_A_Name", "/edge/replicas/tlsSecret"),
+        ("edge.replicas.name=two words", "/edge/replicas/name"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(setting: str, complaint: str):
@@ -82,6 +85,13 @@ def test_learning_without_prometheus_is_refused_with_the_cure():
 
     assert done.returncode != 0
     assert "trainer.enabled needs prometheus.url" in done.stderr
+
+
+def test_a_name_without_certificates_is_refused_with_the_cure():
+    done = template("--set", "edge.replicas.name=replicas.example")
+
+    assert done.returncode != 0
+    assert "edge.replicas.name needs edge.replicas.tlsSecret" in done.stderr
 
 
 @pytest.mark.parametrize("path", SETS)
@@ -111,6 +121,14 @@ def test_the_operator_reads_what_the_chart_tells_it():
     assert wide.egress_blocked == ("169.254.169.254/32",)
     assert wide.api_server_ports == (443, 16443)
     assert [rule["ports"][0]["port"] for rule in wide.extra_egress] == [4317]
+    folder, told = "/etc/trimtab-replicas", wide.edge.replicas
+    assert told == Identity(
+        certificate=f"{folder}/tls.crt",
+        key=f"{folder}/tls.key",
+        ca=f"{folder}/ca.crt",
+        name="spiffe://example/replicas",
+    )
+    assert (wide.edge_replicas_secret, narrow.edge_replicas_secret, narrow.edge.replicas) == ("identity", "", None)
     assert narrow.egress_blocked == Settings().egress_blocked
     assert (narrow.role_kind, narrow.namespaces) == ("Role", ("team-a", "team-b"))
 

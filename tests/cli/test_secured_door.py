@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shlex
+import ssl
 import stat
 import subprocess
 import sys
@@ -15,13 +16,14 @@ import httpx
 import pytest
 
 from tests.cli.pipelines import echo_plan, write_echo_pipeline
+from tests.router.edge.identities import Holder
 from tests.router.edge.openssl import Authority
 from trimtab.commands import run
 from trimtab.local.loading import LoadOrder, LoadProcess
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_loadtester.results import Results
 from trimtab_loadtester.wire import Access
-from trimtab_pipelines.documents import dump_yaml
+from trimtab_pipelines.documents import dump_yaml, load_endpoints
 from trimtab_pipelines.edge import EdgeSettings, Tls
 from trimtab_pipelines.ends import End
 from trimtab_protocol import grpc_messages
@@ -108,6 +110,50 @@ async def test_a_pipeline_is_served_behind_tls_and_keys_and_loads_go_through_the
         )
         assert results.count(End.OK) + results.count(End.LATE) == results.summary()["received"] > 0
         assert local.faults == []
+
+
+async def test_router_and_replicas_show_each_other_certificates_that_may_be_replaced(tmp_path):
+    """The data port takes nobody else, by whatever protocol; `trimtab status` names whom the router refuses."""
+    authority = Authority(tmp_path / "ca").begin()
+    holder = Holder(tmp_path / "tls").take(authority, authority)
+    edge = tmp_path / "edge.yaml"
+    edge.write_text(dump_yaml(EdgeSettings(replicas=holder.identity("shared"))))
+    setup = Setup(write_echo_pipeline(tmp_path, slo={"latency": "20s"}), tmp_path / "run", plan=echo_plan(), edge=edge)
+    async with Supervisor(setup) as local:
+        await local.ready()
+        (endpoint,) = load_endpoints(local.fleet.site.endpoints_file).stages["first"]
+        url = f"{endpoint.address}/v2/health/ready"
+        async with httpx.AsyncClient(trust_env=False) as plain:
+            with pytest.raises(httpx.TransportError):
+                await plain.get(f"http://{url}")
+        trusts = ssl.create_default_context(cafile=str(authority.file))
+        trusts.check_hostname = False
+        async with httpx.AsyncClient(trust_env=False, verify=trusts) as nobody:
+            with pytest.raises(httpx.TransportError):
+                await nobody.get(f"https://{url}")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{local.rest_port}", trust_env=False) as client:
+            for _ in range(2):
+                answer = await client.post("/v2/models/sample/infer", json=BODY, timeout=60)
+                assert answer.json()["outputs"][0]["data"] == [3.0, 4.0, 5.0, 6.0]
+                holder.take(authority, authority)
+        logs = tmp_path / "run" / "logs"
+        assert "a new certificate is in use" in (logs / "router.log").read_text()
+        assert "refused: it speaks no TLS" in (logs / f"{endpoint.name}.log").read_text()
+        assert local.faults == []
+        other = Authority(tmp_path / "other", "other").begin()
+        holder.take(authority, other)  # what the router trusts now did not sign what the replicas show
+        refused = "gets no work: its certificate is refused: "
+        while refused not in (told := await status_of(local.admin_port)):
+            assert "gets no work" not in told
+        assert re.search(rf"stage (first: first|second: second)-\d {refused}", told)
+
+
+async def status_of(port: int) -> str:
+    """What `trimtab status` says, in a process of its own."""
+    asking = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "trimtab", "status", "--port", str(port)), stdout=subprocess.PIPE
+    )
+    return (await asking.communicate())[0].decode()
 
 
 async def sent_beside(pipeline: Path, address: str, access: Access, folder: Path) -> Results:

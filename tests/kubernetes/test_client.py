@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from trimtab_kubernetes import Change, Cluster, Conflict, Rejected, follow
-from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.cluster import ADAPTER_MANAGER, OPERATOR_MANAGER
 
 EXAMPLES = Path(__file__).parents[2] / "pipelines"

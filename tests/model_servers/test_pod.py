@@ -14,9 +14,14 @@ import pytest
 
 from tests.builders import a_pipeline
 from tests.model_servers.clients import a_request, call, x
+from tests.ports import held_port
+from tests.router.edge.identities import Holder
+from tests.router.edge.openssl import Authority
 from trimtab_model_servers.ports import Ports
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES, ModelSpec, model_spec
+from trimtab_protocol.mutual_tls import MutualTls
 
+NOWHERE = json.dumps({"certificate": "/nowhere/tls.crt", "key": "/nowhere/tls.key", "ca": "/nowhere/ca.crt"})
 ANY_PORTS = ("--data-port", "0", "--http-port", "0", "--grpc-port", "0")
 
 
@@ -62,6 +67,40 @@ async def test_a_pod_serves_until_nobody_asks_any_more(tmp_path: Path):
     assert not any(await asyncio.to_thread(lambda: list(tmp_path.iterdir())))
 
 
+@pytest.mark.timeout(300)
+async def test_a_pod_with_an_identity_tells_its_health_in_plain_text_and_nothing_else(tmp_path: Path):
+    """The kubelet has no certificate to show."""
+    authority = Authority(tmp_path / "ca").begin()
+    identity = Holder(tmp_path / "tls").take(authority, authority).identity()
+    with held_port() as health:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "trimtab_model_servers", "--models-env", "MODELS", *ANY_PORTS),
+            *("--identity", identity.model_dump_json(), "--health-port", str(health)),
+            env=os.environ | {"MODELS": models(a_spec())},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        ports = Ports(**json.loads(await process.stdout.readline()))
+    async with aiohttp.ClientSession() as session:
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            assert await status(session, health, path) == 200
+        for path in (
+            "/v2/models/small",
+            "/v2/models/small/ready",
+            "/v2",
+            "/v2/health/",
+            "/v2/health/ready/../../models",
+        ):
+            assert await status(session, health, path) == 404
+        with pytest.raises(aiohttp.ClientError):
+            await status(session, ports.data_port, "/v2/health/live")
+        shown = MutualTls(identity).connecting()
+        async with session.get(f"https://127.0.0.1:{ports.data_port}/v2/models/small/ready", ssl=shown) as answer:
+            assert answer.status == 200
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), 100) == 0
+
+
 async def only_the_data_port_listens_to_others(ports: Ports) -> None:
     """MLServer's own ports load and unload models for anybody."""
     (await asyncio.open_connection("127.0.0.2", ports.data_port))[1].close()
@@ -97,12 +136,13 @@ async def refuses_what_is_too_large(session: aiohttp.ClientSession, http_port: i
         ("[]", "MODELS must hold at least one model, each of a name of its own; it holds: []"),
         ('[{"name": "small"}]', "MODELS: 0.family: Field required"),
         (models(a_spec(), a_spec()), "it holds: ['small', 'small']"),
+        (models(a_spec()), "identity: certificate /nowhere/tls.crt with key /nowhere/tls.key: "),
     ],
 )
 def test_a_pod_that_cannot_serve_says_why_in_one_line(value, reason):
     environment = {name: text for name, text in os.environ.items() if name != "MODELS"}
     ended = subprocess.run(
-        [sys.executable, "-m", "trimtab_model_servers", "--models-env", "MODELS"],
+        [sys.executable, "-m", "trimtab_model_servers", "--models-env", "MODELS", "--identity", NOWHERE],
         env=environment | ({} if value is None else {"MODELS": value}),
         capture_output=True,
         text=True,

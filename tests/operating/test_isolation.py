@@ -9,6 +9,7 @@ import pytest
 from tests.builders import a_pipeline_document, a_stage, a_variant
 from trimtab_operator.isolation import network_policies
 from trimtab_operator.settings import Settings
+from trimtab_pipelines.edge import EdgeSettings, Identity
 from trimtab_pipelines.spec import InferencePipeline
 
 DEFAULT = Settings()
@@ -81,6 +82,16 @@ def test_only_routers_of_the_pipeline_reach_its_model_servers_and_only_at_the_da
     assert not any(allows(written, "Ingress", SERVER, stranger, 9000) for stranger in STRANGERS)
     assert not allows(written, "Ingress", SERVER, STORE, 9000)
     assert allows(policies(CONTAINER), "Ingress", SERVER, ROUTER, 8000)
+
+
+def test_with_an_identity_a_container_of_the_users_is_reached_only_where_it_is_guarded():
+    guarded = replace(DEFAULT, edge=EdgeSettings(replicas=Identity(certificate="/a", key="/b", ca="/c")))
+    for direction, pods in (("Ingress", (SERVER, ROUTER)), ("Egress", (ROUTER, SERVER))):
+        assert allows(policies(CONTAINER, settings=guarded), direction, *pods, 9443)
+        assert not allows(policies(CONTAINER, settings=guarded), direction, *pods, 8000)
+    where_it_is = CONTAINER | {"container": {"image": "triton:1", "port": 9443}}
+    assert allows(policies(where_it_is, settings=guarded), "Ingress", SERVER, ROUTER, 9444)
+    assert not allows(policies(where_it_is, settings=guarded), "Ingress", SERVER, ROUTER, 9443)
 
 
 def test_routers_call_their_model_servers_the_api_server_and_nobody_else():

@@ -20,7 +20,7 @@ from trimtab_operator.replica_sets import deployment, memory_bytes, replica_set_
 from trimtab_operator.routers import router_objects
 from trimtab_operator.seldon import seldon_deployment
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.edge import EdgeSettings, Tls
+from trimtab_pipelines.edge import EdgeSettings, Identity, Tls
 from trimtab_pipelines.hosting import hosting_groups
 from trimtab_pipelines.profiling import profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
@@ -55,24 +55,30 @@ STAGE = PIPELINE.spec.stages[0]
 GROUPS = {variant.name: group for group in hosting_groups(STAGE) for variant in group.variants}
 
 
+IDENTITY = "/etc/trimtab-replicas"
 SECURE = replace(
     SETTINGS,
     edge=EdgeSettings(
-        tls=Tls(certificate="/etc/trimtab-tls/tls.crt", key="/etc/trimtab-tls/tls.key"), keys_secret="callers"
+        tls=Tls(certificate="/etc/trimtab-tls/tls.crt", key="/etc/trimtab-tls/tls.key"),
+        keys_secret="callers",
+        replicas=Identity(
+            certificate=f"{IDENTITY}/tls.crt", key=f"{IDENTITY}/tls.key", ca=f"{IDENTITY}/ca.crt", name="replicas.team"
+        ),
     ),
     edge_image="registry/envoy:1",
     edge_tls_secret="certificate",
+    edge_replicas_secret="identity",
     edge_jwks_config_map="issuers",
     otlp_collector="collector:4317",
     admin_peers=({"podSelector": {"matchLabels": {"app": "prometheus"}}},),
 )
 
 
-def replica_set(variant: str) -> list[dict[str, Any]]:
+def replica_set(variant: str, settings: Settings = SETTINGS) -> list[dict[str, Any]]:
     group = GROUPS[variant]
     return [
-        deployment(PIPELINE, STAGE, group, SETTINGS, replicas=2, surge=True),
-        service(PIPELINE, STAGE, group),
+        deployment(PIPELINE, STAGE, group, settings, replicas=2, surge=True),
+        service(PIPELINE, STAGE, group, settings),
         replica_set_budget(PIPELINE, STAGE, group),
     ]
 
@@ -99,6 +105,8 @@ def profiling() -> list[dict[str, Any]]:
         ("model-server", replica_set("small")),
         ("gpu", replica_set("large")),
         ("container", replica_set("own")),
+        ("model-server-secure", replica_set("small", SECURE)),
+        ("container-secure", replica_set("own", SECURE)),
         ("router", router(SETTINGS)),
         ("router-secure", router(SECURE)),
         ("isolation", network_policies(PIPELINE, SETTINGS)),
@@ -157,7 +165,7 @@ async def test_the_api_server_takes_every_manifest_and_adds_nothing_we_would_fig
     for group in hosting_groups(stage):
         manifests += [
             deployment(pipeline, stage, group, SETTINGS, replicas=1, surge=True),
-            service(pipeline, stage, group),
+            service(pipeline, stage, group, SETTINGS),
         ]
     manifests += [profile_job(pipeline, task, SETTINGS) for task in profile_tasks(pipeline)]
     for manifest in manifests:

@@ -15,6 +15,7 @@ import pytest
 from tests.builders import a_pipeline_document
 from tests.operating.scene import Site
 from tests.ports import held_port
+from tests.relay import before_the_api_server
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.follow import follow
 from trimtab_pipelines.cluster import replica_set_name
@@ -89,3 +90,40 @@ async def test_two_copies_one_of_which_writes(kubeconfig: Path, cluster: Cluster
     released = await cluster.get("Lease", namespace, "trimtab-operator")
     assert released is not None
     assert not released["spec"].get("holderIdentity")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_one_that_is_there_before_the_api_server_works_once_it_comes_and_when_it_comes_back(
+    kubeconfig: Path, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    """And it ends when told to, though there is nobody to give its lease back to."""
+    site, name = Site(cluster, namespace, a_pipeline_document()), replica_set_name("sample", "stage-0", "small")
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    async with (
+        before_the_api_server(kubeconfig, tmp_path) as (relay, through),
+        an_operator(through, namespace, "one") as (process, port),
+    ):
+        await answered(f"http://127.0.0.1:{port}/healthz")
+        await relay.open()
+        await until(cluster, "Deployment", namespace, lambda found: found["metadata"]["name"] == "sample-router")
+        await relay.close()
+        await site.apply_plan()
+        await relay.open()
+        await until(cluster, "Deployment", namespace, lambda found: found["metadata"]["name"] == name)
+        await relay.close()
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
+async def answered(url: str) -> None:
+    """Wait until somebody listens there, and says that all is well."""
+    async with httpx.AsyncClient() as client, asyncio.timeout(60):
+        while True:
+            try:
+                assert (await client.get(url)).status_code == 200
+            except httpx.ConnectError:
+                await asyncio.sleep(0.05)
+            else:
+                return

@@ -126,7 +126,7 @@ async def test_an_object_replaced_by_anothers_of_the_same_name_is_not_written_ov
     await site.apply_plan(1)
     found = await site.cluster.get("PipelinePlan", site.namespace, "sample")
     assert found is not None
-    site.controller.changed(found)
+    site.controller.store.objects.put(found)
     await site.controller.reconcile((site.namespace, "sample"))
     await site.settle()
 

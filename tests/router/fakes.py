@@ -4,6 +4,7 @@ import asyncio
 import io
 import re
 import shutil
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from trimtab_pipelines.edge import EdgeSettings
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, Tensor, grpc_messages, rest
+from trimtab_protocol.mutual_tls import MutualTls
 from trimtab_router.doors import FrontDoors
 from trimtab_router.edge import configuration
 from trimtab_router.edge.following import follow_keys
@@ -69,6 +71,7 @@ class FakeReplica:
     most_running: int = 0
     port: int = 0
     host: str = "127.0.0.1"
+    tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()
@@ -83,7 +86,7 @@ class FakeReplica:
     async def start(self) -> "FakeReplica":
         self._runner = web.ServerRunner(web.Server(self._answer, access_log=None), shutdown_timeout=0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self.port)
+        site = web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self
@@ -313,7 +316,8 @@ async def a_rig(
         await fake.start()
     edge = edge or EdgeSettings()
     limits = limits or Limits().with_clients(edge.clients)
-    router = Router(pipeline, a_plan(pipeline, **plan), limits=limits, tracer=tracer)
+    tls = MutualTls(edge.replicas).connecting if edge.replicas else lambda: None
+    router = Router(pipeline, a_plan(pipeline, **plan), limits=limits, tracer=tracer, tls=tls)
     router.apply_endpoints(endpoints_of(replicas))
     doors = FrontDoors(router)
     await doors.open_alone("127.0.0.1", 0)

@@ -18,7 +18,7 @@ from tests.relay import before_the_api_server
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
 from tests.router.test_changes import two_variants
 from trimtab_kubernetes import Cluster
-from trimtab_kubernetes.client import Object
+from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.cluster import ClusterWatcher

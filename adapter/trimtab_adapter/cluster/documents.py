@@ -4,8 +4,7 @@ import logging
 from collections.abc import Mapping
 
 from trimtab_adapter.cluster.known import PIPELINE, PROFILE, Known
-from trimtab_kubernetes.client import Object
-from trimtab_kubernetes.follow import Key
+from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.documents import DocumentError, parse
 from trimtab_pipelines.profile import ModelProfile, by_stage
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION

@@ -11,7 +11,7 @@ from functools import partial
 import httpx
 
 from trimtab_adapter.cluster.documents import ClusterDocuments
-from trimtab_adapter.cluster.known import PIPELINE, PLAN, PROFILE, SERVICE_LABEL, SLICE, Known, keep_up
+from trimtab_adapter.cluster.known import PIPELINE, PLAN, PROFILE, SELECTORS, SLICE, Belonging, Known, belonging_of
 from trimtab_adapter.cluster.outlets import ClusterOutlets
 from trimtab_adapter.cluster.reporter import Reporter
 from trimtab_adapter.cluster.routers import RoutersSource, addresses
@@ -22,9 +22,8 @@ from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.prometheus import PrometheusSource, Server
 from trimtab_adapter.sharing import SharedPools
 from trimtab_adapter.tick import Tick
-from trimtab_kubernetes import Cluster
-from trimtab_kubernetes.client import Object
-from trimtab_kubernetes.follow import Key
+from trimtab_kubernetes import Change, Cluster
+from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.cluster import router_admin_name
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.pool import Pool
@@ -67,7 +66,6 @@ class Fleet:
         self._around, self._namespaces = surroundings, tuple(namespaces) or (None,)
         self._known = Known()
         self._members: dict[Key, _Member] = {}
-        self._synced = asyncio.Event()
         self._ending: dict[Key, asyncio.Task[None]] = {}
         self._closing = False
         self._pools = None if surroundings.pools is None else SharedPools(surroundings.pools)
@@ -75,8 +73,9 @@ class Fleet:
 
     async def run(self) -> None:
         """Plan for all pipelines; ends by cancellation, when every loop has ended and said so."""
-        arguments = (self._around.cluster, self._known, self._namespaces, self._changed, self._synced)
-        following = asyncio.create_task(keep_up(*arguments))
+        following = asyncio.create_task(
+            self._known.keep_up(self._around.cluster, SELECTORS, self._namespaces, self._changed)
+        )
         starting = asyncio.create_task(self._start_all())
         try:
             await following
@@ -99,21 +98,22 @@ class Fleet:
 
     async def _start_all(self) -> None:
         """Start once everything is known: a plan not listed yet must not be taken for one that does not exist."""
-        await self._synced.wait()
+        await self._known.synced.wait()
+        log.info("%d pipelines known", len(self._known.keys(PIPELINE)))
         for key in self._known.keys(PIPELINE):
             self._start(key)
 
-    def _changed(self, kind: str, key: Key, found: Object, deleted: bool) -> None:  # noqa: FBT001 (OnChange)
-        if not self._synced.is_set():
+    def _changed(self, change: Change, concerned: set[Belonging]) -> None:
+        found = change.object
+        if found is None or not self._known.synced.is_set():
             return
-        if kind == PIPELINE:
-            self._pipeline_changed(key, found, deleted=deleted)
-        elif kind == PLAN:
-            self._wake(key)
-        elif kind == PROFILE:
-            self._wake((key[0], str(found.get("spec", {}).get("pipeline", ""))))
-        elif kind == SLICE:
-            self._routers_changed(key[0], found["metadata"].get("labels", {}).get(SERVICE_LABEL, ""))
+        for kind, namespace, owner in concerned | {belonging_of(found)}:
+            if kind == PIPELINE:
+                self._pipeline_changed((namespace, owner), found, deleted=change.deleted)
+            elif kind == SLICE:
+                self._routers_changed(namespace, owner)
+            else:
+                self._wake((namespace, owner))
 
     def _pipeline_changed(self, key: Key, found: Object, *, deleted: bool) -> None:
         member = self._members.get(key)

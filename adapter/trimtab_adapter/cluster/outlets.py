@@ -5,7 +5,6 @@ one plan after we wrote the next, and that is nobody else's.
 """
 
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -13,8 +12,7 @@ from trimtab_adapter.cluster.known import PIPELINE, PLAN, Known
 from trimtab_adapter.explain import line
 from trimtab_adapter.tick import Tick, essence
 from trimtab_kubernetes import Cluster, ClusterError, Conflict
-from trimtab_kubernetes.client import Object
-from trimtab_kubernetes.follow import Key
+from trimtab_kubernetes.objects import Key, Object, owner_reference
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.cluster import ADAPTER_MANAGER, ADVISORY_LABEL, MANAGED_BY, PIPELINE_LABEL, advisory_name
 from trimtab_pipelines.documents import DocumentError, parse_plan
@@ -24,7 +22,6 @@ from trimtab_pipelines.spec import InferencePipeline
 log = logging.getLogger(__name__)
 
 ATTEMPTS_REMEMBERED = 16
-WATCH_LAG_SECONDS = 2.0
 Identity = tuple[str, int]  # uid and generation of an object
 
 
@@ -37,14 +34,11 @@ class ClusterOutlets:
         self._essence: tuple[object, ...] | None = None
         self._refused: Identity | None = None
         self._considered: Object | None = None  # the plan the decision under way goes on from
-        self._answer: Object | None = None
-        self._answered_at = 0.0
-        self._advised: list[tuple[str, str]] | None = None
         self._attempted: deque[tuple[object, ...]] = deque(maxlen=ATTEMPTS_REMEMBERED)
 
     def take_up(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
         """Return the plan in the API where somebody else wrote it since, and it can be used; else our own."""
-        found = self._considered = self._found()
+        found = self._considered = self._known.get(PLAN, self._key)
         if found is None or self._is_ours(found) or self._refused == identity(found):
             return own
         where = f"{PLAN} {self._key[0]}/{self._key[1]}"
@@ -87,8 +81,8 @@ class ClusterOutlets:
         if found is None or identity(answer) != identity(found):
             log.info("%s/%s: plan %d: %s", *self._key, plan.spec.generation, plan.spec.explanation.change)
         self._written, self._essence, self._refused = identity(answer), essence(plan), None
-        self._considered = self._answer = answer
-        self._answered_at = time.monotonic()
+        self._considered = answer
+        self._known.put(answer)
 
     async def _apply(self, body: Object, found: Object | None) -> Object:
         """Apply over the very plan that was seen; Conflict where somebody has written another one since."""
@@ -103,13 +97,6 @@ class ClusterOutlets:
                 found = latest  # gone, or only its status has changed
         return await self._cluster.apply(body, manager=ADAPTER_MANAGER)
 
-    def _found(self) -> Object | None:
-        """Return the plan as the watch tells it, or as our own write was answered while the watch may be behind."""
-        found = self._known.get(PLAN, self._key)
-        if self._answer is None or time.monotonic() - self._answered_at > WATCH_LAG_SECONDS:
-            return found
-        return self._answer if found is None or _version(found) < _version(self._answer) else found
-
     async def advise(self, plan: PipelinePlan) -> None:
         """Write the plan under the name nothing acts on, where it would run anything else than the last advice."""
         key = self._key[0], advisory_name(self._key[1])
@@ -118,14 +105,13 @@ class ClusterOutlets:
             log.warning("PipelinePlan %s/%s is no advice: it stays, and that for %s is not written", *key, self._key[1])
             return
         lines = [(stage.name, line(stage)) for stage in plan.spec.stages]
-        if lines == (self._advised if found is None else _lines(found)):
+        if found is not None and lines == _lines(found):
             return
+        body = self._body(plan, key[1], advisory=True)
         try:
-            await self._cluster.apply(self._body(plan, key[1], advisory=True), manager=ADAPTER_MANAGER)
+            self._known.put(await self._cluster.apply(body, manager=ADAPTER_MANAGER))
         except ClusterError as error:
             log.warning("advice for %s not written: %s; again at the next tick", self._key, error)
-            return
-        self._advised = lines
 
     async def tell(self, tick: Tick) -> None:
         """Hand the tick on."""
@@ -141,8 +127,7 @@ class ClusterOutlets:
         except ClusterError as error:
             log.warning("advice for %s not taken back: %s", self._key, error)
             return
-        self._known.drop(PLAN, key)
-        self._advised = None
+        self._known.remove(found)
 
     def _is_ours(self, found: Object) -> bool:
         uid, generation = identity(found)
@@ -167,12 +152,6 @@ class ClusterOutlets:
         return body
 
 
-def owner_reference(pipeline: Object) -> Object:
-    """Return the reference by which an object goes when its pipeline goes."""
-    named = {"apiVersion": pipeline["apiVersion"], "kind": pipeline["kind"]}
-    return {**named, "name": pipeline["metadata"]["name"], "uid": pipeline["metadata"]["uid"], "controller": True}
-
-
 def identity(found: Object) -> Identity:
     """Return which state of which object it is; its generation grows with each change of its spec."""
     return str(found["metadata"].get("uid", "")), int(found["metadata"].get("generation", 0))
@@ -180,10 +159,6 @@ def identity(found: Object) -> Identity:
 
 def _is_advice(found: Object) -> bool:
     return ADVISORY_LABEL in found["metadata"].get("labels", {})
-
-
-def _version(found: Object) -> int:
-    return int(found["metadata"]["resourceVersion"])
 
 
 def _same_stages(answer: Object, body: Object) -> bool:

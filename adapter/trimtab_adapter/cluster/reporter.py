@@ -12,8 +12,7 @@ from trimtab_adapter.cluster.known import PIPELINE, Known
 from trimtab_adapter.cluster.status import status_of, visible
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import Cluster, ClusterError, Conflict, Rejected
-from trimtab_kubernetes.client import Object
-from trimtab_kubernetes.follow import Key
+from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.cluster import ADAPTER_MANAGER
 from trimtab_pipelines.resource import API_VERSION
 

@@ -15,8 +15,7 @@ import httpx
 from trimtab_adapter.cluster.known import SLICE, Known
 from trimtab_adapter.observation import Load, ObservationError, State, merge_states
 from trimtab_adapter.sources import RouterSource
-from trimtab_kubernetes.client import Object
-from trimtab_kubernetes.follow import Key
+from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.cluster import ADMIN_PORT_NAME, ROUTER_ADMIN_PORT, router_admin_name
 from trimtab_pipelines.router_state import HISTORY_SECONDS
 from trimtab_predictor.context import MEMORY_SECONDS

@@ -4,13 +4,9 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import httpx
-from aiohttp import web
 
 from trimtab_adapter.cluster.fleet import Fleet, Surroundings
 from trimtab_adapter.forecasting import TrainedWeights
@@ -19,6 +15,7 @@ from trimtab_adapter.prometheus import Server, trust
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_kubernetes.client import own_namespace
 from trimtab_kubernetes.lease import Lease, Timing, leading
+from trimtab_kubernetes.process import observed, told_to_stop, until
 from trimtab_pipelines.cluster import ADAPTER_MANAGER
 from trimtab_pipelines.documents import DocumentError, load_pools
 
@@ -31,9 +28,7 @@ PROMETHEUS_TIMEOUT_SECONDS = 5.0
 
 async def adapt_cluster(options: argparse.Namespace) -> str:
     """Plan until SIGTERM or SIGINT; returns why it cannot, or nothing."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = told_to_stop()
     try:
         cluster = await Cluster.connect()
     except ClusterError as error:
@@ -63,10 +58,7 @@ async def take_part(options: argparse.Namespace, cluster: Cluster, lease: Lease,
         httpx.AsyncClient(
             timeout=PROMETHEUS_TIMEOUT_SECONDS, trust_env=False, verify=trust(options.prometheus_ca)
         ) as asking,
-        serving(options.health_port, "/healthz", lambda: _health(fleets)),
-        serving(
-            options.metrics_port, "/metrics", lambda: web.Response(body=metrics.expose(), content_type="text/plain")
-        ),
+        observed(options.health_port, options.metrics_port, metrics.registry, lambda: _late(fleets)),
     ):
         prometheus = None
         if options.prometheus is not None:
@@ -85,40 +77,10 @@ async def take_part(options: argparse.Namespace, cluster: Cluster, lease: Lease,
                 fleets.clear()
 
         async with leading(lease, plan, go_on=True) as planning:
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait([planning, stopping], return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if planning.done():
-                planning.result()
+            await until(stop, planning)
 
 
-@asynccontextmanager
-async def serving(port: int, path: str, answer: Callable[[], web.Response]) -> AsyncIterator[int]:
-    """Answer one path while the block runs, on all addresses, or on loopback where any free port will do."""
-
-    async def handle(_: web.Request) -> web.Response:
-        return answer()
-
-    app = web.Application()
-    app.router.add_get(path, handle)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, None if port else "127.0.0.1", port).start()
-    found = int(runner.addresses[0][1])
-    log.info("%s on port %d", path, found)
-    try:
-        yield found
-    finally:
-        await runner.cleanup()
-
-
-def _exposed(metrics: AdapterMetrics) -> web.Response:
-    return web.Response(body=metrics.expose(), content_type="text/plain")
-
-
-def _health(fleets: list[Fleet]) -> web.Response:
-    """Well while every loop ticks, and while another adapter leads."""
+def _late(fleets: list[Fleet]) -> str:
+    """Well is who plans in time for every pipeline, and who waits while another adapter leads."""
     late = [name for fleet in fleets for name in fleet.late()]
-    if not late:
-        return web.Response(text="ok")
-    return web.Response(status=503, text=f"no tick for three intervals: {', '.join(late[:10])}")
+    return f"no tick for three intervals: {', '.join(late[:10])}" if late else ""

@@ -5,11 +5,12 @@ Amounts are rounded and figures in messages do not count as changes, so that a q
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from trimtab_adapter.explain import line
 from trimtab_adapter.tick import Tick
+from trimtab_kubernetes.conditions import Finding, conditions, ill, well
+from trimtab_kubernetes.times import rfc3339
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.status import ADAPTER_CONDITIONS, Condition, Decision, InferencePipelineStatus
 
@@ -17,9 +18,8 @@ OWN_FIELDS = {"conditions", "history", "rps", "forecast_rps", "accuracy", "p99"}
 """What we leave out stays the operator's: an empty list of stages would be ours."""
 MOST_HISTORY = 20
 MOST_CHANGE = 1024
-MOST_MESSAGE = 2048
 _FIGURES = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-Found = tuple[str, str, str]  # status, reason, message
+_METRICS, _FORECAST, _PLAN = ADAPTER_CONDITIONS
 
 
 def status_of(tick: Tick, before: Mapping[str, Any], observed_generation: int) -> dict[str, Any]:
@@ -30,14 +30,12 @@ def status_of(tick: Tick, before: Mapping[str, Any], observed_generation: int) -
         before: the status as it was: transitions and history go on from it.
         observed_generation: of the pipeline the tick saw.
     """
-    found = {"MetricsAvailable": _metrics(tick), "ForecastReady": _forecast(tick), "OptimizationReady": _planned(tick)}
-    conditions = {c["type"]: c for c in before.get("conditions") or () if c["type"] in ADAPTER_CONDITIONS}
-    for name in ADAPTER_CONDITIONS:
-        outcome = found[name]
-        if outcome is not None:
-            conditions[name] = _condition(name, outcome, conditions.get(name), tick.now_seconds, observed_generation)
+    earlier = before.get("conditions") or ()
+    findings = filter(None, (_metrics(tick), _forecast(tick), _planned(tick)))
+    found = conditions(findings, earlier, observed_generation, tick.now_seconds)
+    kept = {one["type"]: one for one in (*earlier, *found) if one["type"] in ADAPTER_CONDITIONS}
     status = InferencePipelineStatus(
-        conditions=tuple(Condition.model_validate(conditions[name]) for name in conditions),
+        conditions=tuple(map(Condition.model_validate, kept.values())),
         history=_history(tick, before.get("history") or ()),
         **_amounts(tick, before),
     )
@@ -54,82 +52,63 @@ def visible(status: Mapping[str, Any]) -> tuple[Any, ...]:
     return conditions, amounts, status.get("history")
 
 
-def rfc3339(seconds: float) -> str:
-    """Write Unix time as Kubernetes does."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _condition(
-    name: str, found: Found, before: Mapping[str, Any] | None, now: float, generation: int
-) -> dict[str, Any]:
-    status, reason, message = found
-    same = before is not None and before.get("status") == status
-    since = before["lastTransitionTime"] if before is not None and same else rfc3339(now)
-    return {
-        "type": name,
-        "status": status,
-        "reason": reason,
-        "message": message[:MOST_MESSAGE],
-        "lastTransitionTime": since,
-        "observedGeneration": generation,
-    }
-
-
-def _metrics(tick: Tick) -> Found | None:
+def _metrics(tick: Tick) -> Finding | None:
     if tick.fault is not None:
         cure = {
             "Missing": "check that the routers are ready, and are scraped where Prometheus is used",
             "Stale": "check that Prometheus still scrapes the routers",
             "Absurd": "check what answers at that address, and the clocks",
         }[tick.fault]
-        return "False", tick.fault, f"{tick.problem}; the plan is held. To mend it, {cure}"
+        return ill(_METRICS, tick.fault, f"{tick.problem}; the plan is held. To mend it, {cure}")
     if tick.load is None:
         return None
     if not any(rps > 0 for rps in tick.load.history_rps):
-        return "True", "NoTraffic", "no request arrived in the last ten minutes; the plan is for the least load"
+        return well(_METRICS, "NoTraffic", "no request arrived in the last ten minutes; the plan is for the least load")
     if tick.load.missing:
-        return (
-            "True",
+        return well(
+            _METRICS,
             "Fresh",
             f"only part of the load is known ({tick.load.missing}); the plan is not reduced until all is",
         )
-    return "True", "Fresh", "the load of the last seconds is known"
+    return well(_METRICS, "Fresh", "the load of the last seconds is known")
 
 
-def _forecast(tick: Tick) -> Found | None:
+def _forecast(tick: Tick) -> Finding | None:
     forecast = tick.forecast
     if forecast is None:
         return None
     asked = tick.pipeline.spec.adaptation.forecaster
     match forecast.source:
         case "lstm":
-            return "True", "LSTM", f"forecast by the LSTM: {forecast.reason}"
+            return well(_FORECAST, "LSTM", f"forecast by the LSTM: {forecast.reason}")
         case "oracle":
-            return "True", "Oracle", "the load to come was given"
+            return well(_FORECAST, "Oracle", "the load to come was given")
     if forecast.reason.startswith("the forecaster failed") or "cannot be" in forecast.reason:
-        return "False", "Failed", f"{forecast.reason}; the last maximum takes its place. See the adapter's log"
+        return ill(_FORECAST, "Failed", f"{forecast.reason}; the last maximum takes its place. See the adapter's log")
     if asked == "LSTM" and "LSTM needs" in forecast.reason:
-        return "True", "TooLittleHistory", f"the last maximum counts until there is enough: {forecast.reason}"
-    return "True", "Reactive", forecast.reason or "the last maximum counts"
+        return well(_FORECAST, "TooLittleHistory", f"the last maximum counts until there is enough: {forecast.reason}")
+    return well(_FORECAST, "Reactive", forecast.reason or "the last maximum counts")
 
 
-def _planned(tick: Tick) -> Found | None:
+def _planned(tick: Tick) -> Finding | None:
     if tick.pipeline.spec.mode == "Paused":
-        return "True", "Paused", "spec.mode is Paused: the plan in force stays; set it to Auto to go on planning"
+        return well(_PLAN, "Paused", "spec.mode is Paused: the plan in force stays; set it to Auto to go on planning")
     if tick.decided == "held" and tick.fault is not None:
-        return "False", "HeldLast", f"the plan in force is held: {tick.problem}"
+        return ill(_PLAN, "HeldLast", f"the plan in force is held: {tick.problem}")
     if tick.decided == "held" or tick.documents_problem:
-        return "False", "PlanningError", f"{tick.problem or tick.documents_problem}; the plan in force, if any, stays"
+        return ill(
+            _PLAN, "PlanningError", f"{tick.problem or tick.documents_problem}; the plan in force, if any, stays"
+        )
     return None if tick.plan is None else _quality(tick, tick.plan)
 
 
-def _quality(tick: Tick, plan: PipelinePlan) -> Found:
+def _quality(tick: Tick, plan: PipelinePlan) -> Finding:
     if tick.pipeline.spec.mode == "Advisory":
-        return "True", "Advisory", "spec.mode is Advisory: plans are proposed; set it to Auto to have them applied"
+        return well(_PLAN, "Advisory", "spec.mode is Advisory: plans are proposed; set it to Auto to have them applied")
     if not plan.spec.feasible:
         share = f"; planned for {100 * plan.spec.planned_fraction:.0f} % of the load"
-        return "False", "LeastBad", f"no plan keeps all constraints: {plan.spec.reason}{share}"
-    return "True", "Optimal", f"no plan is better; what binds is {plan.spec.explanation.binding_constraint}"
+        return ill(_PLAN, "LeastBad", f"no plan keeps all constraints: {plan.spec.reason}{share}")
+    return well(_PLAN, "Optimal", f"no plan is better; what binds is {plan.spec.explanation.binding_constraint}")
 
 
 def _amounts(tick: Tick, before: Mapping[str, Any]) -> dict[str, str | None]:

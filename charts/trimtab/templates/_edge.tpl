@@ -12,6 +12,12 @@
 {{- with include "trimtab.edgeKeysSecret" . }}
 {{- $_ := set $settings "keysSecret" . }}
 {{- end }}
+{{- if and $edge.replicas.name (not $edge.replicas.tlsSecret) }}
+{{- fail "edge.replicas.name needs edge.replicas.tlsSecret: without certificates nobody bears a name" }}
+{{- end }}
+{{- if $edge.replicas.tlsSecret }}
+{{- $_ := set $settings "replicas" (dict "certificate" "/etc/trimtab-replicas/tls.crt" "key" "/etc/trimtab-replicas/tls.key" "ca" "/etc/trimtab-replicas/ca.crt" "name" $edge.replicas.name) }}
+{{- end }}
 {{- toJson $settings }}
 {{- end }}
 

@@ -7,11 +7,11 @@ names the Secrets its pods are given, as who may create pods does (docs/install.
 # What is asked for, what to make true, what is measured. None of it is written here.
 - apiGroups: [trimtab.dev]
   resources: [inferencepipelines, pipelineplans, modelprofiles]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # Conditions and amounts, by server-side apply.
 - apiGroups: [trimtab.dev]
   resources: [inferencepipelines/status, pipelineplans/status]
-  verbs: [get, patch]
+  verbs: [patch]
 # A replica set for each hosting group, the routers. delete: groups that no plan uses any more.
 - apiGroups: [apps]
   resources: [deployments]
@@ -27,7 +27,7 @@ names the Secrets its pods are given, as who may create pods does (docs/install.
 # Why a replica does not become ready: image, crash, no node. Pods themselves belong to their Deployments.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # Default deny between pipelines.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
@@ -65,7 +65,7 @@ names the Secrets its pods are given, as who may create pods does (docs/install.
 # What is asked for, and what was measured.
 - apiGroups: [trimtab.dev]
   resources: [inferencepipelines, modelprofiles]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # Plans: written here. delete: advice that nobody asks for any more.
 - apiGroups: [trimtab.dev]
   resources: [pipelineplans]
@@ -73,11 +73,11 @@ names the Secrets its pods are given, as who may create pods does (docs/install.
 # Its conditions and amounts, by server-side apply.
 - apiGroups: [trimtab.dev]
   resources: [inferencepipelines/status]
-  verbs: [get, patch]
+  verbs: [patch]
 # Where the routers are, to read their load without Prometheus.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # One event for each decision that changes a plan.
 - apiGroups: [""]
   resources: [events]

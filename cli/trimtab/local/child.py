@@ -8,11 +8,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from trimtab.local.leash import die_with_parent
+from trimtab_pipelines.edge import Identity
+from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
 
 CANNOT_SERVE = 1
 
 
-def serve(folder: str, log: str, ready: Connection) -> None:
+def serve(folder: str, log: str, ready: Connection, identity: Identity | None) -> None:
     """Serve a folder of models until SIGTERM; send the ports as a dictionary once ready. Does not return."""
     os.setsid()  # Ctrl-C in the terminal is the supervisor's to handle
     die_with_parent()
@@ -26,8 +28,9 @@ def serve(folder: str, log: str, ready: Connection) -> None:
 
     code = 0
     try:
-        run(Path(folder), lambda ports: ready.send(ports.as_dict()))
-    except (ModelError, OSError) as error:
+        shown = MutualTls(identity) if identity else None
+        run(Path(folder), lambda ports: ready.send(ports.as_dict()), identity=shown)
+    except (ModelError, UnusableIdentity, OSError) as error:
         sys.stderr.write(f"{error}\n")
         code = CANNOT_SERVE
     except BaseException:  # noqa: BLE001  (the process ends here: whatever it was belongs into its log)

@@ -13,6 +13,7 @@ from trimtab.local.replicas import ReplicaProcess
 from trimtab.local.rollout import Action, MarkDraining, Replica, Resize, Start, Stop, Target
 from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
+from trimtab_pipelines.edge import Identity
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.routing import Endpoint, Endpoints
@@ -35,6 +36,7 @@ class Site:
         folder: the run folder.
         limit_cores: most cores all replicas may have reserved.
         memory_bytes: what the variants of one replica may need together.
+        identity: what replicas and their router show each other.
     """
 
     pipeline: InferencePipeline
@@ -42,6 +44,7 @@ class Site:
     folder: Path
     limit_cores: float
     memory_bytes: float
+    identity: Identity | None = None
 
     @property
     def endpoints_file(self) -> Path:
@@ -192,6 +195,7 @@ class Fleet:
             words,
             lambda ports: self._ready(name, ports),
             lambda: self._end(name),
+            site.identity,
         )
         replica = Replica(name, action.stage, action.variant, frozenset(variants), action.cores, "starting")
         self._members[name] = Member(replica, process, self.clock())

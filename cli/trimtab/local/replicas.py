@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from trimtab.local import child
+from trimtab_pipelines.edge import Identity
 
 PRELOADED = ["trimtab_model_servers.server", "trimtab.local.child"]
 STOP_PATIENCE_SECONDS = 10.0
@@ -34,12 +35,18 @@ class ReplicaProcess:
         log: where what it says goes.
         on_ready: called once with its ports by name.
         on_end: called once when it has ended, whatever the reason.
+        identity: what it and its router show each other.
     """
 
     def __init__(
-        self, folder: Path, log: Path, on_ready: Callable[[dict[str, int]], None], on_end: Callable[[], None]
+        self,
+        folder: Path,
+        log: Path,
+        on_ready: Callable[[dict[str, int]], None],
+        on_end: Callable[[], None],
+        identity: Identity | None = None,
     ) -> None:
-        self.folder, self.log = folder, log
+        self.folder, self.log, self._identity = folder, log, identity
         self._on_ready, self._on_end = on_ready, on_end
         self._loop = asyncio.get_running_loop()
         self._process: ForkServerProcess | None = None
@@ -57,9 +64,8 @@ class ReplicaProcess:
         """Fork it."""
         context = multiprocessing.get_context("forkserver")
         self._ports, ports = context.Pipe(duplex=False)
-        process = context.Process(
-            target=child.serve, args=(str(self.folder), str(self.log), ports), name=self.folder.name, daemon=True
-        )
+        asked = (str(self.folder), str(self.log), ports, self._identity)
+        process = context.Process(target=child.serve, args=asked, name=self.folder.name, daemon=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
             await asyncio.to_thread(process.start)  # the first one waits for the fork server's imports

@@ -28,7 +28,7 @@ from trimtab.local.rollout import backoff_seconds
 from trimtab.local.router_client import RouterClient, RouterUnreachable
 from trimtab_model_servers.families.registry import modules_to_preload
 from trimtab_pipelines.acceptance import check_plan
-from trimtab_pipelines.documents import DocumentError, load_pipeline, load_published_plan, write_json
+from trimtab_pipelines.documents import DocumentError, load_edge, load_pipeline, load_published_plan, write_json
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
@@ -111,7 +111,8 @@ class Supervisor:
         limit = budget.cores + budget.surge_cores
         memory = memory_bytes_per_replica(self.pipeline, limit, psutil.virtual_memory().available)
         home = self.setup.pipeline_file.resolve()
-        site = Site(self.pipeline, home if home.is_dir() else home.parent, self.setup.folder, limit, memory)
+        folder, identity = home if home.is_dir() else home.parent, load_edge(self.setup.edge).replicas
+        site = Site(self.pipeline, folder, self.setup.folder, limit, memory, identity)
         self.fleet = Fleet(site, time.monotonic, self._changed.set, self._note_death)
 
     @property

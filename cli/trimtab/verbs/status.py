@@ -6,10 +6,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from trimtab.in_cluster import all_pipelines, condition_of, connected
+from trimtab.in_cluster import all_pipelines, connected
 from trimtab.local.router_client import Counters, RouterClient
 from trimtab.options import console
 from trimtab_pipelines.router_state import RouterState
+from trimtab_pipelines.status import condition_of
 
 
 def command(
@@ -36,6 +37,10 @@ def command(
         )
     console.print(f"plan {state.plan_generation}, {'ready' if state.ready else 'not ready'}")
     console.print(table)
+    for name, stage in state.stages.items():
+        for replica, seen in stage.endpoints.items():
+            if seen.refused:
+                console.print(f"stage {name}: {replica} gets no work: {seen.refused}")
     counts = " · ".join(f"{outcome} {count}" for outcome, count in counters.outcomes.items())
     console.print(f"received {counters.received} · {counts}")
     return 0

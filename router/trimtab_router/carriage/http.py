@@ -12,6 +12,7 @@ from trimtab_protocol import InferResponse, Parameters, Tensor
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_router.carriage.replicas import BatchRequest, Replica
 from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
+from trimtab_router.connection import Tls
 from trimtab_router.refusal import failure
 from trimtab_router.stage.endings import Answered, Broken, Ending, Lost, NotReady
 from trimtab_router.stage.slot import Parcel, Slot
@@ -33,18 +34,31 @@ class HttpCarrier:
         hang_seconds: the least time after which a replica that does not answer counts as lost; the first batch, of
             which nothing is known yet, has ten times as long.
         max_answer_bytes: of an answer whose size the stage leaves open.
+        tls: what connections to replicas are secured with.
     """
 
     def __init__(
-        self, stage: Stage, *, datatypes: Mapping[str, str], hang_seconds: float, max_answer_bytes: int
+        self,
+        stage: Stage,
+        *,
+        datatypes: Mapping[str, str],
+        hang_seconds: float,
+        max_answer_bytes: int,
+        tls: Tls = lambda: None,
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self._stage = stage
         self._datatypes = datatypes
         self._hang_seconds = hang_seconds
         self._max_answer_bytes = max_answer_bytes
+        self._tls = tls
         self._under_way: set[asyncio.Task[None]] = set()
         self._retiring: set[asyncio.Task[None]] = set()
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why replicas get no work that are not who they must be, by name."""
+        return {name: replica.refused for name, replica in self.replicas.items() if replica.refused}
 
     def follow(self, endpoints: Iterable[Endpoint], on_change: Callable[[], None]) -> list[Slot]:
         """Use these replicas from now on, and call `on_change` whenever one's readiness changed; returns their slots.
@@ -60,7 +74,7 @@ class HttpCarrier:
                 _start(self.replicas.pop(name).retire(), self._retiring)
         for name, endpoint in wanted.items():
             if name not in self.replicas:
-                self.replicas[name] = Replica(endpoint, on_change)
+                self.replicas[name] = Replica(endpoint, on_change, tls=self._tls)
         return [replica.slot for replica in self.replicas.values()]
 
     def carry(self, parcel: Parcel, ended: Callable[[Parcel, Ending], None]) -> None:

@@ -19,7 +19,15 @@ import numpy as np
 from trimtab_pipelines.routing import Endpoint
 from trimtab_protocol import Buffer, InferResponse, Parameters, ProtocolError, Tensor, rest
 from trimtab_protocol.text import told
-from trimtab_router.connection import ConnectionBroken, ConnectionPool, HttpConnection, Reply, request_head
+from trimtab_router.connection import (
+    ConnectionBroken,
+    ConnectionPool,
+    HttpConnection,
+    PeerRefused,
+    Reply,
+    Tls,
+    request_head,
+)
 from trimtab_router.stage.endings import Broken, Lost, NotReady, Rejected
 from trimtab_router.stage.slot import Slot
 
@@ -58,10 +66,13 @@ class Replica:
     Args:
         endpoint: where it is and what it says it can serve.
         on_change: called whenever its readiness changed.
+        tls: what connections to it are secured with.
     """
 
-    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None]) -> None:
+    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None], *, tls: Tls = lambda: None) -> None:
         self.endpoint = endpoint
+        self.refused = ""
+        """Why it gets no work, where it is not who it must be."""
         self.slot = Slot(endpoint.name)
         """What its stage's desk sees of it."""
         self._held = 0
@@ -75,7 +86,8 @@ class Replica:
         self._empty.set()
         host, _, port = endpoint.address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
-        self._connections = ConnectionPool(self._host, self._port)
+        self._tls = tls
+        self._connections = ConnectionPool(self._host, self._port, tls)
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"watch {endpoint.name}")
 
     @property
@@ -212,17 +224,32 @@ class Replica:
     async def _probe_variants(self) -> frozenset[str]:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
-                if self._probe is None or not self._probe.usable:
-                    self._probe = await HttpConnection.open(self._host, self._port)
-                    self._reads_binary = not self.endpoint.model_names or await self._offers_binary(self._probe)
-                answers = {variant: await self._ask(self._probe, variant) for variant in self.endpoint.variants}
+                probe = await self._probe_connection()
+                answers = {variant: await self._ask(probe, variant) for variant in self.endpoint.variants}
         except (ConnectionBroken, TimeoutError) as error:
             log.debug("replica %s: probe failed: %s", self.name, error)
+            self._note_refused(str(error) if isinstance(error, PeerRefused) else "")
             if self._probe is not None:
                 self._probe.close()
                 self._probe = None
             return frozenset()
+        self._note_refused("")
         return frozenset(variant for variant, ready in answers.items() if ready)
+
+    async def _probe_connection(self) -> HttpConnection:
+        tls = self._tls()
+        if self._probe is not None and self._probe.usable and self._probe.tls is tls:
+            return self._probe
+        if self._probe is not None:
+            self._probe.close()
+        self._probe = await HttpConnection.open(self._host, self._port, tls)
+        self._reads_binary = not self.endpoint.model_names or await self._offers_binary(self._probe)
+        return self._probe
+
+    def _note_refused(self, reason: str) -> None:
+        if reason and reason != self.refused:
+            log.warning("replica %s gets no work: %s", self.name, reason)
+        self.refused = reason
 
     async def _ask(self, connection: HttpConnection, variant: str) -> bool:
         return (await self._get(connection, self._path(variant, "ready"))).status == 200

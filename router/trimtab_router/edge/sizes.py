@@ -21,15 +21,16 @@ def heap_bytes(settings: EdgeSettings) -> int:
     return int(HEAP_SHARE * settings.memory)
 
 
-def in_flight_bytes(pipeline: InferencePipeline) -> int:
-    """What all requests under way may hold of the router's memory."""
-    return max((pipeline.spec.router.resources.memory - PROGRAM_BYTES) // COPIES, 4 * MEBIBYTE)
+def in_flight_bytes(pipeline: InferencePipeline, settings: EdgeSettings) -> int:
+    """What all requests under way may hold of the router's memory; TLS to replicas costs a copy more, encrypted."""
+    copies = COPIES + (settings.replicas is not None)
+    return max((pipeline.spec.router.resources.memory - PROGRAM_BYTES) // copies, 4 * MEBIBYTE)
 
 
 def payload_bytes(pipeline: InferencePipeline, settings: EdgeSettings) -> int:
     """The largest request that router and door can hold within their limits."""
     return min(
-        int(LARGE_SHARE * in_flight_bytes(pipeline)) - SMALL_BYTES,
+        int(LARGE_SHARE * in_flight_bytes(pipeline, settings)) - SMALL_BYTES,
         heap_bytes(settings) // PAYLOADS_IN_HEAP,
         MOST_PAYLOAD_BYTES,
     )

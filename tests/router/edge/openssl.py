@@ -58,6 +58,13 @@ class Authority:
             f"subjectAltName={names}",
         )
 
+    def let_expire(self, certificate: Path, key: Path) -> None:
+        """Sign a certificate anew, so that it has just expired."""
+        copied = ("-copy_extensions", "copyall")
+        wanted = openssl("x509", "-x509toreq", "-in", str(certificate), "-signkey", str(key), *copied)
+        signer = ("-CA", str(self.file), "-CAkey", str(self.key), "-days", "0")
+        certificate.write_bytes(openssl("x509", "-req", *signer, *copied, data=wanted))
+
 
 def _encoded(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -2,13 +2,14 @@
 
 import asyncio
 import heapq
-import random
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+from trimtab_kubernetes.pauses import Pauses
+
 AnyKey = TypeVar("AnyKey", bound=Hashable)
-FIRST_BACKOFF_SECONDS = 0.5
-LONGEST_BACKOFF_SECONDS = 60.0
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 60.0
 
 
 class WorkQueue(Generic[AnyKey]):
@@ -21,7 +22,7 @@ class WorkQueue(Generic[AnyKey]):
         self._count = 0
         self._in_hand: set[AnyKey] = set()
         self._again: dict[AnyKey, float] = {}
-        self._failures: dict[AnyKey, int] = {}
+        self._pauses: dict[AnyKey, Pauses] = {}
         self._changed = asyncio.Event()
 
     def add(self, key: AnyKey, delay_seconds: float = 0.0) -> None:
@@ -36,11 +37,6 @@ class WorkQueue(Generic[AnyKey]):
             heapq.heappush(self._heap, (due, self._count, key))
             self._changed.set()
 
-    def forget(self, key: AnyKey) -> None:
-        """Drop a key that need not be looked at any more."""
-        self._due.pop(key, None)
-        self._failures.pop(key, None)
-
     async def work(self, handle: Callable[[AnyKey], Awaitable[float | None]]) -> None:
         """Handle keys for ever; `handle` returns after how many seconds it wants to be called again, if at all."""
         while True:
@@ -51,10 +47,11 @@ class WorkQueue(Generic[AnyKey]):
                 self._in_hand.discard(key)
                 self.add(key)
                 raise
-            except Exception:  # noqa: BLE001 - `handle` has told of it; here it only means later
-                self._done(key, self._backoff_seconds(key))
+            except Exception as error:  # noqa: BLE001 - `handle` has told of it; here it only means later
+                pauses = self._pauses.setdefault(key, Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
+                self._done(key, pauses.after(error))
             else:
-                self._failures.pop(key, None)
+                self._pauses.pop(key, None)
                 self._done(key, again_seconds)
 
     async def _take(self) -> AnyKey:
@@ -62,7 +59,7 @@ class WorkQueue(Generic[AnyKey]):
             while self._heap:
                 due, _, key = self._heap[0]
                 if self._due.get(key) != due:
-                    heapq.heappop(self._heap)  # asked for earlier since, or dropped
+                    heapq.heappop(self._heap)  # asked for earlier since
                     continue
                 if due > self._clock():
                     break
@@ -84,8 +81,3 @@ class WorkQueue(Generic[AnyKey]):
             self.add(key, max(earlier - self._clock(), 0.0))
         if again_seconds is not None:
             self.add(key, again_seconds)
-
-    def _backoff_seconds(self, key: AnyKey) -> float:
-        failures = self._failures[key] = self._failures.get(key, 0) + 1
-        longest: float = min(FIRST_BACKOFF_SECONDS * 2 ** min(failures - 1, 16), LONGEST_BACKOFF_SECONDS)
-        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries

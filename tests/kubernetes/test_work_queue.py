@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from trimtab_operator.work_queue import WorkQueue
+from trimtab_kubernetes.work_queue import WorkQueue
 
 
 async def test_a_key_asked_for_often_is_handed_out_once_and_never_to_two() -> None:

@@ -1,0 +1,151 @@
+"""Shell: requests to one API server, by the official client's transport and credentials.
+
+What passes by itself is seen to here: a server that is busy says when to come back, and credentials go out of date.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from trimtab_kubernetes.errors import ClusterError, Unreachable, error_for
+from trimtab_kubernetes.objects import Object
+
+log = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_SECONDS = 10.0
+MOST_REQUESTS = 32  # that wait for an answer to begin; a watch, which holds its connection for minutes, does not
+_ANY_NUMBER = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of the server."""
+
+    method: str
+    path: str
+    query: Mapping[str, str | None] = field(default_factory=dict)
+    body: Mapping[str, Any] | None = None
+    content_type: str = "application/json"
+    timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+def _always() -> bool:
+    return True
+
+
+class Connection:
+    """A client of the API server, and how it comes by its credentials.
+
+    Args:
+        kubeconfig: a file; None means the pod's service account, or what KUBECONFIG names.
+    """
+
+    def __init__(self, kubeconfig: str | None) -> None:
+        self._kubeconfig, self._settings = kubeconfig, client.Configuration()
+        self._settings.connection_pool_maxsize = _ANY_NUMBER
+        self._slots = asyncio.Semaphore(MOST_REQUESTS)
+        self._api: Any = None
+
+    async def open(self) -> None:
+        """Find a server and credentials; ClusterError where there are none."""
+        try:
+            await self._read_credentials()
+        except (config.ConfigException, OSError) as error:
+            raise ClusterError(f"no Kubernetes to talk to: {error}; set KUBECONFIG") from error
+        self._api = client.ApiClient(self._settings)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._api.close()
+
+    async def call(self, request: Request, may_write: Callable[[], bool]) -> Object:
+        """Return the object that a request is answered with; raises ClusterError, as `send` does."""
+        response = await self.send(request, may_write)
+        try:
+            answer: Object = await response.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise Unreachable(f"{request}: {type(error).__name__} {error}") from error
+        finally:
+            response.release()
+        return answer
+
+    async def send(self, request: Request, may_write: Callable[[], bool] = _always) -> aiohttp.ClientResponse:
+        """Return the answer to a request.
+
+        It is sent once more with new credentials where the old ones are out of date, and again when a busy server
+        says to. That is not waited for longer than for any other answer: the error tells how long it would have been.
+
+        Raises:
+            ClusterError: by its kind, what the server answered instead, or that it did not.
+        """
+        give_up_at, is_renewed = time.monotonic() + REQUEST_TIMEOUT_SECONDS, False
+        while True:
+            if request.method != "GET" and not may_write():
+                raise Unreachable(f"{request}: not sent, for it is not certain that this process leads")
+            response = await self._send_once(request)
+            if response.status < HTTPStatus.BAD_REQUEST:
+                return response
+            error = await _error_of(request, response)
+            if error.status == HTTPStatus.UNAUTHORIZED and not is_renewed:
+                await self._renew_credentials(error)
+                is_renewed = True
+            elif 0 < error.retry_after_seconds <= give_up_at - time.monotonic():
+                log.info("%s; again in %g s, as it asks", error, error.retry_after_seconds)
+                await asyncio.sleep(error.retry_after_seconds)
+            else:
+                raise error
+
+    async def _send_once(self, request: Request) -> aiohttp.ClientResponse:
+        headers = {"Accept": "application/json", "Content-Type": request.content_type}
+        query = [(key, value) for key, value in request.query.items() if value is not None]
+        named = {"query_params": query, "header_params": headers, "body": request.body}
+        try:
+            serialized = await self._api.param_serialize(
+                request.method, request.path, auth_settings=["BearerToken"], **named
+            )
+            async with self._slots:
+                answer = await self._api.call_api(*serialized, _request_timeout=request.timeout_seconds)
+        except (aiohttp.ClientError, TimeoutError, OSError, config.ConfigException) as error:
+            raise Unreachable(f"{request}: {type(error).__name__} {error}") from error
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+    async def _renew_credentials(self, refused: ClusterError) -> None:
+        try:
+            await self._read_credentials()
+        except (config.ConfigException, OSError) as error:
+            raise Unreachable(f"{refused}; no new credentials: {error}", refused.status) from error
+
+    async def _read_credentials(self) -> None:
+        if self._kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+            config.load_incluster_config(client_configuration=self._settings)
+        else:
+            named = self._kubeconfig or os.environ.get("KUBECONFIG")  # the client would read it but once, when imported
+            await config.load_kube_config(config_file=named, client_configuration=self._settings)
+
+
+async def _error_of(request: Request, response: aiohttp.ClientResponse) -> ClusterError:
+    try:
+        body = await response.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return Unreachable(f"{request}: {type(error).__name__} {error}")
+    return error_for(response.status, f"{request}: {_message(body)}", response.headers.get("Retry-After", ""))
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")

@@ -1,0 +1,72 @@
+"""Shell: what the process of every controller does: it answers probes and Prometheus, and ends when it is told to."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+
+log = logging.getLogger(__name__)
+
+
+def told_to_stop() -> asyncio.Event:
+    """Return what is set by SIGTERM or SIGINT from now on."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def until(stop: asyncio.Event, *working: "asyncio.Future[Any]") -> None:
+    """Wait until told to stop, or until some work ends by itself; raises what that raised."""
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([stopping, *working], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    for work in working:
+        if work.done():
+            work.result()
+
+
+@asynccontextmanager
+async def observed(
+    health_port: int, metrics_port: int, registry: CollectorRegistry, what_is_wrong: Callable[[], str] = str
+) -> AsyncIterator[None]:
+    """Answer probes at /healthz and Prometheus at /metrics while the block runs.
+
+    Args:
+        health_port: on all addresses; 0 takes any free one on loopback, as it does for metrics.
+        metrics_port: likewise.
+        registry: what Prometheus is told.
+        what_is_wrong: why nothing but a restart helps; nothing while all is well.
+    """
+
+    def health() -> web.Response:
+        wrong = what_is_wrong()
+        return web.Response(status=503 if wrong else 200, text=wrong or "ok")
+
+    def metrics() -> web.Response:
+        return web.Response(body=generate_latest(registry), content_type="text/plain")
+
+    async with _answering(health_port, "/healthz", health), _answering(metrics_port, "/metrics", metrics):
+        yield
+
+
+@asynccontextmanager
+async def _answering(port: int, path: str, answer: Callable[[], web.Response]) -> AsyncIterator[None]:
+    async def handle(_: web.Request) -> web.Response:
+        return answer()
+
+    app = web.Application()
+    app.router.add_get(path, handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, None if port else "127.0.0.1", port).start()
+    log.info("%s on port %d", path, int(runner.addresses[0][1]))
+    try:
+        yield
+    finally:
+        await runner.cleanup()

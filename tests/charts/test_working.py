@@ -1,0 +1,56 @@
+"""The operator does its work with the rights that the chart gives it, and no other."""
+
+import asyncio
+from pathlib import Path
+
+from tests.builders import a_pipeline_document, a_stage, a_variant
+from tests.charts.helm import RELEASE_NAMESPACE
+from tests.control_plane import TOKEN
+from tests.operating.scene import SETTINGS, Site
+from trimtab_kubernetes import Cluster
+from trimtab_kubernetes.lease import Lease, leading
+from trimtab_operator.controller import Controller
+from trimtab_operator.metrics import Metrics
+from trimtab_pipelines.cluster import OPERATOR_MANAGER
+
+
+async def account(server: Cluster, name: str, installed: Path, folder: Path) -> str:
+    """Return a kubeconfig with a token of a service account of the release."""
+    path = f"/api/v1/namespaces/{RELEASE_NAMESPACE}/serviceaccounts/{name}/token"
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+    answer = await server._call("POST", path, None, body)
+    kubeconfig = folder / name
+    kubeconfig.write_text(installed.read_text().replace(TOKEN, answer["status"]["token"]))  # noqa: ASYNC240
+    return str(kubeconfig)
+
+
+async def test_the_operator_leads_writes_tells_and_clears_away(server: Cluster, installed: Path, tmp_path: Path):
+    stage = a_stage(variants=[a_variant("small"), a_variant("large", accuracy=0.95)], hosting="Separate")
+    site = Site(server, "team-a", a_pipeline_document([stage]))
+    async with await Cluster.connect(await account(server, "trimtab-operator", installed, tmp_path)) as itself:
+        site.controller = Controller(itself, SETTINGS, Metrics(), site._now)
+        await site.apply_pipeline()
+        await site.settle()
+        assert await site.names("Job")
+
+        await site.apply_profiles()
+        await site.apply_plan(1)
+        await site.settle()
+        assert (await site.conditions())["Ready"] == ("True", "Ready")
+        assert {reason for reason, _ in await site.events()} >= {"Profiling", "PlanApplied"}
+
+        del site.document["spec"]["stages"][0]["variants"][0]
+        await site.apply_pipeline()
+        await site.apply_profiles()
+        await site.apply_plan(2)
+        await site.settle()
+        assert await site.replicas() == {"large": 1}
+
+        began = asyncio.Event()
+
+        async def work() -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        async with leading(Lease(itself, RELEASE_NAMESPACE, OPERATOR_MANAGER, "itself"), work), asyncio.timeout(60):
+            await began.wait()

@@ -1,0 +1,73 @@
+"""What is known of a cluster comes in any order: from lists, watches, and the answers to our own writes."""
+
+from typing import Any
+
+from trimtab_kubernetes.cache import Cache
+from trimtab_kubernetes.client import Listing
+
+HERE = ("here", "sample")
+
+
+def a_pod(version: int, owner: str | None = "one", *, uid: str = "u1", name: str = "sample") -> dict[str, Any]:
+    labels = {} if owner is None else {"of": owner}
+    metadata = {"namespace": "here", "name": name, "uid": uid, "labels": labels, "resourceVersion": str(version)}
+    return {"kind": "Pod", "metadata": metadata | {"managedFields": [{"manager": "somebody"}]}}
+
+
+def a_cache(*pods: dict[str, Any]) -> Cache[str]:
+    cache: Cache[str] = Cache(lambda found: found["metadata"]["labels"].get("of"))
+    for pod in pods:
+        cache.put(pod)
+    return cache
+
+
+def version(cache: Cache[str]) -> int:
+    found = cache.get("Pod", HERE)
+    assert found is not None
+    return int(found["metadata"]["resourceVersion"])
+
+
+def test_an_older_version_never_replaces_a_newer_one():
+    cache = a_cache(a_pod(5))
+
+    assert cache.put(a_pod(4)) == set()
+    assert cache.put(a_pod(5)) == set()
+    assert version(cache) == 5
+    assert cache.put(a_pod(6)) == {"one"}
+    assert version(cache) == 6
+
+
+def test_an_object_that_moves_concerns_both_groups_and_stands_in_one():
+    cache = a_cache(a_pod(1))
+
+    assert cache.put(a_pod(2, "other")) == {"one", "other"}
+    assert cache.group("one") == []
+    assert [pod["metadata"]["resourceVersion"] for pod in cache.group("other")] == ["2"]
+    assert cache.put(a_pod(3, None)) == {"other"}
+    assert cache.get("Pod", HERE) is None
+
+
+def test_the_end_of_one_is_not_taken_for_that_of_its_successor():
+    cache = a_cache(a_pod(7, uid="u2"))
+
+    assert cache.remove(a_pod(6, uid="u1")) == {"one"}
+    assert version(cache) == 7
+    cache.remove(a_pod(8, uid="u2"))
+    assert cache.get("Pod", HERE) is None
+    assert (cache.group("one"), cache.keys("Pod")) == ([], [])
+
+
+def test_a_list_tells_what_is_gone_but_not_of_what_was_written_since():
+    cache = a_cache(a_pod(3, name="gone"), a_pod(4, name="listed"), a_pod(9, name="written"))
+    listing = Listing([a_pod(4, name="listed")], "8")
+
+    assert [found["metadata"]["name"] for found in cache.missing("Pod", None, listing)] == ["gone"]
+    assert cache.missing("Pod", "elsewhere", listing) == []
+    assert cache.missing("Deployment", None, listing) == []
+
+
+def test_who_wrote_which_field_is_not_kept():
+    found = a_cache(a_pod(1)).get("Pod", HERE)
+
+    assert found is not None
+    assert "managedFields" not in found["metadata"]

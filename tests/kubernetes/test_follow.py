@@ -1,0 +1,131 @@
+"""Following survives what befalls an API server: an outage, forgotten versions, credentials that run out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.adapter.clusters import a_pipeline_of, profile_bodies
+from tests.control_plane import TOKEN
+from tests.kubernetes.test_client import a_config_map
+from tests.relay import before_the_api_server
+from trimtab_kubernetes import Change, Cluster, Unreachable, follow
+from trimtab_kubernetes.client import Listing
+from trimtab_kubernetes.kinds import Kind
+
+KIND = "ConfigMap"
+
+
+@asynccontextmanager
+async def following(cluster: Cluster, namespace: str, kind: str = KIND) -> AsyncIterator["Seen"]:
+    """Follow the test's objects of a kind while the block runs."""
+    seen = Seen()
+
+    async def watch() -> None:
+        async for change in follow(cluster, kind, namespace, "test=client"):
+            await seen.take(change)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Seen:
+    """What a follower was told: which objects there are, and how many lists it took."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.lists = 0
+        self._changed = asyncio.Condition()
+
+    async def take(self, change: Change) -> None:
+        async with self._changed:
+            if change.synced:
+                self.lists += 1
+            elif change.deleted:
+                self.names.discard(change.key[1])
+            else:
+                self.names.add(change.key[1])
+            self._changed.notify_all()
+
+    async def until(self, names: set[str], lists: int = 1) -> None:
+        async with asyncio.timeout(60), self._changed:
+            await self._changed.wait_for(lambda: self.names == names and self.lists >= lists)
+
+
+async def test_what_came_and_went_during_an_outage_is_told_after_it(cluster, namespace, kubeconfig, tmp_path):
+    await cluster.apply(a_config_map(namespace, "goes"), manager="one")
+    async with before_the_api_server(kubeconfig, tmp_path) as (relay, through):
+        await relay.open()
+        async with await Cluster.connect(str(through)) as connected, following(connected, namespace) as seen:
+            await seen.until({"goes"})
+            await relay.close()
+            await cluster.delete(KIND, namespace, "goes")
+            await cluster.apply(a_config_map(namespace, "comes"), manager="one")
+            await relay.open()
+            await seen.until({"comes"}, lists=2)
+
+
+class Forgetful(Cluster):
+    """One whose first list is of a version that the server has long forgotten."""
+
+    listed = 0
+
+    async def list(
+        self, kind: str | Kind, namespace: str | None = None, labels: str | None = None, name: str | None = None
+    ) -> Listing:
+        found = await super().list(kind, namespace, labels, name)
+        self.listed += 1
+        return Listing(found.items, "1") if self.listed == 1 else found
+
+
+async def test_a_version_that_is_too_old_is_listed_anew(cluster, namespace, kubeconfig):
+    """Of a kind that was defined long after version 1: of the first ones the server remembers even that."""
+    profile = profile_bodies(a_pipeline_of(namespace))[0]
+    profile["metadata"]["labels"] = {"test": "client"}
+    async with (
+        await Forgetful.connect(str(kubeconfig)) as forgetful,
+        following(forgetful, namespace, profile["kind"]) as seen,
+    ):
+        await seen.until(set(), lists=2)
+        await cluster.apply(profile, manager="one")
+        await seen.until({profile["metadata"]["name"]}, lists=2)
+
+
+async def test_credentials_that_ran_out_are_read_anew(cluster, namespace, kubeconfig, tmp_path):
+    written = kubeconfig.read_text()
+    if TOKEN not in written:
+        pytest.skip("the administrator of this API server has no token")
+    rotated = tmp_path / "kubeconfig"
+    rotated.write_text(written.replace(TOKEN, "ran-out"))
+    await cluster.apply(a_config_map(namespace, "there"), manager="one")
+
+    async with await Cluster.connect(str(rotated)) as connected:
+        with pytest.raises(Unreachable, match="Unauthorized") as refused:
+            await connected.list(KIND, namespace)
+        async with following(connected, namespace) as seen:
+            rotated.write_text(written)
+            await seen.until({"there"})
+
+    assert refused.value.status == 401
+
+
+async def test_watches_leave_room_for_requests(cluster, namespace):
+    """Each holds a connection: there may be more of them than requests at once."""
+    async with asyncio.timeout(60), asyncio.TaskGroup() as watching:
+        told = [asyncio.Event() for _ in range(50)]
+
+        async def watch(synced: asyncio.Event) -> None:
+            async for change in follow(cluster, KIND, namespace, name="there"):
+                if change.key[1] == "there":
+                    synced.set()
+                    return
+
+        for event in told:
+            watching.create_task(watch(event))
+        await cluster.apply(a_config_map(namespace, "there"), manager="one")
+        await asyncio.gather(*(event.wait() for event in told))

@@ -1,0 +1,59 @@
+"""What controllers tell of an object: conditions that keep their times, events that are told once, owners, times."""
+
+from typing import Any
+
+from trimtab_kubernetes.conditions import MOST_MESSAGE, conditions, ill, well
+from trimtab_kubernetes.events import event
+from trimtab_kubernetes.objects import owner_reference
+from trimtab_kubernetes.times import rfc3339, rfc3339_micro, seconds_of
+
+NOW = 1_700_000_000.25
+PIPELINE: dict[str, Any] = {
+    "apiVersion": "trimtab.dev/v1alpha1",
+    "kind": "InferencePipeline",
+    "metadata": {"name": "sample", "namespace": "here", "uid": "u1"},
+}
+
+
+def test_a_transition_is_timed_when_the_status_changes_and_only_then():
+    (first,) = conditions([well("Ready", "Fine", "")], [], 1, NOW)
+    (same,) = conditions([well("Ready", "Better", "")], [first], 2, NOW + 60)
+    (other,) = conditions([ill("Ready", "Bad", "x" * 9999)], [same], 2, NOW + 90)
+
+    assert first["lastTransitionTime"] == same["lastTransitionTime"] == rfc3339(NOW)
+    assert (same["reason"], same["observedGeneration"]) == ("Better", 2)
+    assert other["lastTransitionTime"] == rfc3339(NOW + 90)
+    assert len(other["message"]) == MOST_MESSAGE
+
+
+def told(about: dict[str, Any], decision: str, now_seconds: float = NOW) -> dict[str, Any]:
+    return event(about, "PlanApplied", "why", decision=decision, by="operator", now_seconds=now_seconds)
+
+
+def test_an_event_told_again_has_the_same_name_and_no_other_has():
+    other = PIPELINE | {"metadata": PIPELINE["metadata"] | {"uid": "u2"}}
+    names = [
+        told(*about)["metadata"]["name"] for about in ((PIPELINE, "plan 1"), (PIPELINE, "plan 2"), (other, "plan 1"))
+    ]
+
+    assert told(PIPELINE, "plan 1", NOW + 5)["metadata"]["name"] == names[0]
+    assert len(set(names)) == 3
+    assert told(PIPELINE, "plan 1")["involvedObject"] == {
+        "apiVersion": "trimtab.dev/v1alpha1",
+        "kind": "InferencePipeline",
+        "name": "sample",
+        "namespace": "here",
+        "uid": "u1",
+    }
+
+
+def test_an_owner_is_named_by_its_uid():
+    expected = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline", "name": "sample", "uid": "u1"}
+
+    assert owner_reference(PIPELINE) == expected | {"controller": True}
+
+
+def test_times_are_written_as_kubernetes_does():
+    assert rfc3339(NOW) == "2023-11-14T22:13:20Z"
+    assert rfc3339_micro(NOW) == "2023-11-14T22:13:20.250000Z"
+    assert seconds_of(rfc3339(NOW)) == int(NOW)

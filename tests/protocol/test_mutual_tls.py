@@ -1,0 +1,184 @@
+"""Both sides of a connection show a certificate; who may meet whom, and what happens when files are replaced."""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.router.edge.identities import Holder
+from tests.router.edge.openssl import Authority, openssl
+from trimtab_pipelines.edge import Identity
+from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity, why
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ca").begin()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "other", "other").begin()
+
+
+@asynccontextmanager
+async def listening(identity: Identity) -> AsyncIterator[int]:
+    """Echo a line to who is let in; yields the port."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readline())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0, ssl=MutualTls(identity).listening())
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def met(port: int, context: ssl.SSLContext) -> str:
+    """The serial number of who is met there; an OSError where either side refuses."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    writer.write(b"hello\n")
+    try:
+        if await reader.readline() != b"hello\n":
+            raise ConnectionResetError("it closed the connection")
+        return str(writer.get_extra_info("peercert")["serialNumber"])
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("mounted", [False, True], ids=["moved files", "a mounted Secret"])
+async def test_a_replaced_certificate_and_authority_count_from_the_next_connection_on(
+    tmp_path, authority, other, mounted
+):
+    replica = Holder(tmp_path / "replica", mounted).take(authority, authority)
+    router = Holder(tmp_path / "router", mounted).take(authority, authority)
+    tls = MutualTls(router.identity())
+    async with listening(replica.identity()) as port:
+        before = tls.connecting()
+        first = await met(port, before)
+        assert tls.connecting() is before
+
+        replica.take(authority, authority)
+        assert await met(port, before) != first
+        replica.take(other, other)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await met(port, tls.connecting())
+        router.take(authority, other)
+        assert tls.connecting() is not before
+        with pytest.raises(OSError, match="closed"):  # of the authority that was trusted before
+            await met(port, tls.connecting())
+        router.take(other, other)
+        await met(port, tls.connecting())
+
+
+async def test_files_that_cannot_be_used_leave_the_certificate_before_in_use(tmp_path, authority, caplog):
+    router = Holder(tmp_path / "router").take(authority, authority)
+    tls = MutualTls(router.identity())
+    before = tls.connecting()
+    (router.folder / "tls.key").unlink()
+    for _ in range(3):
+        assert tls.connecting() is before
+    (router.folder / "tls.key").write_text("no key")
+    assert tls.connecting() is before
+    warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 2
+    assert all(str(router.folder / "tls.key") in line and "stays in use" in line for line in warned)
+    router.take(authority, authority)
+    assert tls.connecting() is not before
+
+
+@pytest.mark.parametrize("kind", ["other authority", "expired", "no certificate", "TLS 1.2", "plain"])
+async def test_who_shows_no_certificate_of_the_authority_is_not_let_in_and_the_log_says_why_once(
+    tmp_path, authority, other, caplog, kind
+):
+    replica = Holder(tmp_path / "replica").take(authority, authority)
+    signer = other if kind == "other authority" else authority
+    stranger = Holder(tmp_path / "stranger").take(signer, authority, expired=kind == "expired")
+    context = MutualTls(stranger.identity()).connecting()
+    if kind in {"no certificate", "TLS 1.2"}:
+        context = ssl.create_default_context(cafile=str(authority.file))
+        context.check_hostname = False
+    if kind == "TLS 1.2":
+        context.load_cert_chain(stranger.folder / "tls.crt", stranger.folder / "tls.key")
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with listening(replica.identity()) as port:
+        for _ in range(2):
+            if kind == "plain":
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                assert await reader.read() == b""
+                writer.close()
+            else:
+                with pytest.raises(OSError):  # noqa: PT011 - the other side tells nothing
+                    await met(port, context)
+    told = [record.message for record in caplog.records if "refused" in record.message]
+    assert len(told) == 1
+    expected = {
+        "other authority": "its certificate is refused",
+        "expired": "its certificate is refused: certificate has expired",
+        "no certificate": "PEER_DID_NOT_RETURN_A_CERTIFICATE",
+        "TLS 1.2": "UNSUPPORTED_PROTOCOL",
+        "plain": "it speaks no TLS",
+    }
+    assert expected[kind] in told[0]
+
+
+@pytest.mark.parametrize(("expired", "reason"), [(True, "has expired"), (False, "unable to get local issuer")])
+async def test_a_server_whose_certificate_is_refused_is_told_by_the_reason(tmp_path, authority, other, expired, reason):
+    replica = Holder(tmp_path / "replica").take(authority if expired else other, authority, expired=expired)
+    router = Holder(tmp_path / "router").take(authority, authority)
+    async with listening(replica.identity()) as port:
+        with pytest.raises(ssl.SSLError) as refused:
+            await met(port, MutualTls(router.identity()).connecting())
+    assert why(refused.value).startswith("its certificate is refused: ")
+    assert reason in why(refused.value)
+
+
+@pytest.mark.parametrize("name", ["replicas.team-a", "spiffe://cluster.local/ns/team-a"])
+async def test_a_name_that_was_asked_for_must_be_borne_by_both_sides(tmp_path, authority, caplog, name):
+    kind = "URI" if ":" in name else "DNS"
+    right = Holder(tmp_path / "right").take(authority, authority, f"DNS:also,{kind}:{name}")
+    wrong = Holder(tmp_path / "wrong").take(authority, authority, f"DNS:elsewhere,{kind}:{name}.not")
+    async with listening(right.identity(name)) as port:
+        await met(port, MutualTls(right.identity(name)).connecting())
+        with pytest.raises(OSError, match="closed"):
+            await met(port, MutualTls(wrong.identity()).connecting())
+        assert f"it is for elsewhere, {name}.not, not for {name}" in caplog.text
+    async with listening(wrong.identity()) as port:
+        with pytest.raises(ssl.SSLCertVerificationError, match=f"not for {name}"):
+            await met(port, MutualTls(right.identity(name)).connecting())
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("tls.crt", None, "tls.crt"),
+        ("tls.key", "no key", "tls.key"),
+        ("ca.crt", "no certificate", "ca.crt"),
+        ("tls.key", "another", "tls.key"),
+        ("tls.key", "encrypted", "give one without a password"),
+    ],
+)
+def test_an_identity_that_cannot_be_used_is_refused_by_the_names_of_its_files(
+    tmp_path, authority, file, content, named
+):
+    router = Holder(tmp_path / "router").take(authority, authority)
+    if content is None:
+        (router.folder / file).unlink()
+    elif content == "another":
+        (router.folder / file).write_bytes(authority.key.read_bytes())
+    elif content == "encrypted":
+        encrypt(router.folder / file)
+    else:
+        (router.folder / file).write_text(content)
+    with pytest.raises(UnusableIdentity, match=named):
+        MutualTls(router.identity())
+
+
+def encrypt(key: Path) -> None:
+    key.write_bytes(openssl("pkey", "-in", str(key), "-aes256", "-passout", "pass:secret"))

@@ -1,0 +1,103 @@
+"""Replicas that must show who they are: refused ones are named and get no work, the others serve."""
+
+import asyncio
+
+import pytest
+
+from tests.router.edge.identities import Holder
+from tests.router.edge.openssl import Authority
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
+from trimtab_pipelines.edge import EdgeSettings
+from trimtab_protocol.mutual_tls import MutualTls
+
+PIPELINE = a_pipeline(1)
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path / "ca").begin()
+
+
+def showing(holder: Holder, name: str, asked: str = "") -> FakeReplica:
+    """A replica that takes who its authority vouches for."""
+    return FakeReplica(name=name, tls=MutualTls(holder.identity(asked)).listening())
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("of another authority", "its certificate is refused: "),
+        ("expired", "its certificate is refused: certificate has expired"),
+        ("of another name", "it is for elsewhere, not for shared"),
+        ("plain", "it speaks no TLS"),
+        (
+            "taking others only",
+            "it closed the connection before any answer; its log says if it refuses our certificate",
+        ),
+    ],
+)
+async def test_a_refused_replica_is_named_with_the_reason_and_gets_no_work(tmp_path, authority, caplog, kind, reason):
+    other = Authority(tmp_path / "other", "other").begin()
+    mine = Holder(tmp_path / "mine").take(authority, authority)
+    signer = other if kind == "of another authority" else authority
+    names = "DNS:elsewhere" if kind == "of another name" else "DNS:shared"
+    theirs = Holder(tmp_path / "theirs").take(
+        signer, other if kind == "taking others only" else authority, names, expired=kind == "expired"
+    )
+    refused = FakeReplica(name="refused") if kind == "plain" else showing(theirs, "refused")
+    good = showing(mine, "good", "shared")
+    edge = EdgeSettings(replicas=mine.identity("shared"))
+    async with a_rig(PIPELINE, {"stage-0": [good, refused]}, edge=edge, ready=False) as rig:
+        await rig.until_ready()
+        await rig.until(lambda: rig.value("trimtab_refused_replicas") == 1)
+        for _ in range(8):
+            assert (await rig.rest(a_request()))[0] == 200
+        _, state = await rig.get("/trimtab/v1/state")
+        told = state["stages"]["stage-0"]["endpoints"]
+        assert (told["good"]["ready"], told["good"]["refused"]) == (True, "")
+        assert not told["refused"]["ready"]
+        assert reason in told["refused"]["refused"]
+        assert not refused.seen
+        assert not refused.probes
+        lines = [line for line in caplog.messages if "gets no work" in line]
+        assert lines == [f"replica refused gets no work: {told['refused']['refused']}"]
+
+
+async def test_a_refused_replica_serves_once_its_certificate_is_right(tmp_path, authority):
+    mine = Holder(tmp_path / "mine").take(authority, authority)
+    theirs = Holder(tmp_path / "theirs").take(authority, authority, expired=True)
+    async with a_rig(
+        PIPELINE, {"stage-0": [showing(theirs, "late")]}, edge=EdgeSettings(replicas=mine.identity()), ready=False
+    ) as rig:
+        await rig.until(lambda: rig.value("trimtab_refused_replicas") == 1)
+        theirs.take(authority, authority)
+        await rig.until_ready()
+        assert rig.value("trimtab_refused_replicas") == 0
+        assert (await rig.rest(a_request()))[0] == 200
+
+
+async def test_certificates_are_replaced_under_load_and_no_request_fails(tmp_path, authority):
+    """Each side in its own time; connections of before are given up by the router, and not one batch is lost by it."""
+    mine = Holder(tmp_path / "mine", mounted=True).take(authority, authority)
+    theirs = Holder(tmp_path / "theirs", mounted=True).take(authority, authority)
+    replica = showing(theirs, "only")
+    async with a_rig(PIPELINE, {"stage-0": [replica]}, edge=EdgeSettings(replicas=mine.identity())) as rig:
+        codes: list[int] = []
+        stop = asyncio.Event()
+
+        async def call() -> None:
+            while not stop.is_set():
+                codes.append((await rig.rest(a_request()))[0])
+
+        async def twenty_more() -> None:
+            enough = len(codes) + 20
+            await rig.until(lambda: len(codes) > enough)
+
+        calling = asyncio.gather(*(call() for _ in range(4)))
+        for holder in (mine, theirs, mine):
+            holder.take(authority, authority)
+            await twenty_more()
+        stop.set()
+        await calling
+        assert set(codes) == {200}
+        assert await rig.metric("trimtab_retries_total") == 0

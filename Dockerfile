@@ -19,11 +19,11 @@ COPY hack/install.sh hack/sbom.sh hack/uv.txt hack/sbom.txt /opt/install/
 FROM ${BASE_IMAGE} AS control-source
 COPY adapter/trimtab_adapter /opt/trimtab/lib/trimtab_adapter
 COPY model_servers/trimtab_model_servers /opt/trimtab/lib/trimtab_model_servers
-COPY operator/trimtab_kubernetes /opt/trimtab/lib/trimtab_kubernetes
+COPY kubernetes/trimtab_kubernetes /opt/trimtab/lib/trimtab_kubernetes
 COPY operator/trimtab_operator /opt/trimtab/lib/trimtab_operator
 COPY pipelines/trimtab_pipelines /opt/trimtab/lib/trimtab_pipelines
 COPY predictor/trimtab_predictor /opt/trimtab/lib/trimtab_predictor
-COPY router/trimtab_protocol /opt/trimtab/lib/trimtab_protocol
+COPY protocol/trimtab_protocol /opt/trimtab/lib/trimtab_protocol
 COPY router/trimtab_router /opt/trimtab/lib/trimtab_router
 RUN python3 -m compileall -q /opt/trimtab/lib
 

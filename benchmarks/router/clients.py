@@ -16,7 +16,7 @@ from trimtab_protocol.grpc_messages import (
     response_class,
     response_from_message,
 )
-from trimtab_router.connection import HttpConnection, Reply, request_head
+from trimtab_protocol.http import HttpConnection, Reply, request_head
 
 Send = Callable[[], Awaitable[str]]
 """Sends one request, checks its answer, returns its code: `ok`, or the HTTP or gRPC status."""

@@ -22,8 +22,8 @@ from trimtab_protocol.grpc_messages import (
     response_class,
     response_from_message,
 )
+from trimtab_protocol.http import ConnectionBroken, ConnectionPool, request_head
 from trimtab_protocol.text import fits_header
-from trimtab_router.connection import ConnectionBroken, ConnectionPool, request_head
 
 _CHANNELS = 4
 _MAX_ERROR_BYTES = 4096

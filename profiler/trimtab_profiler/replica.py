@@ -12,7 +12,7 @@ from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, ProtocolError, Tensor, rest
 from trimtab_protocol.extensions import OPERATING_POINT
-from trimtab_router.connection import ConnectionBroken, HttpConnection, request_head
+from trimtab_protocol.http import ConnectionBroken, HttpConnection, request_head
 
 HOST = "127.0.0.1"
 START_SECONDS = 300.0

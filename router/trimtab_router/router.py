@@ -25,12 +25,12 @@ from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline, Stage
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
 from trimtab_protocol.extensions import PLAN_GENERATION
+from trimtab_protocol.http import Tls
 from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES
 from trimtab_protocol.text import header_value
 from trimtab_router.admission import VERSION, Admitted, admit, check, timeout_seconds
 from trimtab_router.budget import Budget, Reservation
 from trimtab_router.carriage.http import HttpCarrier
-from trimtab_router.connection import Tls
 from trimtab_router.course import Course, Journey
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.load import ArrivalCounter, RowCounter

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_protocol.http import Tls
 from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
-from trimtab_router.connection import Tls
 from trimtab_router.doors import FrontDoors
 from trimtab_router.edge.following import follow_keys
 from trimtab_router.edge.places import Sockets

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
-from trimtab_router.connection import ConnectionBroken, HttpConnection, request_head
+from trimtab_protocol.http import ConnectionBroken, HttpConnection, request_head
 from trimtab_router.router import Call
 
 PATIENT = {"timeout": 60_000_000}

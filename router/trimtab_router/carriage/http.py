@@ -10,9 +10,9 @@ from trimtab_pipelines.routing import Endpoint
 from trimtab_pipelines.spec import Stage
 from trimtab_protocol import InferResponse, Parameters, Tensor
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
+from trimtab_protocol.http import Tls
 from trimtab_router.carriage.replicas import BatchRequest, Replica
 from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
-from trimtab_router.connection import Tls
 from trimtab_router.refusal import failure
 from trimtab_router.stage.endings import Answered, Broken, Ending, Lost, NotReady
 from trimtab_router.stage.slot import Parcel, Slot

@@ -18,8 +18,7 @@ import numpy as np
 
 from trimtab_pipelines.routing import Endpoint
 from trimtab_protocol import Buffer, InferResponse, Parameters, ProtocolError, Tensor, rest
-from trimtab_protocol.text import told
-from trimtab_router.connection import (
+from trimtab_protocol.http import (
     ConnectionBroken,
     ConnectionPool,
     HttpConnection,
@@ -28,6 +27,7 @@ from trimtab_router.connection import (
     Tls,
     request_head,
 )
+from trimtab_protocol.text import told
 from trimtab_router.stage.endings import Broken, Lost, NotReady, Rejected
 from trimtab_router.stage.slot import Slot
 

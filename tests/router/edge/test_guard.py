@@ -14,8 +14,8 @@ from tests.router.edge.identities import Holder
 from tests.router.edge.openssl import Authority
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoints_of
 from trimtab_pipelines.edge import EdgeSettings, Identity
+from trimtab_protocol.http import ConnectionBroken, HttpConnection, request_head
 from trimtab_protocol.mutual_tls import MutualTls
-from trimtab_router.connection import ConnectionBroken, HttpConnection, request_head
 from trimtab_router.edge.guard import guard, told
 from trimtab_router.edge.program import command, program
 

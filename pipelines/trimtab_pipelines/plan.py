@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from trimtab_pipelines.graph import require_unique
 from trimtab_pipelines.quantity import Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, Resource
+from trimtab_pipelines.spec import Stage
 
 
 class PointPlan(Model):
@@ -51,6 +52,20 @@ class StagePlan(Model):
         """Every operating point the router may run, preferred first."""
         planned = PointPlan(name=self.operating_point, accuracy=self.accuracy, service_seconds=self.service_seconds)
         return (planned, *self.fallbacks)
+
+
+def first_plan(stage: Stage) -> StagePlan:
+    """Return what a stage runs where nothing is planned: its first variant, row by row."""
+    variant = stage.variants[0]
+    point = variant.points[0]
+    return StagePlan(
+        name=stage.name,
+        variant=variant.name,
+        batch_size=1,
+        replicas=1,
+        operating_point=point.name,
+        accuracy=point.accuracy,
+    )
 
 
 class ForecastRecord(Model):

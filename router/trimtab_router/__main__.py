@@ -10,7 +10,7 @@ import uvloop
 from trimtab_pipelines.documents import DocumentError, load_edge
 from trimtab_router.edge.places import Sockets
 from trimtab_router.ingress.admin import AUDIT_LOG
-from trimtab_router.router import Limits
+from trimtab_router.limits import Limits
 from trimtab_router.server import Options, serve
 
 

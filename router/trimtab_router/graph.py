@@ -31,6 +31,7 @@ class Graph:
 
     def __init__(self, spec: InferencePipelineSpec) -> None:
         self.stages: tuple[Stage, ...] = spec.order
+        self._spec = spec
         self.outputs = {output.name: output.source for output in spec.outputs}
         self._feeders = {
             stage.name: {split_reference(i.source)[0] for i in stage.inputs} - {REQUEST} for stage in self.stages
@@ -45,6 +46,12 @@ class Graph:
             needed.add(stage)
             waiting |= self._feeders[stage] - needed
         return frozenset(needed)
+
+    def datatype_of(self, source: str) -> str:
+        """The datatype of what is written as `request.inputs.NAME` or `STAGE.outputs.NAME`."""
+        owner, name = split_reference(source)
+        tensors = self._spec.inputs if owner == REQUEST else self._spec.stage(owner).outputs
+        return next(tensor.datatype for tensor in tensors if tensor.name == name)
 
     def following(self, stage: str) -> tuple[str, ...]:
         """The stages that read an output of this one."""

@@ -5,41 +5,35 @@ up: received = ok + late + dropped + refused + failed.
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
-from typing import Self
 
 from opentelemetry.trace import Tracer
 
-from trimtab_pipelines.edge import ClientLimits
 from trimtab_pipelines.ends import DROPPED, FAILED, LATE, OK, REFUSED, End
-from trimtab_pipelines.graph import REQUEST, split_reference
-from trimtab_pipelines.plan import PipelinePlan, StagePlan
+from trimtab_pipelines.plan import PipelinePlan, first_plan
 from trimtab_pipelines.router_state import EndpointState, RouterLoad, RouterState, StageState
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline, Stage
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
 from trimtab_protocol.extensions import PLAN_GENERATION
 from trimtab_protocol.http import Tls
-from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES
-from trimtab_protocol.text import header_value
 from trimtab_router.admission import VERSION, Admitted, admit, check, timeout_seconds
 from trimtab_router.budget import Budget, Reservation
+from trimtab_router.call import Call
 from trimtab_router.carriage.http import HttpCarrier
 from trimtab_router.course import Course, Journey
 from trimtab_router.graph import Graph, Walk
+from trimtab_router.limits import Limits, decoding_bytes, kept_bytes
 from trimtab_router.load import ArrivalCounter, RowCounter
 from trimtab_router.loop_clock import LoopClock
 from trimtab_router.metrics import Metrics
 from trimtab_router.pacing import Pacer
 from trimtab_router.recent import RecentOutcomes
 from trimtab_router.refusal import Code, Refusal, code_of, is_callers_fault, malformed
-from trimtab_router.stage.desk import GRACE_SECONDS, Desk
+from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Carrier, Clock
@@ -49,78 +43,13 @@ from trimtab_router.telemetry import record_request
 from trimtab_router.turnstile import Turnstile
 from trimtab_router.window import MOST_REQUESTS, Bounds, Window
 
-MEBIBYTE = 2**20
-JSON_MULTIPLE = 16
-"""Of its size, what JSON of numbers costs while it is read: a number of two bytes is an object of 28 and a pointer."""
-BYTES_ELEMENT_BYTES = 64
 LONGEST_TIMEOUT_SLOS = 10.0
 """Of the SLO, how long a caller's own deadline may be: one who waits much longer than all others is served last as long
 as there are others, and costs memory all that while."""
 BODY_SECONDS = 10.0
 CARRIED_SLACK = 2.0
-_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 PATIENCE_SHARE = 0.2
 """Of the SLO, how long a request may wait to be let in before it is refused: what is left must be worth serving."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds that keep the process small and its callers from waiting in vain, whatever is asked of it.
-
-    `max_json_bytes` is of JSON bodies and headers and of typed gRPC contents, which cost many times their size, and
-    `max_answer_bytes` of a model server's answer whose size the stage leaves open (0: twice the largest payload).
-    `body_seconds` is how long a body may take to arrive (0: by the SLO, and not less than 10 s). The bounds for each
-    client are 0 where there are none. `grace_seconds` is how long rows are held while no replica of their stage is
-    ready, `hang_seconds` the least time after which a replica that does not answer counts as lost.
-    """
-
-    max_bytes_in_flight: int = 256 * MEBIBYTE
-    max_payload_bytes: int = 64 * MEBIBYTE
-    max_json_bytes: int = MEBIBYTE
-    max_answer_bytes: int = 0
-    max_client_requests: int = 0
-    max_client_bytes: int = 0
-    body_seconds: float = 0.0
-    grace_seconds: float = GRACE_SECONDS
-    hang_seconds: float = 5.0
-
-    def with_clients(self, clients: ClientLimits) -> Self:
-        """The same with the bounds that a door's settings set for each client."""
-        return replace(self, max_client_requests=clients.concurrency, max_client_bytes=clients.in_flight)
-
-    @property
-    def answer_bytes(self) -> int:
-        """The most bytes of an answer whose size is open."""
-        return self.max_answer_bytes or 2 * self.max_payload_bytes
-
-    @property
-    def json_bytes(self) -> int:
-        """The most bytes of JSON that can be taken, all they cost considered; little costs nothing to speak of."""
-        affordable = max(self.max_bytes_in_flight // JSON_MULTIPLE, SLOW_VALUES_BYTES)
-        return min(self.max_json_bytes, self.max_payload_bytes, affordable)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A request as ingress hands it over.
-
-    `arrived_at` is in monotonic seconds; `deadline_seconds` is what the transport said was left then, None if nothing.
-    `admitted` is what `Router.admit` made of the request, `reservation` what `Router.visit` gave it; without them it is
-    admitted when served, and holds nothing. Ids are kept bounded and fit for a header, whatever they were.
-    """
-
-    request: InferRequest
-    arrived_at: float
-    deadline_seconds: float | None = None
-    request_id: str = ""
-    trace_parent: str = ""
-    admitted: Admitted | None = None
-    reservation: Reservation | None = None
-
-    def __post_init__(self) -> None:
-        """Clean what travels on in headers."""
-        object.__setattr__(self, "request_id", header_value(self.request_id))
-        object.__setattr__(self, "trace_parent", self.trace_parent if _TRACE_PARENT.match(self.trace_parent) else "")
 
 
 class Router:
@@ -166,7 +95,7 @@ class Router:
         self._http = {stage.name: self._http_carrier(stage) for stage in self._graph.stages} if carriers is None else {}
         self._course = self._build_course(policy or POLICIES[pipeline.spec.departure_policy], carriers or self._http)
         self._desks = self._course.desks
-        self._output_datatypes = _datatypes(pipeline)
+        self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.latency_seconds)
         limits = self.limits
         self.budget = Budget(limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes)
@@ -277,11 +206,11 @@ class Router:
             if not pending.slow:
                 return admit(name, spec, pending)
             check(name, spec, pending.request, pending.inputs)
-            cost = _decoding_bytes(pending, reservation.size_bytes)
+            cost = decoding_bytes(pending, reservation.size_bytes)
             reservation.grow(cost)
             loop = asyncio.get_running_loop()
             admitted = await loop.run_in_executor(self._decoding, admit, name, spec, pending)
-            reservation.note(_kept_bytes(admitted) - cost)
+            reservation.note(kept_bytes(admitted) - cost)
         except ProtocolError as error:
             raise self.turn_away(malformed(error)) from error
         except Refusal as refusal:
@@ -378,7 +307,7 @@ class Router:
     def _http_carrier(self, stage: Stage) -> HttpCarrier:
         return HttpCarrier(
             stage,
-            datatypes={i.name: _datatype_of(self.pipeline, i.source) for i in stage.inputs},
+            datatypes={i.name: self._graph.datatype_of(i.source) for i in stage.inputs},
             hang_seconds=self.limits.hang_seconds,
             max_answer_bytes=self.limits.answer_bytes,
             tls=self._tls,
@@ -395,7 +324,7 @@ class Router:
             metrics = self.metrics.stage(stage.name)
             desk = desks[stage.name] = Desk(
                 stage,
-                plan=self.plan.spec.stage(stage.name) if self.plan else _first_plan(stage),
+                plan=self.plan.spec.stage(stage.name) if self.plan else first_plan(stage),
                 max_rows=spec.queue.max_rows,
                 policy=policy,
                 drop_policy=spec.drop_policy,
@@ -500,53 +429,12 @@ class Router:
         return refusal.end
 
 
-def _first_plan(stage: Stage) -> StagePlan:
-    variant = stage.variants[0]
-    point = variant.points[0]
-    return StagePlan(
-        name=stage.name,
-        variant=variant.name,
-        batch_size=1,
-        replicas=1,
-        operating_point=point.name,
-        accuracy=point.accuracy,
-    )
-
-
 def _tell(ended: asyncio.Future[None], _: Journey) -> None:
     """Let whoever waits for a journey go on; nobody does where the caller left."""
     if not ended.done():
         ended.set_result(None)
 
 
-def _decoding_bytes(pending: PendingRequest, received_bytes: int) -> int:
-    """What decoding costs beside the bytes received."""
-    strings = [prod(tensor.shape) for tensor in pending.inputs if tensor.datatype == BYTES]
-    of_strings = 2 * received_bytes + BYTES_ELEMENT_BYTES * sum(strings) if strings else 0
-    return (JSON_MULTIPLE - 1) * pending.written_bytes + of_strings
-
-
-def _kept_bytes(admitted: Admitted) -> int:
-    """What is kept beside the bytes received once a request is decoded: what shares no memory with them."""
-    total = 0
-    for array in admitted.inputs.values():
-        if array.dtype.hasobject:
-            total += BYTES_ELEMENT_BYTES * array.size + sum(map(len, array.reshape(-1)))
-        elif array.flags.writeable:  # what was decoded in place is not
-            total += array.nbytes
-    return total
-
-
 def _sooner(first: float | None, second: float | None) -> float | None:
     given = [seconds for seconds in (first, second) if seconds is not None]
     return min(given, default=None)
-
-
-def _datatype_of(pipeline: InferencePipeline, source: str) -> str:
-    owner, name = split_reference(source)
-    tensors = pipeline.spec.inputs if owner == REQUEST else pipeline.spec.stage(owner).outputs
-    return next(tensor.datatype for tensor in tensors if tensor.name == name)
-
-
-def _datatypes(pipeline: InferencePipeline) -> dict[str, str]:
-    return {output.name: _datatype_of(pipeline, output.source) for output in pipeline.spec.outputs}

@@ -20,8 +20,9 @@ from trimtab_router.doors import FrontDoors
 from trimtab_router.edge.following import follow_keys
 from trimtab_router.edge.places import Sockets
 from trimtab_router.edge.sizes import in_flight_bytes, payload_bytes
+from trimtab_router.limits import Limits
 from trimtab_router.plans import FileWatcher
-from trimtab_router.router import Limits, Router
+from trimtab_router.router import Router
 from trimtab_router.telemetry import configured_tracer
 
 if TYPE_CHECKING:

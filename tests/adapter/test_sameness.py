@@ -20,8 +20,9 @@ from trimtab_adapter.simulation.fleet import Fleet
 from trimtab_adapter.simulation.simulate import Scenario, carriers_of
 from trimtab_pipelines.ends import DROPPED, FAILED, LATE, OK, REFUSED
 from trimtab_protocol import InferRequest, Tensor
+from trimtab_router.call import Call
 from trimtab_router.refusal import Refusal
-from trimtab_router.router import Call, Router
+from trimtab_router.router import Router
 from trimtab_router.stage.desk import GRACE_SECONDS
 
 POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]

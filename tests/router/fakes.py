@@ -31,7 +31,8 @@ from trimtab_router.edge.following import follow_keys
 from trimtab_router.edge.places import Doorstep, Sockets
 from trimtab_router.edge.program import command, program
 from trimtab_router.ingress.control import ControlIngress
-from trimtab_router.router import Limits, Router
+from trimtab_router.limits import Limits
+from trimtab_router.router import Router
 
 Model = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 

@@ -13,7 +13,8 @@ from yarl import URL
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.test_deadlines import blocked
 from trimtab_protocol import rest
-from trimtab_router.router import MEBIBYTE, Limits
+from trimtab_router.edge.sizes import MEBIBYTE
+from trimtab_router.limits import Limits
 
 HEAD = b"POST /v2/models/sample/infer HTTP/1.1\r\nHost: x\r\n"
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, seconds_in
-from trimtab_router.router import Limits
+from trimtab_router.limits import Limits
 from trimtab_router.window import FLOOR_REQUESTS
 
 SECOND = 1_000_000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
 from trimtab_pipelines.router_state import EndpointState
 from trimtab_router.carriage.replicas import Replica
-from trimtab_router.router import Limits
+from trimtab_router.limits import Limits
 
 SECOND = 1_000_000
 PATIENT = {"timeout": 60 * SECOND}

@@ -26,8 +26,7 @@ from trimtab_pipelines.edge import EdgeSettings
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import RouterSettings
 from trimtab_protocol import InferRequest, Tensor, rest
-from trimtab_router.edge.sizes import payload_bytes
-from trimtab_router.router import MEBIBYTE
+from trimtab_router.edge.sizes import MEBIBYTE, payload_bytes
 
 REPOSITORY = Path(__file__).parents[2]
 PATH = "/v2/models/sample/infer"

@@ -13,7 +13,7 @@ from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, an_env
 from trimtab.local.door import make_sockets
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_protocol import grpc_messages
-from trimtab_router.router import Call
+from trimtab_router.call import Call
 
 
 @pytest.mark.parametrize(

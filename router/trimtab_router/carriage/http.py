@@ -81,18 +81,16 @@ class HttpCarrier:
         """Take a batch to its replica."""
         replica = self.replicas[parcel.slot.name]
         replica.hold()
-        _start(self._deliver(replica, parcel, self._request(parcel), ended), self._under_way)
+        _start(self._deliver(replica, parcel, ended), self._under_way)
 
     async def close(self) -> None:
         """Close all connections."""
         await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._retiring)
 
-    async def _deliver(
-        self, replica: Replica, parcel: Parcel, request: BatchRequest, ended: Callable[[Parcel, Ending], None]
-    ) -> None:
+    async def _deliver(self, replica: Replica, parcel: Parcel, ended: Callable[[Parcel, Ending], None]) -> None:
         name = self._stage.name
         try:
-            ending = await self._exchange(replica, parcel, request)
+            ending = await self._exchange(replica, parcel)
         except Exception as error:
             log.exception("stage %s: a batch of %d slices failed", name, len(parcel.batch))
             ending = Broken(f"{type(error).__name__}: {error}", again=False)
@@ -107,8 +105,8 @@ class HttpCarrier:
                 what = f"stage {name}: its model server failed"
                 owner.work_refused(failure("ModelServerError", what, owner.request_id, stage=name))
 
-    async def _exchange(self, replica: Replica, parcel: Parcel, request: BatchRequest) -> Ending:
-        answer = await replica.infer(request)
+    async def _exchange(self, replica: Replica, parcel: Parcel) -> Ending:
+        answer = await replica.infer(self._request(parcel))
         if not isinstance(answer, InferResponse):
             return answer
         try:

@@ -10,8 +10,9 @@ from trimtab_protocol import PendingRequest, ProtocolError
 from trimtab_protocol.extensions import CLIENT_HEADER
 from trimtab_protocol.text import header_value
 from trimtab_router.budget import Reservation
+from trimtab_router.call import Call
 from trimtab_router.refusal import Refusal, failure, malformed
-from trimtab_router.router import Call, Router
+from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
 

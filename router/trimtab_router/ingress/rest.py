@@ -18,12 +18,13 @@ from trimtab_protocol.extensions import REASON_HEADER, STAGE_HEADER
 from trimtab_protocol.text import told
 from trimtab_router.admission import check_model
 from trimtab_router.budget import Reservation
+from trimtab_router.call import Call
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
 from trimtab_router.ingress.answering import read_in_time
 from trimtab_router.ingress.body import read_body, too_large
 from trimtab_router.ingress.receiving import Described, client, cut, receive, request_id
 from trimtab_router.refusal import Refusal, failure, malformed
-from trimtab_router.router import Call, Router
+from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
 

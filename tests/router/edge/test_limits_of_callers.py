@@ -17,7 +17,8 @@ from trimtab_pipelines.edge import EdgeSettings
 from trimtab_protocol import grpc_messages
 from trimtab_router.edge.bootstrap import FIRST_MOST_UNDER_WAY
 from trimtab_router.edge.keys import new_key
-from trimtab_router.router import MEBIBYTE, Limits
+from trimtab_router.edge.sizes import MEBIBYTE
+from trimtab_router.limits import Limits
 
 PIPELINE = a_pipeline(1)
 HEAD = f"POST {PATH} HTTP/1.1\r\nhost: door\r\ncontent-type: application/json\r\n".encode()

@@ -19,7 +19,8 @@ from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_protocol import grpc_messages
 from trimtab_router.edge.keys import new_key
-from trimtab_router.router import MEBIBYTE, Limits
+from trimtab_router.edge.sizes import MEBIBYTE
+from trimtab_router.limits import Limits
 from trimtab_router.telemetry import ENDPOINT_VARIABLE, collector, configured_tracer
 
 PIPELINE = a_pipeline(1)

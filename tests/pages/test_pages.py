@@ -24,9 +24,9 @@ LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]*))?\)")
 
 
 def block(language: str, page: str) -> str:
-    """The one block of a language on a page."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    return str(found)
+    """The first block of a language on a page."""
+    found = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return str(found[0])
 
 
 def words(page: str) -> set[str]:

@@ -25,6 +25,7 @@ from trimtab_router.budget import Budget, Reservation
 from trimtab_router.call import Call
 from trimtab_router.carriage.http import HttpCarrier
 from trimtab_router.course import Course, Journey
+from trimtab_router.edge.refused import OVERLOAD
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.limits import Limits, decoding_bytes, kept_bytes
 from trimtab_router.load import ArrivalCounter, RowCounter
@@ -240,7 +241,7 @@ class Router:
                 self.metrics.callers_faults.inc(count)
             self._recent.received(now, count)
             self._recent.ended(now, REFUSED, count)
-            if reason == "Overload":  # what was turned away for want of room is load to plan for
+            if reason == OVERLOAD:  # what was turned away for want of room is load to plan for
                 self.arrivals.record(time.time(), count)
                 self.pacer.note_overload(count)
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from trimtab_pipelines.backoff import backoff
 from trimtab_pipelines.routing import Endpoint
 from trimtab_protocol import Buffer, InferResponse, Parameters, ProtocolError, Tensor, rest
 from trimtab_protocol.http import (
@@ -183,18 +184,19 @@ class Replica:
             self._probe.close()
 
     async def _watch(self) -> None:
-        backoff_seconds = FIRST_BACKOFF_SECONDS
+        pauses = backoff(FIRST_BACKOFF_SECONDS, PROBE_INTERVAL_SECONDS)
         while True:
+            pause_seconds = next(pauses)
             self._doubted.clear()
             self._stale.clear()
             ready = await self._probe_variants()
             if not self._doubted.is_set():  # a probe that was asked before the doubt says nothing against it
                 self._set_ready(ready & frozenset(self.endpoint.variants))
-            doubted = await self._pause(PROBE_INTERVAL_SECONDS if ready else backoff_seconds)
+            doubted = await self._pause(PROBE_INTERVAL_SECONDS if ready else pause_seconds)
             if doubted:  # one that fails while it says that it is ready is not asked again at once
-                await asyncio.sleep(backoff_seconds)
-            healthy = ready and not doubted
-            backoff_seconds = FIRST_BACKOFF_SECONDS if healthy else min(2 * backoff_seconds, PROBE_INTERVAL_SECONDS)
+                await asyncio.sleep(pause_seconds)
+            if ready and not doubted:
+                pauses = backoff(FIRST_BACKOFF_SECONDS, PROBE_INTERVAL_SECONDS)
 
     def _set_ready(self, ready: frozenset[str]) -> None:
         if ready != self._ready:

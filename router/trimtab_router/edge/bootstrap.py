@@ -10,7 +10,7 @@ from typing import Any
 
 from trimtab_pipelines.edge import EdgeSettings, JwtIssuer
 from trimtab_router.edge import access_log, certificates, filters
-from trimtab_router.edge.filters import API, typed
+from trimtab_router.edge.filters import API, address, typed
 from trimtab_router.edge.places import Doorstep
 from trimtab_router.edge.replies import local_replies
 from trimtab_router.edge.sizes import heap_bytes
@@ -67,10 +67,6 @@ def bootstrap(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp
 
 def _listener(settings: EdgeSettings, doorstep: Doorstep, manager: Json) -> Json:
     """One listener with two ports: what a client may take it may take of both together."""
-
-    def address(port: int) -> Json:
-        return {"socket_address": {"address": doorstep.host, "port_value": port}}
-
     chain: Json = {"filters": [manager]}
     if settings.tls is not None:
         chain["transport_socket"] = typed(
@@ -80,8 +76,8 @@ def _listener(settings: EdgeSettings, doorstep: Doorstep, manager: Json) -> Json
         )
     return {
         "name": "door",
-        "address": address(doorstep.rest_port),
-        "additional_addresses": [{"address": address(doorstep.grpc_port)}],
+        "address": address(doorstep.host, doorstep.rest_port),
+        "additional_addresses": [{"address": address(doorstep.host, doorstep.grpc_port)}],
         # With it two doors on one port would share its callers instead of one being told that the port is taken.
         "enable_reuse_port": False,
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
@@ -265,7 +261,7 @@ def _pipe(path: object) -> Json:
 
 def _host(written: str) -> Json:
     host, _, port = written.rpartition(":")
-    return {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}
+    return address(host.strip("[]"), int(port))
 
 
 def _seconds(seconds: float) -> str:

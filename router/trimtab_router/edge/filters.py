@@ -23,6 +23,11 @@ def typed(name: str, kind: str, **fields: Any) -> Json:
     return {"name": name, "typed_config": {"@type": API + kind, **fields}}
 
 
+def address(host: str, port: int) -> Json:
+    """A TCP address."""
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
 def chain(settings: EdgeSettings, max_payload_bytes: int) -> list[Json]:
     """All filters, in the order in which a request meets them."""
     steps = [_own_headers()]

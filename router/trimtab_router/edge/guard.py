@@ -9,7 +9,7 @@ from typing import Any
 
 from trimtab_pipelines.edge import Identity, Tls
 from trimtab_router.edge import certificates
-from trimtab_router.edge.filters import typed
+from trimtab_router.edge.filters import address, typed
 
 Json = dict[str, Any]
 _SERVED = "served"
@@ -33,7 +33,7 @@ def guard(identity: Identity, *, port: int, served_port: int, folder: Path) -> J
     )
     listener = {
         "name": "guard",
-        "address": _address("0.0.0.0", port),  # noqa: S104
+        "address": address("0.0.0.0", port),  # noqa: S104
         "filter_chains": [
             {
                 "filters": [proxy],
@@ -49,7 +49,7 @@ def guard(identity: Identity, *, port: int, served_port: int, folder: Path) -> J
             }
         ],
     }
-    endpoints = [{"lb_endpoints": [{"endpoint": {"address": _address("127.0.0.1", served_port)}}]}]
+    endpoints = [{"lb_endpoints": [{"endpoint": {"address": address("127.0.0.1", served_port)}}]}]
     served = {
         "name": _SERVED,
         "type": "STATIC",
@@ -83,7 +83,3 @@ def _context(identity: Identity, folder: Path) -> Json:
 
 def _tls(identity: Identity) -> Tls:
     return Tls(certificate=identity.certificate, key=identity.key, client_ca=identity.ca)
-
-
-def _address(host: str, port: int) -> Json:
-    return {"socket_address": {"address": host, "port_value": port}}

@@ -23,14 +23,16 @@ check: venv ## ruff, mypy --strict, import-linter, generated files
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy .
 	.venv/bin/lint-imports
-	$(PY) -m trimtab_pipelines.schema pipelines/schema --check
-	$(PY) -m trimtab_pipelines.crd charts/trimtab/charts/trimtab-crds/templates --check
-	$(PY) hack/dashboards.py charts/trimtab/dashboards --check
+	$(PY) -m trimtab_pipelines.rendering.schema pipelines/schema --check
+	$(PY) -m trimtab_pipelines.rendering.crd charts/trimtab/charts/trimtab-crds/templates --check
+	$(PY) -m trimtab_pipelines.rendering.dashboards charts/trimtab/dashboards --check
+	$(PY) hack/descriptors.py protocol/trimtab_protocol --check
 
 generate: venv ## render the generated files anew
-	$(PY) -m trimtab_pipelines.schema pipelines/schema
-	$(PY) -m trimtab_pipelines.crd charts/trimtab/charts/trimtab-crds/templates
-	$(PY) hack/dashboards.py charts/trimtab/dashboards
+	$(PY) -m trimtab_pipelines.rendering.schema pipelines/schema
+	$(PY) -m trimtab_pipelines.rendering.crd charts/trimtab/charts/trimtab-crds/templates
+	$(PY) -m trimtab_pipelines.rendering.dashboards charts/trimtab/dashboards
+	$(PY) hack/descriptors.py protocol/trimtab_protocol
 
 format: venv ## format and fix what can be fixed
 	.venv/bin/ruff format .
@@ -58,7 +60,7 @@ audit: venv ## known vulnerabilities of what each image installs; asks PyPI, or 
 	set -e; for list in requirements/control.txt requirements/trainer.txt requirements/model-server.txt; do \
 	  echo "$$list"; .venv/bin/uv tool run pip-audit@2.10.1 --strict --disable-pip --require-hashes --progress-spinner off $(KNOWN) $(AUDIT) -r $$list; done
 
-# Why each of these does not reach us stands in docs/decisions/023-supply-chain.md.
+# Why each of these does not reach us stands in docs/supply-chain.md.
 KNOWN = --ignore-vuln CVE-2025-54121 --ignore-vuln CVE-2025-62727
 
 models: venv ## train the digits models anew (fixed seeds)
@@ -83,6 +85,14 @@ bench-simulator: venv ## simulated against served on digits: latencies, drops, t
 .PHONY: bench-queueing
 bench-queueing: venv ## the planner's latency of a stage against the simulator's, over loads, batches and replicas
 	$(PY) -m benchmarks.queueing
+
+.PHONY: bench-schedule
+bench-schedule: venv ## the best choice for all that waits: time, distance from exact, and a price of time against value iteration
+	$(PY) -m benchmarks.schedule
+
+.PHONY: bench-departure
+bench-departure: venv ## a load whose heads only the cheaper of two operating points can meet: who drops it, who answers it
+	$(PY) -m benchmarks.departure --out $(OUT)
 
 .PHONY: reproduce-ipa
 reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in the simulator; out/ipa/ipa.html
@@ -130,6 +140,10 @@ images: ## build the images and load them into the node where it runs
 lint-charts: ## helm lint of both charts, promtool on the alerts
 	PATH=$(HOME)/.cache/trimtab/tools/bin:$$PATH helm lint --strict --kube-version 1.34.0 charts/trimtab/charts/trimtab-crds charts/trimtab
 	promtool check rules charts/trimtab/alerts.yaml
+
+.PHONY: first-week
+first-week: venv ## what a stranger does in the first week, faults by hand among it; as root also a full disk (WEEK="--area faults")
+	$(PY) -m benchmarks.first_week $(WEEK)
 
 .PHONY: bench-forecast
 bench-forecast: venv ## every forecaster on the same windows: error by shape, size and quantile, and what an error costs

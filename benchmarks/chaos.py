@@ -26,10 +26,11 @@ from trimtab.record import save
 from trimtab.report.figures import Figures, figures_of
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
-from trimtab.session import RunFolder, Session
+from trimtab.run_folder import RunFolder
+from trimtab.session import Session
 from trimtab.verbs.demo import accounting
 from trimtab_pipelines.documents import load_profiles
-from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.verdict import Outcome, bar
 
 KILL_EVERY_SECONDS = 5.0
 LOAD_SHARE = 0.5

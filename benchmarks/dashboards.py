@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.verdict import Outcome, bar
 
 CHART = Path(__file__).parents[1] / "charts" / "trimtab"
 _THRESHOLD = re.compile(r"\s(?:==|>|<)\s*[0-9.]+")
@@ -58,7 +58,7 @@ def alert_expressions(path: Path = CHART / "alerts.yaml") -> Iterator[Expression
 
 
 def without_threshold(query: str) -> str:
-    """Return what an alert watches, whether or not it would fire."""
+    """What an alert watches, whether or not it would fire."""
     return _ABSENT.sub("", _THRESHOLD.sub("", query))
 
 
@@ -71,7 +71,7 @@ def filled_in(query: str, namespace: str, pipeline: str, window: str) -> str:
 
 
 def everything(namespace: str = ".*", pipeline: str = ".*", window: str = "1m") -> list[Expression]:
-    """Return every query of the chart, ready to be run."""
+    """Every query of the chart, ready to be run."""
     watched = [Expression(one.where, one.title, without_threshold(one.query)) for one in alert_expressions()]
     return [
         Expression(one.where, one.title, filled_in(one.query, namespace, pipeline, window))

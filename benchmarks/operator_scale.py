@@ -25,11 +25,11 @@ from rich.progress import Progress
 from tests import control_plane
 from tests.builders import a_pipeline_document, a_plan, a_point_profile, a_profile
 from trimtab_kubernetes import Cluster, NotFound, follow
-from trimtab_pipelines import crd
 from trimtab_pipelines.cluster import profile_name
-from trimtab_pipelines.outcome import Outcome, bar
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
+from trimtab_pipelines.rendering import crd
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.verdict import Outcome, bar
 
 STAGES = 3
 NAMESPACES = 10
@@ -206,7 +206,7 @@ async def _second_pass(server: "Server", kubeconfig: Path, count: int, progress:
 
 
 def _difference(before: dict[str, float], after: dict[str, float], own_reads: int) -> tuple[float, float]:
-    """Return reads and writes in between, less those of this benchmark."""
+    """Reads and writes in between, less those of this benchmark."""
     reads = sum(after.get(verb, 0.0) - before.get(verb, 0.0) for verb in READS)
     return reads - own_reads, sum(after.get(verb, 0.0) - before.get(verb, 0.0) for verb in WRITES)
 
@@ -221,7 +221,7 @@ class Server:
         )
 
     async def requests(self) -> dict[str, float]:
-        """Return requests for the kinds the operator works with, by verb."""
+        """Requests for the kinds the operator works with, by verb."""
         headers = {"Authorization": f"Bearer {control_plane.TOKEN}"}
         answer = await self._client.get(f"{self._address}/metrics", headers=headers, timeout=30)
         answer.raise_for_status()
@@ -243,7 +243,7 @@ class Operator:
     metrics_port: int
 
     async def metrics(self) -> dict[str, float]:
-        """Return its series, summed over their labels; empty while it starts."""
+        """Its series, summed over their labels; empty while it starts."""
         try:
             async with httpx.AsyncClient() as client:
                 text = (await client.get(f"http://127.0.0.1:{self.metrics_port}/metrics")).text
@@ -263,7 +263,7 @@ class Operator:
             await asyncio.sleep(2.0)  # nothing tells that there is nothing more to come
 
     def spent(self) -> tuple[float, float]:
-        """Return CPU seconds and peak memory in MiB."""
+        """CPU seconds and peak memory in MiB."""
         times = self.process.cpu_times()
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         peak_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))

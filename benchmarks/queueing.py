@@ -13,11 +13,11 @@ from rich.table import Table
 
 from tests.builders import a_pipeline, a_plan, a_point_profile, a_profile
 from trimtab.options import console
-from trimtab_adapter.latency import backlog_seconds, planned_seconds
+from trimtab_adapter.planning.latency import backlog_seconds, planned_seconds
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.simulate import Scenario, simulate
 from trimtab_loadtester.arrivals import poisson_arrivals
-from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.verdict import Outcome, bar
 
 QUANTILE = 0.99
 SERVICE = {"fixed": (0.100, 0.005), "linear": (0.010, 0.050)}

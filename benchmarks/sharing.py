@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, replace
 
 from tests.adapter.scenes import a_ladder, profiles_of
-from trimtab_adapter.levels import Level, best_within, levels
-from trimtab_adapter.options import Question, pose
-from trimtab_adapter.pools import share
+from trimtab_adapter.planning.levels import Level, best_within, levels
+from trimtab_adapter.planning.options import Question, pose
+from trimtab_adapter.planning.pools import share
 from trimtab_pipelines.pool import Pool
 
 CORES = 8.0
@@ -26,7 +26,7 @@ class Sharing:
 
 
 def compare() -> Sharing:
-    """Return the joint plans' mean, and that of the best split of the pool that holds at every step."""
+    """The joint plans' mean, and that of the best split of the pool that holds at every step."""
     pipeline = a_ladder(budget={"cores": f"{CORES:g}"}, objective={"accuracyWeight": 40})
     profiles, pool = profiles_of(pipeline), Pool(cores=CORES)
     joint: list[list[Level]] = []

@@ -18,12 +18,12 @@ from rich.table import Table
 
 from benchmarks.sharing import CORES, compare
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, with_accelerators
-from trimtab_adapter.program import Program, Solution, weights_of
 from trimtab_adapter.solvers import exact, gurobi, highs
+from trimtab_adapter.solvers.program import Program, Solution, weights_of
 from trimtab_adapter.solvers.signature import SolverUnavailable
 from trimtab_adapter.solvers.table import tabulate
-from trimtab_pipelines.outcome import Bar, Outcome, bar
 from trimtab_pipelines.spec import Objective
+from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 REPEATS = 3
 SMALL_INSTANCES = {"exact": 4000, "exact, search alone": 4000, "HiGHS": 400, "Gurobi": 400}
@@ -55,11 +55,11 @@ class Timed:
     reason: str = ""  # why it did not take part
 
     def quantile_ms(self, q: float) -> float:
-        """Return a quantile of the time to solve by the clock, in milliseconds."""
+        """A quantile of the time to solve by the clock, in milliseconds."""
         return _quantile_ms(self.seconds, q)
 
     def processor_ms(self, q: float) -> float:
-        """Return a quantile of the time to solve on the processor, in milliseconds."""
+        """A quantile of the time to solve on the processor, in milliseconds."""
         return _quantile_ms(self.on_processor, q)
 
 
@@ -169,7 +169,7 @@ def _note(timed: Timed, seed: int, found: Solution | None) -> None:
 
 
 def _difference(one: Timed, other: Timed) -> float:
-    """Return the largest difference of objectives; disagreement about feasibility is infinite."""
+    """The largest difference of objectives; disagreement about feasibility is infinite."""
     return max((_apart(one.objectives[seed], found) for seed, found in other.objectives.items()), default=0.0)
 
 

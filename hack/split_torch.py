@@ -14,7 +14,7 @@ ONLY_FOR_CUDA = re.compile(r"^(nvidia-.*|cuda-.*|triton)$")
 
 
 def split(text: str) -> tuple[list[str], str]:
-    """Return the torch pins and the text without torch and without CUDA packages."""
+    """The torch pins and the text without torch and without CUDA packages."""
     pins: list[str] = []
     kept: list[str] = []
     for block in re.split(r"(?m)^(?=[A-Za-z0-9])", text):

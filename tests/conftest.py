@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from tests import control_plane
 from tests.definitions import define
 from trimtab_kubernetes import Cluster
-from trimtab_pipelines import crd
+from trimtab_pipelines.rendering import crd
 
 # How long an example takes says something about the machine, not about the code. The same examples on every machine;
 # `--hypothesis-profile explore` draws others.

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.spec import Budget, InferencePipeline, Resources
+from trimtab_pipelines.spec import Budget, InferencePipeline
+from trimtab_pipelines.variants import Resources
 
 FOLDER = Path(__file__).parents[1] / "pipelines"
 

@@ -25,6 +25,7 @@ from trimtab_adapter.sources import LoadSource, RouterSource
 from trimtab_pipelines.documents import DocumentError
 
 HTTP_TIMEOUT_SECONDS = 2.0
+BEAT_SECONDS = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +69,18 @@ async def _adapt(options: argparse.Namespace, documents: FileDocuments) -> None:
         outlets = FileOutlets(options.plan, Journal(options.decisions))
         trace = None if options.trace is None else PlayedTrace(options.trace, options.trace_start or time.time())
         forecaster = forecaster_for(pipeline.spec.adaptation, trace)
+        beating = asyncio.create_task(_beat()) if options.beat else None
         await Loop(documents, outlets, Senses(loads, router), forecaster).run(stop)
+        if beating is not None:
+            beating.cancel()
+
+
+async def _beat() -> None:
+    """Say each second that the process lives, to who listens at its standard output."""
+    while True:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        await asyncio.sleep(BEAT_SECONDS)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -88,6 +100,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prometheus", help="take the load from this Prometheus instead of the router")
     parser.add_argument("--prometheus-token-file", type=Path, help="bearer token, read anew for each question")
     parser.add_argument("--prometheus-ca", type=Path, help="certificates to trust there")
+    parser.add_argument("--beat", action="store_true", help="write an empty line each second, as a sign of life")
     parser.add_argument("--trace", type=Path, help="what the load will be, for the Oracle forecaster")
     parser.add_argument("--trace-start", type=float, help="Unix time of the trace's first second; else now")
     options = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
 """What the slow loop remembers from one decision to the next, in the world as in simulation. Pure."""
 
-from trimtab_adapter.decide import Situation
-from trimtab_adapter.hysteresis import outgrows
 from trimtab_adapter.observation import MOST_ROWS, RATIO_RANGE, Measured, State, damp
+from trimtab_adapter.planning.decide import Situation
+from trimtab_adapter.planning.hysteresis import outgrows
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trimtab_adapter.hysteresis import outgrows
 from trimtab_adapter.observation import MOST_RPS, Load, ObservationError
+from trimtab_adapter.planning.hysteresis import outgrows
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.spec import Adaptation
 from trimtab_predictor.forecaster import Forecast, Forecaster, OracleForecaster, ReactiveForecaster, reactive
@@ -34,7 +34,7 @@ class PlayedTrace:
 
 
 def forecaster_for(adaptation: Adaptation, trace: PlayedTrace | None) -> Forecaster:
-    """Return the forecaster a pipeline asks for; the reactive one, saying why, where an oracle knows no trace."""
+    """The forecaster a pipeline asks for; the reactive one, saying why, where an oracle knows no trace."""
     match adaptation.forecaster:
         case "LSTM":
             return shipped_forecaster()
@@ -74,7 +74,7 @@ class TrainedWeights:
         log.info("forecasting with the weights of %s", self._path)
 
     def forecaster(self, memory: LoadMemory) -> Forecaster:
-        """Return a new forecaster with the weights in use; it knows of a load what is remembered, and scores itself."""
+        """A new forecaster with the weights in use; it knows of a load what is remembered, and scores itself."""
         return shipped_forecaster(memory=memory) if self._lstm is None else GuardedForecaster(self._lstm, memory)
 
     def _stamp_now(self) -> tuple[int, int] | None:
@@ -148,7 +148,7 @@ def forecast_record(forecaster: Forecaster, load: Load, adaptation: Adaptation) 
 
 
 def not_below(planned: ForecastRecord | None, forecast: ForecastRecord, missing: str) -> ForecastRecord:
-    """Return the forecast; where part of the load could not be seen, not below what the plan stands on."""
+    """The forecast; where part of the load could not be seen, not below what the plan stands on."""
     if not missing or planned is None or forecast.peak_rps >= planned.peak_rps:
         return forecast
     reason = f"not below the plan's, for part of the load is not known: {missing}"

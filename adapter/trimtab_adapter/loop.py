@@ -15,13 +15,13 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from trimtab_adapter.decide import PlanningError, Situation, decide, first_situation
 from trimtab_adapter.deliberation import Deliberation, outgrown
 from trimtab_adapter.documents import Documents
 from trimtab_adapter.forecasting import forecast_record, not_below
 from trimtab_adapter.observation import Load, ObservationError, seconds_to_ask
 from trimtab_adapter.outlets import Outlets
-from trimtab_adapter.sharing import Planner
+from trimtab_adapter.planning.decide import PlanningError, Situation, decide, first_situation
+from trimtab_adapter.planning.sharing import Planner
 from trimtab_adapter.sources import LoadSource, StateSource
 from trimtab_adapter.tick import Decided, Tick
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
@@ -203,7 +203,7 @@ class Loop:
         await self._outlets.tell(Tick(now_seconds, pipeline, "changed", plan))
 
     async def _observe(self, now_seconds: float) -> Load:
-        """Return the load, and learn what the routers measured."""
+        """The load, and learn what the routers measured."""
         # A paused pipeline is not forecast, so that it needs no long history.
         since_seconds = 0.0 if self._paused else now_seconds - self._forecast_at
         load = await self._senses.loads.load(now_seconds, seconds_to_ask(since_seconds))

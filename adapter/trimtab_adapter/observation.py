@@ -36,7 +36,7 @@ class ObservationError(Exception):
 
 
 def seconds_to_ask(since_seconds: float) -> int:
-    """Return how much of the load to ask for, so long after the last forecast from it.
+    """How much of the load to ask for, so long after the last forecast from it.
 
     Forecasters remember, so ten minutes bring them up to date. At first, after a longer gap and where the clock went
     back they know nothing to go on from, and all that a forecast can use is asked for.

@@ -17,7 +17,7 @@ class Outlets(Protocol):
     """Whoever keeps the plan in force and tells of each tick."""
 
     def take_up(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
-        """Return the plan to go on from: our own, unless there is none yet or somebody else wrote one since."""
+        """The plan to go on from: our own, unless there is none yet or somebody else wrote one since."""
 
     async def publish(self, plan: PipelinePlan) -> None:
         """Put a plan into force, where it differs from what is; a failure is the next tick's to mend."""
@@ -73,7 +73,7 @@ class FileOutlets:
 
 
 def held(plan: PipelinePlan, tick: Tick) -> PipelinePlan:
-    """Return the plan in force, saying why it was held."""
+    """The plan in force, saying why it was held."""
     explanation = plan.spec.explanation.model_copy(update={"change": f"held: {tick.problem}"})
     spec = plan.spec.model_copy(update={"explanation": explanation, "created_at": tick.now_seconds})
     return plan.model_copy(update={"spec": spec})

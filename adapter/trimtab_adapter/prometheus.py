@@ -18,9 +18,9 @@ import httpx
 from trimtab_adapter.observation import MOST_RPS, Load, ObservationError
 from trimtab_adapter.sources import get_json
 from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS, RECEIVED
 from trimtab_pipelines.router_state import HISTORY_SECONDS
 from trimtab_predictor.bins import BIN_SECONDS, seconds_of_bins
-from trimtab_predictor.recorded import PEAK, RECEIVED
 
 STALE_SECONDS = 30.0  # two of Prometheus's usual scrape intervals
 
@@ -34,7 +34,7 @@ class Server:
     token_file: Path | None = None
 
     def headers(self) -> dict[str, str]:
-        """Return what proves who asks."""
+        """What proves who asks."""
         if self.token_file is None:
             return {}
         try:
@@ -44,7 +44,7 @@ class Server:
 
 
 def trust(authorities: Path | None) -> ssl.SSLContext | bool:
-    """Return which certificates to believe: those signed by a file's authorities, else what everybody believes."""
+    """Which certificates to believe: those signed by a file's authorities, else what everybody believes."""
     if authorities is None:
         return True
     try:
@@ -65,8 +65,8 @@ class PrometheusSource:
         self._ready_routers = ready_routers
 
     async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:
-        """Return the last so many seconds; raise ObservationError where they are missing, stale or absurd."""
-        peak = f"{PEAK}{self._labels}"
+        """The last so many seconds; raise ObservationError where they are missing, stale or absurd."""
+        peak = f"{ARRIVALS_PEAK_RPS}{self._labels}"
         found = await self._require_fresh()
         fresh = f"sum({peak} and time() - timestamp({peak}) <= {STALE_SECONDS:.0f})"
         span = (now_seconds - seconds + BIN_SECONDS, now_seconds)
@@ -82,23 +82,25 @@ class PrometheusSource:
         return f"Prometheus has {found} of {wanted} routers" if found < wanted else ""
 
     async def _require_fresh(self) -> int:
-        """Return how many routers have a recent sample, by the server's own clock; raise where none has."""
-        ages = f"time() - timestamp({PEAK}{self._labels})"
+        """How many routers have a recent sample, by the server's own clock; raise where none has."""
+        ages = f"time() - timestamp({ARRIVALS_PEAK_RPS}{self._labels})"
         found = await self._query("query", {"query": ages})
         if not found:
             raise self._unknown()
         read = [_value(series.get("value"), "age of the newest sample")[1] for series in found]
         if min(read) > STALE_SECONDS:
             age = f"{min(read):.0f} s old, above {STALE_SECONDS:.0f} s"
-            raise ObservationError(f"{self._url}: the newest {PEAK}{self._labels} is {age}", "Stale")
+            raise ObservationError(f"{self._url}: the newest {ARRIVALS_PEAK_RPS}{self._labels} is {age}", "Stale")
         return sum(age <= STALE_SECONDS for age in read)
 
     def _unknown(self) -> ObservationError:
         """No series, or one that ended between two questions."""
-        return ObservationError(f"{self._url} knows no {PEAK}{self._labels}; is the router scraped?", "Missing")
+        return ObservationError(
+            f"{self._url} knows no {ARRIVALS_PEAK_RPS}{self._labels}; is the router scraped?", "Missing"
+        )
 
     async def _range(self, what: str, expression: str, span: tuple[float, float]) -> dict[int, float]:
-        """Return the value of each bin from one moment to another that has one, by its number; errors name `what`."""
+        """The value of each bin from one moment to another that has one, by its number; errors name `what`."""
         start_seconds, end_seconds = span
         parameters = {
             "query": expression,

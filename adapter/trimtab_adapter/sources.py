@@ -17,7 +17,7 @@ class LoadSource(Protocol):
     """Whoever knows the load."""
 
     async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:
-        """Return the last so many seconds, or what is known of them.
+        """The last so many seconds, or what is known of them.
 
         Raises:
             ObservationError: the load is missing, stale or absurd.
@@ -28,7 +28,7 @@ class StateSource(LoadSource, Protocol):
     """Whoever knows what the routers measured, too."""
 
     async def state(self) -> State:
-        """Return service ratios, rows per request and the last minute's outcomes."""
+        """Service ratios, rows per request and the last minute's outcomes."""
 
 
 class RouterSource:
@@ -38,11 +38,11 @@ class RouterSource:
         self._client, self._url = client, url.rstrip("/")
 
     async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:  # noqa: ARG002 (the router's own clock counts)
-        """Return the arrivals the router counted."""
+        """The arrivals the router counted."""
         return read_load(await get_json(self._client, f"{self._url}{LOAD_PATH}", {"seconds": str(seconds)}))
 
     async def state(self) -> State:
-        """Return the service ratios and rows per request the router measured."""
+        """The service ratios and rows per request the router measured."""
         return read_state(await get_json(self._client, f"{self._url}{STATE_PATH}"))
 
 
@@ -52,7 +52,7 @@ async def get_json(
     parameters: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> object:
-    """Return the parsed answer of an address."""
+    """The parsed answer of an address."""
     try:
         async with client.stream("GET", url, params=parameters, headers=headers) as response:
             body = await _bounded(response, url)

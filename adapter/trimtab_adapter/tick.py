@@ -42,7 +42,7 @@ class Tick:
 
 
 def essence(plan: PipelinePlan) -> tuple[object, ...]:
-    """Return what a reader of a plan acts on."""
+    """What a reader of a plan acts on."""
     spec = plan.spec
     peak_rps = math.nan if spec.forecast is None else spec.forecast.peak_rps
     return spec.generation, spec.stages, spec.feasible, spec.reason, spec.planned_fraction, peak_rps

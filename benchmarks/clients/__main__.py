@@ -24,7 +24,7 @@ from benchmarks.clients.http_tools import HTTP_TOOLS
 from benchmarks.clients.serving import served
 from benchmarks.clients.target import Target
 from benchmarks.clients.tools import AbsentError
-from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.verdict import Outcome, bar
 
 CLIENTS: Mapping[str, Callable[[Target], str]] = {
     "tritonclient_http": triton.over_http,

@@ -63,7 +63,7 @@ def read_report(content: bytes) -> Report:
 
 
 def explained(page: str) -> frozenset[Case]:
-    """Return the cases in the page's table, whose first two columns are the section and the case."""
+    """The cases in the page's table, whose first two columns are the section and the case."""
     rows = (_ROW.match(line) for line in page.splitlines())
     return frozenset(Case(row["section"], row["case"]) for row in rows if row)
 

@@ -1,6 +1,6 @@
 """The Open Inference Protocol as a compiled set of descriptors, for clients that are not told by reflection.
 
-It is made from the descriptors Trimtab itself serves by, so that no copy of the protocol's source can fall behind.
+It is made from the descriptors that Trimtab itself serves by.
 """
 
 from collections.abc import Sequence
@@ -8,23 +8,15 @@ from pathlib import Path
 
 from google.protobuf import descriptor_pb2
 
-from trimtab_protocol.grpc_messages import METHODS, SERVICE, request_class, response_class
+from trimtab_protocol.grpc_messages import FILE
 
 
 def protoset(invented: Sequence[str] = ()) -> bytes:
-    """Return a serialized FileDescriptorSet: the protocol's messages, its service, and methods that no server has."""
-    file = descriptor_pb2.FileDescriptorProto()
-    request_class(METHODS[0]).DESCRIPTOR.file.CopyToProto(file)
-    package, _, name = SERVICE.rpartition(".")
-    del file.service[:]
-    service = file.service.add(name=name)
-    for method in (*METHODS, *invented):
-        like = METHODS[0] if method in invented else method
-        service.method.add(
-            name=method,
-            input_type=f".{package}.{request_class(like).DESCRIPTOR.name}",
-            output_type=f".{package}.{response_class(like).DESCRIPTOR.name}",
-        )
+    """A serialized FileDescriptorSet: the protocol's messages, its service, and methods that no server has."""
+    file = descriptor_pb2.FileDescriptorProto.FromString(FILE)
+    for method in invented:
+        known = file.service[0].method[0]
+        file.service[0].method.add(name=method, input_type=known.input_type, output_type=known.output_type)
     return descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
 
 

@@ -22,7 +22,7 @@ class ProgramError(Exception):
 
 @functools.cache
 def installed(which: Literal["go", "node", "kserve"]) -> Path:
-    """Return the folder these clients are in, installing them first where they are missing."""
+    """The folder these clients are in, installing them first where they are missing."""
     done = subprocess.run([str(INSTALL), which], capture_output=True, text=True, check=False)
     if done.returncode:
         raise AbsentError(f"hack/clients/install {which}: {_last_words(done.stderr)}")
@@ -30,12 +30,12 @@ def installed(which: Literal["go", "node", "kserve"]) -> Path:
 
 
 def program(name: str) -> str:
-    """Return the path of one of the Go programs."""
+    """The path of one of the Go programs."""
     return str(installed("go") / name)
 
 
 def system_program(name: str) -> str:
-    """Return the path of a program of the operating system."""
+    """The path of a program of the operating system."""
     found = shutil.which(name)
     if found is None:
         raise AbsentError(f"{name} is not installed on this machine")

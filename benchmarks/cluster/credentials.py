@@ -54,7 +54,7 @@ class Credentials:
         return _secret(TLS_SECRET, namespace, "kubernetes.io/tls", content), told.decode().strip().partition("=")[2]
 
     def hashed(self, namespace: str) -> Object:
-        """Return the Secret of the keys in force, of which it knows only the hashes."""
+        """The Secret of the keys in force, of which it knows only the hashes."""
         entries = {client: entry_of(HashedKey(client, digest_of(key))).encode() for client, key in self.keys.items()}
         return _secret(KEYS_SECRET, namespace, "Opaque", entries)
 

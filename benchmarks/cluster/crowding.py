@@ -1,4 +1,4 @@
-"""Shell: how much room nodes have, and nodes without any, as in daily use: there a pod is replaced once it is gone."""
+"""Shell: how much room nodes have; and full nodes, as in daily use, where a pod's successor waits until it is gone."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from benchmarks.cluster.observing import is_ready, until
 from benchmarks.cluster.setting import SYSTEM, Setting
 from trimtab_kubernetes.objects import Object
-from trimtab_operator.pods import resources, security_of_container, security_of_pod
+from trimtab_operator.manifests.pods import resources, security_of_container, security_of_pod
 from trimtab_pipelines.quantity import parse_quantity
 
 LEFT_CORES = 0.05  # less than any replica asks for
@@ -15,7 +15,7 @@ FILLER_BYTES = 16 * 2**20
 
 
 async def free_by_node(setting: Setting, ignored: Callable[[Object], bool] = lambda _: False) -> dict[str, float]:
-    """Return the cores that each node can still give to pods, those ignored not counted."""
+    """The cores that each node can still give to pods, those ignored not counted."""
     nodes = (await setting.cluster.list("Node")).items
     free = {node["metadata"]["name"]: parse_quantity(node["status"]["allocatable"]["cpu"]) for node in nodes}
     for pod in (await setting.cluster.list("Pod")).items:

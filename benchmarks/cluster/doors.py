@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.cluster.breaking import PATIENCE_SECONDS
 from benchmarks.cluster.observing import NotYetError, Watched, is_ready, until
 from trimtab_kubernetes.objects import Object
-from trimtab_operator.edge import NAME as EDGE
+from trimtab_operator.manifests.edge import NAME as EDGE
 from trimtab_pipelines.cluster import router_name
 
 ENVOY = "envoy"
@@ -44,7 +44,7 @@ def _door(pod: Object) -> Object:
 
 
 def _processes(pod: Object, program: str) -> list[int]:
-    """Return this machine's processes of a program in a pod, which their control groups are named after."""
+    """This machine's processes of a program in a pod, which their control groups are named after."""
     uid = str(pod["metadata"]["uid"])
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

@@ -37,7 +37,7 @@ from trimtab.local.loading import LoadOrder
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.ends import End
-from trimtab_pipelines.outcome import Bar, Outcome, bar
+from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 READY_SECONDS = 900.0
 LOAD_SECONDS = 180.0

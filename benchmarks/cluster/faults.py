@@ -23,7 +23,7 @@ from trimtab.local.loading import LoadOrder
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.ends import End
-from trimtab_pipelines.outcome import Bar, Outcome, bar
+from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 READY_SECONDS = 900.0
 CALM_SECONDS = 5.0
@@ -83,7 +83,7 @@ async def faults(given: argparse.Namespace) -> Outcome:
 
 
 async def _steady(setting: Setting, watched: Watched, pipeline_file: Path) -> float:
-    """Return a load that one replica a stage carries with ease."""
+    """A load that one replica a stage carries with ease."""
     pipeline, profiles = load_pipeline(pipeline_file), await watched.profiles()
     return LOAD_SHARE * demand_within(pipeline, profiles, await free_cores(setting)).high_rps
 

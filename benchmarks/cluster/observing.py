@@ -47,7 +47,7 @@ async def until(holds: Callable[[], Any], what: str, seconds: float, every_secon
 
 
 def conditions(found: Object | None) -> dict[str, Mapping[str, Any]]:
-    """Return an object's conditions by type."""
+    """An object's conditions by type."""
     return {each["type"]: each for each in ((found or {}).get("status") or {}).get("conditions", [])}
 
 
@@ -78,15 +78,15 @@ class Watched:
     seen: list[Seen] = field(default_factory=list)
 
     async def object(self) -> Object | None:
-        """Return the InferencePipeline."""
+        """The InferencePipeline."""
         return await self.setting.cluster.get("InferencePipeline", self.setting.namespace, self.name)
 
     async def plan(self) -> Object | None:
-        """Return the PipelinePlan."""
+        """The PipelinePlan."""
         return await self.setting.cluster.get("PipelinePlan", self.setting.namespace, self.name)
 
     async def condition(self, kind: str) -> Mapping[str, Any]:
-        """Return a condition; empty where it is not there."""
+        """A condition; empty where it is not there."""
         return conditions(await self.object()).get(kind, {})
 
     async def is_ready(self) -> bool:
@@ -115,7 +115,7 @@ class Watched:
         return None
 
     async def state(self) -> RouterState:
-        """Return what its router says that it runs."""
+        """What its router says that it runs."""
         find, namespace = self.setting.address, self.setting.namespace
         address = await find(namespace, router_admin_name(self.name), ROUTER_ADMIN_PORT)
         answer = await self.client.get(f"http://{address}{STATE_PATH}")
@@ -123,13 +123,13 @@ class Watched:
         return RouterState.model_validate_json(answer.content)
 
     async def profiles(self) -> dict[str, ModelProfile]:
-        """Return its profiles by stage."""
+        """Its profiles by stage."""
         listing = await self.setting.cluster.list("ModelProfile", self.setting.namespace)
         found = [ModelProfile.model_validate(item) for item in listing.items]
         return {profile.spec.stage: profile for profile in found if profile.spec.pipeline == self.name}
 
     async def pods(self, component: str = "model-server") -> list[Object]:
-        """Return its pods of a kind, those that are leaving apart."""
+        """Its pods of a kind, those that are leaving apart."""
         labels = f"{PIPELINE_LABEL}={self.name},app.kubernetes.io/component={component}"
         listing = await self.setting.cluster.list("Pod", self.setting.namespace, labels)
         return [pod for pod in listing.items if "deletionTimestamp" not in pod["metadata"]]

@@ -72,7 +72,7 @@ class Setting:
         return await run(tool("helm"), f"--kubeconfig={self.kubeconfig}", *arguments)
 
     async def address(self, namespace: str, service: str, port: int) -> str:
-        """Return host:port of a Service."""
+        """Host:port of a Service."""
         found = await self.cluster.get("Service", namespace, service)
         if found is None:
             raise CommandError(f"there is no Service {service} in {namespace}")
@@ -93,7 +93,7 @@ class Setting:
 
 
 def tool(name: str) -> str:
-    """Return the path of a program that `make cluster-tools` builds, or of the system's."""
+    """The path of a program that `make cluster-tools` builds, or of the system's."""
     built = TOOLS / name
     found = str(built) if built.exists() else shutil.which(name)
     if found is None:
@@ -148,7 +148,7 @@ async def _install(setting: Setting) -> None:
 
 
 def values() -> tuple[str, ...]:
-    """Return the chart's values for a run, as helm's arguments."""
+    """The chart's values for a run, as helm's arguments."""
     images = [f"image.{name}.pullPolicy=Never" for name in ("control", "modelServer", "trainer")]
     settings = [
         "crds.enabled=false",

@@ -13,7 +13,7 @@ from benchmarks.cluster.crowding import free_by_node
 from benchmarks.cluster.setting import Setting, console
 from trimtab.demand import Demand, changing_demand
 from trimtab.local.loading import LoadOrder, LoadProcess
-from trimtab_adapter.decide import Situation, decide
+from trimtab_adapter.planning.decide import Situation, decide
 from trimtab_kubernetes.objects import Object
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.plan import ForecastRecord
@@ -29,7 +29,7 @@ SHARE = 0.5
 
 
 async def free_cores(setting: Setting) -> float:
-    """Return what the node can still give to pods, those of our namespace not counted."""
+    """What the node can still give to pods, those of our namespace not counted."""
 
     def ours(pod: Object) -> bool:
         return pod["metadata"]["namespace"] == setting.namespace and "router" not in pod["metadata"]["name"]
@@ -38,7 +38,7 @@ async def free_cores(setting: Setting) -> float:
 
 
 def demand_within(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], cores: float) -> Demand:
-    """Return a range of load in which variants and replicas change where a pipeline has only so many cores.
+    """A range of load in which variants and replicas change where a pipeline has only so many cores.
 
     Low is what the heaviest variants carry alone. High is where more replicas are planned, and half as much above too.
     """

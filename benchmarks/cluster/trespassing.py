@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.cluster.observing import Watched, is_ready, until
 from benchmarks.cluster.setting import STRICT, Setting
 from trimtab_kubernetes.objects import Object
-from trimtab_operator.pods import resources, security_of_container, security_of_pod
+from trimtab_operator.manifests.pods import resources, security_of_container, security_of_pod
 from trimtab_pipelines.cluster import DATA_PORT, ROUTER_ADMIN_PORT, ROUTER_GRPC_PORT, ROUTER_REST_PORT
 
 ELSEWHERE, TRESPASSER, GUARDED = "trimtab-e2e-elsewhere", "trespasser", "guarded"
@@ -96,7 +96,7 @@ async def _tried(watched: Watched, guarded: str) -> Met:
 
 
 async def _ways(watched: Watched, guarded: str) -> Object:
-    """Return where it should try: the door by its Service, all other ports at the pods themselves."""
+    """Where it should try: the door by its Service, all other ports at the pods themselves."""
     ports: dict[str, tuple[str, int]] = {GUARDED: (guarded, GUARDED_PORT)}
     for component, port in (("router", ROUTER_ADMIN_PORT), ("model-server", DATA_PORT)):
         for pod in await watched.pods(component):

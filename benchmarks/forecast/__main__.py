@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.forecast.judge import AS_RECORDED, KNOWN_RATE, SERVED, Judge, Load, Moments, by_shape, rebuilt
-from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.verdict import Outcome, bar
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.evaluate import LSTM_OVER_AR, scaled_load, split
@@ -31,7 +31,7 @@ TIMED_FORECASTS = 500
 
 
 def costs(moments: Moments, rps_per_core: float) -> dict[str, tuple[float, float]]:
-    """Return for each forecaster the cores idle on average because it said too much, and the share of requests beyond.
+    """For each forecaster the cores idle on average because it said too much, and the share of requests beyond.
 
     The capacity is what was forecast; of each second's requests, those above it count as beyond.
     """
@@ -45,7 +45,7 @@ def costs(moments: Moments, rps_per_core: float) -> dict[str, tuple[float, float
 
 
 def quantile_figures(moments: Moments) -> dict[str, float]:
-    """Return for each quantile the share of peaks below it, and its pinball loss over the mean peak."""
+    """For each quantile the share of peaks below it, and its pinball loss over the mean peak."""
     figures = {}
     for quantile in QUANTILES:
         said = moments.forecasts["LSTM" if quantile == 0.5 else f"LSTM P{quantile * 100:.0f}"]
@@ -57,7 +57,7 @@ def quantile_figures(moments: Moments) -> dict[str, float]:
 
 
 def prediction_seconds(weights: LstmWeights) -> float:
-    """Return the p99 of the time one forecast takes."""
+    """The p99 of the time one forecast takes."""
     forecaster = LstmForecaster(weights)
     history = np.random.default_rng(1).poisson(30.0, MEMORY_SECONDS).astype(np.float64)
     spent = []

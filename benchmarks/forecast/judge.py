@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.forecast.shapes import RULES, drawn, excerpts
 from trimtab_adapter.observation import seconds_to_ask
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.bins import seconds_of_bins
@@ -16,7 +17,6 @@ from trimtab_predictor.features import BIN_SECONDS, HISTORY_SECONDS
 from trimtab_predictor.forecaster import HORIZON_SECONDS
 from trimtab_predictor.guarded import GuardedForecaster
 from trimtab_predictor.lstm import QUANTILES, LstmForecaster, LstmWeights, forecast_quantiles
-from trimtab_predictor.shapes import RULES, drawn, excerpts
 from trimtab_predictor.windows import WINDOW_SECONDS, cut_windows
 
 DRAWN_SECONDS = 3_600
@@ -43,7 +43,7 @@ class Moments:
         return peaks
 
     def errors(self) -> dict[str, float]:
-        """Return the SMAPE of each forecaster."""
+        """The SMAPE of each forecaster."""
         return {name: smape(said, self.peaks) for name, said in self.forecasts.items()}
 
 
@@ -54,7 +54,7 @@ class Judge:
         self._weights = weights
         self._ar = ar_forecaster(cut_windows(learned, STRIDE_SECONDS))
 
-    def ask(  # noqa: PLR0913 - two spans, and what some forecasters may know beyond the load
+    def ask(
         self,
         load: Load,
         first: int = 0,
@@ -64,7 +64,7 @@ class Judge:
         before: Load | None = None,
         larger: Load | None = None,
     ) -> Moments:
-        """Return what each forecaster said every ten seconds of a load [S]; NaN seconds are left out.
+        """What each forecaster said every ten seconds of a load [S]; NaN seconds are left out.
 
         Args:
             load: requests per second.
@@ -107,7 +107,7 @@ def _cut(load: Load, starts: NDArray[np.int64]) -> Load:
 
 
 def _knowing_the_rate(futures: Load, load: Load, larger: Load) -> Load:
-    """Return the median peak if each of the larger load's requests [N, 20] comes with the same chance, by drawing.
+    """The median peak if each of the larger load's requests [N, 20] comes with the same chance, by drawing.
 
     What is left of the error is the chance of who comes, which nobody can foresee: no forecaster can be better.
     """
@@ -130,7 +130,7 @@ def _served(weights: LstmWeights, load: Load, starts: NDArray[np.int64]) -> Load
 
 
 def by_shape(learned: Load, held_back: Load, weights: LstmWeights) -> dict[str, dict[str, float]]:
-    """Return each forecaster's error on every shape: excerpts of the trace, also an eighth as large, and drawn ones.
+    """Each forecaster's error on every shape: excerpts of the trace, also an eighth as large, and drawn ones.
 
     AR(12) is fitted anew at each size, on the earlier days as a service of that size would have seen them.
     """
@@ -157,6 +157,6 @@ def _pooled(parts: Sequence[Moments]) -> dict[str, float]:
 
 
 def rebuilt(load: Load) -> Load:
-    """Return what a metrics server keeps of a load, as seconds again: a peak and a mean every ten seconds."""
+    """What a metrics server keeps of a load, as seconds again: a peak and a mean every ten seconds."""
     bins = load[: load.size // BIN_SECONDS * BIN_SECONDS].reshape(-1, BIN_SECONDS)
     return seconds_of_bins(zip(bins.max(axis=1).tolist(), bins.mean(axis=1).tolist(), strict=True))

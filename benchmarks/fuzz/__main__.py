@@ -27,7 +27,7 @@ from benchmarks.hostile.phases import CALM, Phase, Seen, by_kind, read
 from benchmarks.hostile.report import STOP_SHARE, Aftermath
 from trimtab.commands import reporting_errors
 from trimtab.options import console
-from trimtab_pipelines.outcome import Bar, Outcome, bar
+from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 CALLERS = 6
 WARM_UP_SHARE = 0.1

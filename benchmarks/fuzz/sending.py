@@ -15,6 +15,8 @@ SHORT_PATIENCE_SECONDS = 0.5
 """For requests that are broken on purpose: whoever waits for the rest of one is right to wait."""
 WAITING = "waiting"
 _GRPC_STATUS = re.compile(rb"\r\ngrpc-status: ([0-9]+)\r\n")
+_CALL_ENDED = re.compile(_GRPC_STATUS.pattern + rb"|\r\ncontent-length: [0-9]+\r\n(?s:.*)\r\n\r\n", re.IGNORECASE)
+"""A status, in the head or behind the body; or a whole head that announces a body behind which none can stand."""
 
 
 async def http_requests(door: Door, requests: Sequence[bytes]) -> list[str]:
@@ -55,7 +57,7 @@ async def _status_of_call(place: Place, call: bytes) -> str:
     """The call's gRPC status, wherever in the answer it stands; the HTTP status of an answer that has none."""
     async with connected(place) as wire:
         await wire.send(call, PATIENCE_SECONDS)
-        await wire.until(lambda: _GRPC_STATUS.search(wire.received) is not None, PATIENCE_SECONDS)
+        await wire.until(lambda: _CALL_ENDED.search(wire.received) is not None, PATIENCE_SECONDS)
         told = _GRPC_STATUS.search(wire.received)
         if told is not None:
             return STATUS_NAMES.get(int(told[1]), told[1].decode())

@@ -19,7 +19,8 @@ from benchmarks.hostile.phases import by_kind, read
 from benchmarks.hostile.report import Aftermath, outcome, table
 from trimtab.commands import reporting_errors
 from trimtab.options import console
-from trimtab_pipelines.outcome import Outcome
+from trimtab_pipelines.router_metrics import BYTES_IN_FLIGHT
+from trimtab_pipelines.verdict import Outcome
 
 LEAVE_WITHIN_SECONDS = 10.0
 
@@ -77,7 +78,7 @@ async def _left(door: Door) -> Aftermath:
         text = (await client.get(f"{door.admin}/metrics")).text
     counters = await door.local.client.counters()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    in_flight = sum(sample.value for sample in samples if sample.name == "trimtab_bytes_in_flight")
+    in_flight = sum(sample.value for sample in samples if sample.name == BYTES_IN_FLIGHT)
     faults = tuple(f"{fault.what} {fault.detail}".strip() for fault in door.local.faults)
     return Aftermath(int(in_flight), door.connections(), counters.received, sum(counters.outcomes.values()), faults)
 

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import aiohttp
-import grpc
 import numpy as np
 
-from benchmarks.hostile.door import HEALTH, INFER, MODEL
-from trimtab_protocol import InferRequest, InferResponse, ProtocolError, Tensor, rest
-from trimtab_protocol.grpc_messages import method_path, request_to_message, response_class, response_from_message
+from benchmarks.hostile.door import HEALTH, MODEL
+from trimtab_loadtester.wire import GrpcWire, RestWire, Wire
+from trimtab_protocol import Tensor
 
 NUMBERS = 4
 PATIENCE_SECONDS = 10.0
@@ -80,49 +79,23 @@ def threads(pid: int) -> list[str]:
     return []
 
 
-def a_request(number: int) -> InferRequest:
-    """A request that nobody else sends."""
-    x = np.full((1, NUMBERS), number, np.float32)
-    return InferRequest(
-        MODEL, (Tensor.of("x", x),), id=f"friend-{number}", parameters={"binary_data_output": bool(number % 4)}
-    )
-
-
-def verdict(response: InferResponse, number: int) -> str:
-    """`ok` for this request's own answer."""
-    y = response.outputs[0].array
-    own = y.shape == (1, NUMBERS) and bool((y == number + 2).all()) and response.id == f"friend-{number}"
-    return "ok" if own else "wrong"
-
-
-async def over_rest(session: aiohttp.ClientSession, url: str, number: int) -> str:
-    """One request over REST."""
-    body, header_length = rest.encode_request(a_request(number))
-    headers = {rest.HEADER_LENGTH: str(header_length), "x-request-id": f"friend-{number}"}
-    async with session.post(url, data=b"".join(bytes(part) for part in body), headers=headers) as answer:
-        content = await answer.read()
-        if answer.status != 200:
-            return str(answer.status)
-        if answer.headers.get("x-request-id", f"friend-{number}") != f"friend-{number}":
-            return "wrong"
-        return verdict(rest.decode_response(content, answer.headers.get(rest.HEADER_LENGTH)), number)
-
-
-async def over_grpc(call: Callable[..., Awaitable[Any]], number: int) -> str:
-    """One request over gRPC."""
-    message = request_to_message(a_request(number)).SerializeToString()
-    raw = await call(message, metadata=(("x-request-id", f"friend-{number}"),))
-    return verdict(response_from_message(response_class("ModelInfer").FromString(raw)), number)
+async def asked(wire: Wire, number: int) -> str:
+    """Send a request that nobody else sends; `ok` for its own answer."""
+    named, x = f"friend-{number}", np.full((1, NUMBERS), number, np.float32)
+    request = wire.encode((Tensor.of("x", x),), (), {"binary_data_output": bool(number % 4)}, named)
+    answer = await wire.send(request, named)
+    if answer.response is None:
+        code = "wrong:" if answer.code == "ProtocolError" else answer.code
+        return code if code.isdigit() else f"{code} {answer.detail}"[:100]
+    y = answer.response.outputs[0].array
+    own = y.shape == (1, NUMBERS) and bool((y == number + 2).all()) and answer.response.id == named
+    return "ok" if own and answer.headers.get("x-request-id", named) == named else "wrong"
 
 
 async def told(asking: Awaitable[str]) -> str:
     """How a request ended, in a word."""
     try:
         return await asyncio.wait_for(asking, PATIENCE_SECONDS)
-    except grpc.aio.AioRpcError as error:
-        return f"{error.code().name} {error.details()}"[:100]
-    except ProtocolError as error:
-        return f"wrong: {error}"
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         return f"{type(error).__name__} {error}"[:100]
 
@@ -165,22 +138,18 @@ async def befriend(given: argparse.Namespace) -> None:
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     lateness, numbers = Lateness(), itertools.cycle(range(1, MOST_NUMBER))
-    url = f"http://127.0.0.1:{given.rest_port}{INFER}"
     async with (
-        aiohttp.ClientSession() as session,
+        RestWire(f"127.0.0.1:{given.rest_port}", MODEL) as rest,
+        GrpcWire(f"127.0.0.1:{given.grpc_port}", MODEL, channels=1) as grpc,
         aiohttp.ClientSession() as probing,
-        grpc.aio.insecure_channel(f"127.0.0.1:{given.grpc_port}") as channel,
     ):
-        infer = channel.unary_unary(method_path("ModelInfer"), None, None)
         with given.out as file:
             log = Log(file, lateness, given.router, [given.router, *given.part])
 
             async def request() -> None:
                 number = next(numbers)
-                if number % 2:
-                    await log.note("rest", over_rest(session, url, number))
-                else:
-                    await log.note("grpc", over_grpc(infer, number))
+                name, wire = ("rest", rest) if number % 2 else ("grpc", grpc)
+                await log.note(name, asked(wire, number))
 
             async def health() -> str:
                 async with probing.get(f"{given.admin}{HEALTH}") as answer:

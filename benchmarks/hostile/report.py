@@ -9,7 +9,7 @@ from benchmarks.hostile.course import Course
 from benchmarks.hostile.door import SLO_SECONDS
 from benchmarks.hostile.kinds import Kind
 from benchmarks.hostile.phases import CALM, Seen, together
-from trimtab_pipelines.outcome import Bar, Outcome, bar
+from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 STOP_SHARE = 0.2
 """Of the SLO, the longest stop of the router's loop."""

@@ -20,7 +20,7 @@ from benchmarks.ipa.cells import METHODS, ORACLE, OURS, RANKS, REACTIVE, Cell, M
 from benchmarks.ipa.evaluation import Evaluation
 from trimtab.options import console
 from trimtab_pipelines.documents import write_atomically
-from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.verdict import Outcome, bar
 from trimtab_profiler.profile import write_profiles
 
 SEEDS, QUICK_SECONDS, QUICK_WORKLOADS = 3, 240, ("bursty", "steady_low")

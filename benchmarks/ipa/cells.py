@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from benchmarks.ipa import data
 from benchmarks.ipa.data import Workload
-from trimtab_adapter.decide import Situation, decide
-from trimtab_adapter.rivals import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
-from trimtab_adapter.simulation.adaptation import Adaptation, Decide, forecaster_knowing
+from trimtab_adapter.planning.decide import Situation, decide
+from trimtab_adapter.planning.rivals import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.outcome import Simulated
 from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_adapter.simulation.slow_loop import Decide, SlowLoop, forecaster_knowing
 from trimtab_loadtester.arrivals import poisson_arrivals
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.ends import LATE, OK
@@ -119,7 +119,7 @@ def _changed(pipeline: InferencePipeline, cell: Cell) -> InferencePipeline:
     return pipeline.model_copy(update={"spec": changed})
 
 
-def _scenario(  # noqa: PLR0913, PLR0917 - all that makes a scenario
+def _scenario(
     source: Source,
     cell: Cell,
     pipeline: InferencePipeline,
@@ -140,7 +140,7 @@ def _scenario(  # noqa: PLR0913, PLR0917 - all that makes a scenario
         arrivals_seconds=arrivals,
         duration_seconds=float(len(workload.rates_rps)),
         plan=plan_for_peak(pipeline, profiles, peak) if static else chosen(pipeline, profiles, Situation(first, 0.0)),
-        adaptation=None if static else Adaptation(forecaster, chosen),
+        adaptation=None if static else SlowLoop(forecaster, chosen),
         history_rps=workload.history_rps,
         conditions=Conditions(),
         seed=cell.seed,

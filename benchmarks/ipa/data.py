@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from trimtab_pipelines.profile import Hardware, Measurement, ModelProfile, ModelProfileSpec, PointProfile
 from trimtab_pipelines.resource import Metadata
-from trimtab_pipelines.spec import InferencePipeline, Stage, Variant
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
 from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.trace import Trace, read_trace
 from trimtab_profiler.fit import fit_latency
@@ -70,7 +72,7 @@ def _workload(name: str, trace: Trace, pieces: tuple[tuple[int, int], ...], offs
 
 
 def _after_gaps(rps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what follows the last missing second: a service that counted nothing in a gap would have seen jumps."""
+    """What follows the last missing second: a service that counted nothing in a gap would have seen jumps."""
     missing = np.flatnonzero(np.isnan(rps))
     return rps[missing[-1] + 1 :] if missing.size else rps
 
@@ -144,7 +146,7 @@ class Recorded:
 
 
 def recorded(folder: Path) -> dict[tuple[str, str, str], Recorded]:
-    """Return the paper's published runs by (pipeline, workload, method)."""
+    """The paper's published runs by (pipeline, workload, method)."""
     sums: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
     for row in _rows(folder / TIMELINES):
         if row["run_set"] == "revision_product":

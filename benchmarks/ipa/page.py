@@ -45,7 +45,7 @@ TABLE_NOTE = (
 
 
 def result_rows(evaluation: Evaluation) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    """Return heads and rows of the table: one row a pipeline, workload and method."""
+    """Heads and rows of the table: one row a pipeline, workload and method."""
     rows = []
     for pipeline, workload in evaluation.pairs:
         places = {m: verdict.place(evaluation.results, pipeline, workload, m) for m in (OURS, RANKS)}
@@ -57,7 +57,7 @@ def result_rows(evaluation: Evaluation) -> tuple[Sequence[str], list[tuple[str, 
     return HEADS, rows
 
 
-def _row(  # noqa: PLR0913, PLR0917 - what a row is about
+def _row(
     pipeline: str, workload: str, method: str, cells: Sequence[Measured], paper: Recorded | None, place: Place | None
 ) -> tuple[str, ...]:
     standing = ""
@@ -88,7 +88,7 @@ def _shown(value: Interval, digits: int, unit: str = "") -> str:
 
 
 def render(evaluation: Evaluation) -> str:
-    """Return the page."""
+    """The page."""
     drawn: Charts = {}
     heads, rows = result_rows(evaluation)
     lead = f"{len(evaluation.measured)} simulations, {evaluation.seeds} seeds each · excerpts: {evaluation.excerpts}"

@@ -32,7 +32,7 @@ SOLVED_SIZES = ((2, 5), (5, 5), (9, 5), (2, 9), (5, 9), (9, 9), (10, 10))
 
 
 def sweep_cells(pipelines: Sequence[str], weights: Mapping[str, float], seed: int) -> list[Cell]:
-    """Return the cells of the sweep; `weights` are the pipelines' own."""
+    """The cells of the sweep; `weights` are the pipelines' own."""
     return [
         Cell(pipeline, SWEPT_WORKLOAD, OURS, seed, accuracy_weight=factor * weights[pipeline])
         for pipeline in pipelines
@@ -41,7 +41,7 @@ def sweep_cells(pipelines: Sequence[str], weights: Mapping[str, float], seed: in
 
 
 def solver_seconds(instances: int) -> dict[tuple[int, int], tuple[float, float]]:
-    """Return the median and the longest seconds of the exact solver, by stages and variants; 7 batch sizes each."""
+    """The median and the longest seconds of the exact solver, by stages and variants; 7 batch sizes each."""
     solve(a_large_program(0, 2, 5))  # the first call pays for numpy's own start
     found = {}
     for stages, variants in SOLVED_SIZES:

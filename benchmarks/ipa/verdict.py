@@ -29,7 +29,7 @@ class Interval:
 
 
 def interval(values: Iterable[float]) -> Interval:
-    """Return the mean of some values, one a seed, and its 95 % interval."""
+    """The mean of some values, one a seed, and its 95 % interval."""
     found = np.array(list(values), dtype=np.float64)
     if found.size < 2:
         return Interval(float(found.mean()) if found.size else math.nan, math.nan)
@@ -94,7 +94,7 @@ def _point(cells: Sequence[Measured]) -> tuple[float, float]:
 
 
 def _mixture(points: Sequence[tuple[float, float]], cores: float) -> float:
-    """Return the most accuracy any mixture of points reaches at these cores or fewer; 0 where nothing is as cheap."""
+    """The most accuracy any mixture of points reaches at these cores or fewer; 0 where nothing is as cheap."""
     best = max((a for c, a in points if c <= cores), default=0.0)
     for cheap, low in points:
         for dear, high in points:

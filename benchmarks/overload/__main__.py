@@ -26,7 +26,7 @@ from benchmarks.overload.driving import (
     generator,
 )
 from benchmarks.overload.targets import LARGE_BATCH, NEIGHBOURS, SMALL_BATCH, Target, mlserver, neighbours, trimtab
-from trimtab_pipelines.outcome import Bar, Outcome, bar
+from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 Figures = dict[str, float | int | str | None]
 DOOR_CASES = (REST_SEVERAL, REST_MANY, GRPC_SEVERAL, GRPC_MANY)
@@ -134,7 +134,7 @@ async def main() -> int:
     return 0 if outcome.holds else 1
 
 
-async def _measure(  # noqa: PLR0913, PLR0917 - what is to be done, and where its figures go
+async def _measure(
     phase: Phase, load: Generator, factors: tuple[float, ...], seconds: float, figures: Figures, bars: list[Bar]
 ) -> None:
     async with phase.run(phase.batch_size, bounded=phase.bounded) as target:

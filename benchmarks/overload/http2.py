@@ -45,7 +45,7 @@ class Answers:
         self._known: dict[bytes, tuple[int, int | None]] = {}
 
     def read(self, block: bytes) -> tuple[int, int | None]:
-        """Return the HTTP status (0 in trailers) and the gRPC status, if there is one."""
+        """The HTTP status (0 in trailers) and the gRPC status, if there is one."""
         known = self._known.get(block)
         if known is None:
             headers = dict(Decoder().decode(block, raw=True))

@@ -1,6 +1,5 @@
 """What is knocked at: a pipeline as `trimtab up` runs it, with its door or without, and a plain MLServer."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -54,12 +53,8 @@ async def mlserver(batch_size: int, *, bounded: bool) -> AsyncIterator[Target]:
     """Run one plain MLServer with the same model and its own batching: one stage, so half of the work."""
     del bounded  # it has no bounds
     model = {"max_batch_size": batch_size, "max_batch_time": DELAY_SECONDS}
-    starting = chained_mlservers({}, model, DELAY_SECONDS)
-    plain = await asyncio.to_thread(starting.__enter__)
-    try:
+    async with chained_mlservers({}, model, DELAY_SECONDS) as plain:
         yield Target({"grpc": plain.grpc_ports[0]})
-    finally:
-        await asyncio.to_thread(starting.__exit__, None, None, None)
 
 
 def free(process: int) -> None:

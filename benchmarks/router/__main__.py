@@ -9,7 +9,7 @@ import uvloop
 
 from benchmarks.router import parts
 from benchmarks.router.processes import CLIENT_CORE, pin
-from trimtab_pipelines.outcome import Bar, Outcome
+from trimtab_pipelines.verdict import Bar, Outcome
 
 PARTS: dict[str, Callable[[], parts.Part]] = {
     "a": parts.overhead,

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.router.clients import Send, direct_client, grpc_client, mlserver_client, rest_client
 from benchmarks.router.drive import Tally, closed_loop, open_loop
 from benchmarks.router.processes import Served, chained_mlservers, echo_pipeline, served, usage
-from trimtab_pipelines.outcome import Bar, bar
+from trimtab_pipelines.verdict import Bar, bar
 
 Figures = dict[str, float]
 Ways = dict[str, tuple[Served, Callable[[Served, int], AbstractAsyncContextManager[Send]]]]
@@ -35,7 +35,7 @@ async def overhead() -> tuple[Figures, list[Bar]]:
     """
     figures: Figures = {}
     pipeline = echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS)
-    with served(pipeline, 1, 0.0, door=False) as bare, served(pipeline, 1, 0.0) as target:
+    async with served(pipeline, 1, 0.0, door=False) as bare, served(pipeline, 1, 0.0) as target:
         ways: Ways = {"direct": (bare, direct_client), "bare_rest": (bare, rest_client)}
         ways |= {name: (target, client) for name, client in FRONT_DOORS.items()}
         tallies = await _in_turns(ways, SMALL_NUMBERS, 1)
@@ -56,7 +56,7 @@ async def overhead() -> tuple[Figures, list[Bar]]:
 async def throughput() -> tuple[Figures, list[Bar]]:
     """B: 4 KiB at concurrency 64, against chained MLServers, and against the router without its door."""
     pipeline = echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS)
-    with (
+    async with (
         served(pipeline, BATCH_SIZE, 0.0, door=False) as bare,
         served(pipeline, BATCH_SIZE, 0.0) as target,
     ):
@@ -78,7 +78,7 @@ async def throughput() -> tuple[Figures, list[Bar]]:
 async def large_tensors() -> tuple[Figures, list[Bar]]:
     """C: 588 KiB at concurrency 1 and 16, against chained MLServers."""
     figures: Figures = {}
-    with served(echo_pipeline(LARGE_NUMBERS, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0) as target:
+    async with served(echo_pipeline(LARGE_NUMBERS, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0) as target:
         for name, client in {"direct": direct_client, **FRONT_DOORS}.items():
             async with client(target, LARGE_NUMBERS) as send:
                 figures |= (await closed_loop(send, 1, 4.0, _all(target))).figures(f"{name}_alone")
@@ -100,7 +100,7 @@ async def batching() -> tuple[Figures, list[Bar]]:
     """
     figures: Figures = {}
     bars: list[Bar] = []
-    with served(echo_pipeline(SMALL_NUMBERS, DELAY_SECONDS, 0.5), BATCH_SIZE, DELAY_SECONDS) as target:
+    async with served(echo_pipeline(SMALL_NUMBERS, DELAY_SECONDS, 0.5), BATCH_SIZE, DELAY_SECONDS) as target:
         async with direct_client(target, SMALL_NUMBERS, BATCH_SIZE) as send:
             direct = await closed_loop(send, 1, 6.0, _all(target))
         figures |= direct.figures("direct")
@@ -140,7 +140,7 @@ async def overload() -> tuple[Figures, list[Bar]]:
         ("large", LARGE_NUMBERS, 0.0, 1.0, 200.0),
     ):
         for name, client in FRONT_DOORS.items():
-            with served(echo_pipeline(numbers, delay_seconds, slo_seconds), BATCH_SIZE, delay_seconds) as target:
+            async with served(echo_pipeline(numbers, delay_seconds, slo_seconds), BATCH_SIZE, delay_seconds) as target:
                 async with client(target, numbers) as send:
                     best = await closed_loop(send, 64, 5.0, _all(target))
                     tally = await open_loop(send, rate_rps, 30.0, _all(target), slo_seconds)
@@ -177,7 +177,7 @@ def _best(tallies: dict[str, list[Tally]], key: Callable[[Tally], float]) -> Fig
 async def _closed(numbers: int, concurrency: int, seconds: float) -> Figures:
     """The router by both front doors, and chained MLServers, in the same run."""
     figures: Figures = {}
-    with served(echo_pipeline(numbers, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0) as target:
+    async with served(echo_pipeline(numbers, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0) as target:
         for name, client in FRONT_DOORS.items():
             async with client(target, numbers) as send:
                 figures |= (await closed_loop(send, concurrency, seconds, _all(target))).figures(name)
@@ -188,9 +188,8 @@ async def _mlservers(numbers: int, concurrency: int, seconds: float) -> Figures:
     """Plain MLServers as shipped, which the bars are about, and for comparison without their worker process."""
     figures: Figures = {}
     for name, settings in MLSERVERS.items():
-        with chained_mlservers(settings) as plain:
-            async with mlserver_client(plain, numbers) as send:
-                figures |= (await closed_loop(send, concurrency, seconds, plain.servers)).figures(name)
+        async with chained_mlservers(settings) as plain, mlserver_client(plain, numbers) as send:
+            figures |= (await closed_loop(send, concurrency, seconds, plain.servers)).figures(name)
     return figures
 
 

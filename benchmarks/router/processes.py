@@ -1,14 +1,13 @@
 """Starts what is measured, on one core: model servers, the router in front of them, and plain MLServers."""
 
-import contextlib
+import asyncio
 import json
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,17 @@ import psutil
 from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.processes.announced import ReplicaPorts, RouterPorts
+from trimtab_pipelines.processes.module import Module
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 
 STAGES = ("first", "second")
-START_SECONDS = 120.0
+START_SECONDS, STOP_SECONDS = 120.0, 15.0
 SERVER_CORE, CLIENT_CORE = 0, 1
 ROOT = Path(__file__).parents[2]
+HOST = "127.0.0.1"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,50 +109,51 @@ def echo_pipeline(numbers: int, delay_seconds: float, slo_seconds: float) -> Inf
     return InferencePipeline.model_validate({"kind": "InferencePipeline", "metadata": {"name": "echo"}, "spec": spec})
 
 
-@contextlib.contextmanager
-def served(
+@asynccontextmanager
+async def served(
     pipeline: InferencePipeline, batch_size: int, delay_seconds: float, *, door: bool = True
-) -> Iterator[Served]:
+) -> AsyncIterator[Served]:
     """Run a pipeline: one model server a stage, the router, and its door in front; without it there is REST alone."""
-    with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
-        servers = [_model_server(stack, pipeline, stage, folder) for stage in STAGES]
-        addresses = {stage: f"127.0.0.1:{port}" for stage, (_, port) in zip(STAGES, servers, strict=True)}
+    async with _starting() as (folder, start):
+        servers, data_ports = [], []
+        for stage in STAGES:
+            write_model_folder(pipeline, folder, stage, ["echo"], folder / stage, 1.0)
+            servers.append(await start("trimtab_model_servers", str(folder / stage)))
+            data_ports.append((await servers[-1].announcement(ReplicaPorts, START_SECONDS)).data_port)
         write_json(folder / "pipeline.yaml", pipeline)
         write_json(folder / "plan.json", echo_plan(pipeline, batch_size, delay_seconds))
-        write_json(folder / "endpoints.json", _endpoints(addresses))
-        files = ["--pipeline", str(folder / "pipeline.yaml"), "--plan", str(folder / "plan.json")]
-        files += ["--endpoints", str(folder / "endpoints.json")]
-        sockets = ["--sockets", stack.enter_context(tempfile.TemporaryDirectory(prefix="trimtab-"))]
-        router, ports = _start(stack, "trimtab_router", *files, *(sockets if door else []))
-        _until(f"http://127.0.0.1:{ports['admin_port']}/v2/health/ready")
-        fronts, rest_port, grpc_port = [router], int(ports["rest_port"]), 0
+        write_json(folder / "endpoints.json", _endpoints(data_ports))
+        files = [f"--{name.partition('.')[0]}={folder / name}" for name in ("pipeline.yaml", "plan.json")]
+        sockets = [f"--sockets={folder}"] if door else []
+        router = await start("trimtab_router", *files, f"--endpoints={folder / 'endpoints.json'}", *sockets)
+        ports = await router.announcement(RouterPorts, START_SECONDS)
+        await _until(f"http://{HOST}:{ports.admin_port}/v2/health/ready")
+        fronts, rest_port, grpc_port = [router.pid], ports.rest_port, 0
         if door:
-            envoy, rest_port, grpc_port = _door(stack, folder / "pipeline.yaml", sockets)
-            fronts.append(envoy)
-        data_ports, replicas = tuple(port for _, port in servers), tuple(pid for pid, _ in servers)
-        yield Served(rest_port, grpc_port, data_ports, router, tuple(fronts), replicas)
+            rest_port, grpc_port = free_port(), free_port()
+            told = [f"--rest-port={rest_port}", f"--grpc-port={grpc_port}"]
+            envoy = await start("trimtab_router.edge", files[0], *sockets, *told, is_read=False)
+            await _until(f"http://{HOST}:{rest_port}/v2/health/ready")
+            fronts.append(envoy.pid)
+        replicas = tuple(server.pid for server in servers)
+        yield Served(rest_port, grpc_port, tuple(data_ports), router.pid, tuple(fronts), replicas)
 
 
-def _door(stack: contextlib.ExitStack, pipeline: Path, sockets: Sequence[str]) -> tuple[int, int, int]:
-    """Start Envoy; return its process and its ports."""
-    rest_port, grpc_port = free_port(), free_port()
-    ports = ["--rest-port", str(rest_port), "--grpc-port", str(grpc_port)]
-    command = [sys.executable, "-m", "trimtab_router.edge", "--pipeline", str(pipeline), *sockets, *ports]
-    process = _spawn(stack, command, subprocess.DEVNULL)
-    _until(f"http://127.0.0.1:{rest_port}/v2/health/ready")
-    return process.pid, rest_port, grpc_port
-
-
-@contextlib.contextmanager
-def chained_mlservers(
+@asynccontextmanager
+async def chained_mlservers(
     settings: Mapping[str, Any], model: Mapping[str, Any] | None = None, delay_seconds: float = 0.0
-) -> Iterator[Chained]:
+) -> AsyncIterator[Chained]:
     """Run two plain MLServers with `PlusOne`, as shipped but for these settings of theirs and of the model."""
     told = {**(model or {}), "parameters": {"extra": {"delay_seconds": delay_seconds}}}
-    with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as name, contextlib.ExitStack() as stack:
-        servers = [_mlserver(stack, Path(name) / stage, settings, told) for stage in STAGES]
-        yield Chained(tuple(port for _, port in servers), tuple(pid for pid, _ in servers))
+    async with _starting() as (folder, start):
+        grpc_ports, servers = [], []
+        for stage in STAGES:
+            http_port, grpc_port = _write_mlserver(folder / stage, settings, told)
+            server = await start("mlserver.cli.main", "start", str(folder / stage), is_read=False)
+            await _until(f"http://{HOST}:{http_port}/v2/models/echo/ready")
+            grpc_ports.append(grpc_port)
+            servers.append(server.pid)
+        yield Chained(tuple(grpc_ports), tuple(servers))
 
 
 def echo_plan(pipeline: InferencePipeline, batch_size: int, delay_seconds: float) -> PipelinePlan:
@@ -170,85 +174,58 @@ def echo_plan(pipeline: InferencePipeline, batch_size: int, delay_seconds: float
     return PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})
 
 
-def _endpoints(addresses: dict[str, str]) -> Endpoints:
-    return Endpoints.model_validate(
-        {
-            "generation": 1,
-            "stages": {
-                stage: [{"name": f"{stage}-0", "address": address, "variants": ["echo"]}]
-                for stage, address in addresses.items()
-            },
-        }
-    )
+def _endpoints(data_ports: Sequence[int]) -> Endpoints:
+    addresses = {stage: f"{HOST}:{port}" for stage, port in zip(STAGES, data_ports, strict=True)}
+    stages = {
+        stage: [{"name": f"{stage}-0", "address": address, "variants": ["echo"]}]
+        for stage, address in addresses.items()
+    }
+    return Endpoints.model_validate({"generation": 1, "stages": stages})
 
 
-def _model_server(
-    stack: contextlib.ExitStack, pipeline: InferencePipeline, stage: str, folder: Path
-) -> tuple[int, int]:
-    models = folder / stage
-    write_model_folder(pipeline, folder, stage, ["echo"], models, 1.0)
-    pid, ports = _start(stack, "trimtab_model_servers", str(models))
-    return pid, ports["data_port"]
+@asynccontextmanager
+async def _starting() -> AsyncIterator[tuple[Path, Callable[..., Awaitable[Module]]]]:
+    """A folder, and what starts modules on the servers' core; both end with the block."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trimtab-")))
+
+        async def start(module: str, *arguments: str, is_read: bool = True) -> Module:
+            log = folder / "log" if is_read else Path(os.devnull)
+            pin(SERVER_CORE)
+            process = await Module.start(module, arguments, log, module, environment=ENVIRONMENT, is_read=is_read)
+            pin(CLIENT_CORE)
+            stack.push_async_callback(process.stop, STOP_SECONDS)
+            return process
+
+        yield folder, start
 
 
-def _mlserver(
-    stack: contextlib.ExitStack, folder: Path, settings: Mapping[str, Any], model: Mapping[str, Any]
-) -> tuple[int, int]:
+def _write_mlserver(folder: Path, settings: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[int, int]:
+    """Write what one MLServer serves; return its HTTP and gRPC ports."""
     folder.mkdir()
     http, grpc, metrics = free_port(), free_port(), free_port()
     implementation = "benchmarks.router.mlserver_model.PlusOne"
     (folder / "model-settings.json").write_text(json.dumps({"name": "echo", "implementation": implementation, **model}))
-    ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "grpc_max_message_length": 2**26}
-    (folder / "settings.json").write_text(json.dumps({**ports, **settings}))
-    process = _spawn(stack, [str(Path(sys.executable).parent / "mlserver"), "start", str(folder)], subprocess.DEVNULL)
-    _until(f"http://127.0.0.1:{http}/v2/models/echo/ready")
-    return process.pid, grpc
+    ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
+    others = {"grpc_max_message_length": 2**26, "metrics_dir": str(folder / ".metrics")}
+    (folder / "settings.json").write_text(json.dumps({**ports, **others, **settings}))
+    return http, grpc
 
 
-def _start(stack: contextlib.ExitStack, module: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Start one of our processes and read the line it prints once it listens."""
-    process = _spawn(stack, [sys.executable, "-m", module, *arguments], subprocess.PIPE)
-    assert process.stdout is not None  # noqa: S101 - a pipe was asked for
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError(f"{module} ended with exit code {process.wait()}")
-    return process.pid, json.loads(line)
-
-
-def _spawn(stack: contextlib.ExitStack, command: list[str], stdout: int) -> "subprocess.Popen[str]":
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    pin(SERVER_CORE)
-    process = subprocess.Popen(
-        command, stdout=stdout, stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env={**os.environ, **threads}
-    )
-    pin(CLIENT_CORE)
-    stack.callback(_stop, process)
-    return process
-
-
-def _stop(process: "subprocess.Popen[str]") -> None:
-    process.terminate()
-    try:
-        process.wait(15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def _until(url: str) -> None:
+async def _until(url: str) -> None:
+    """Wait until an address answers well."""
     give_up = time.monotonic() + START_SECONDS
-    while time.monotonic() < give_up:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(url).status_code == httpx.codes.OK:
-                return
-        time.sleep(0.1)
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while time.monotonic() < give_up:
+            with suppress(httpx.TransportError):
+                if (await client.get(url)).status_code == httpx.codes.OK:
+                    return
+            await asyncio.sleep(0.1)
     raise RuntimeError(f"{url} did not become ready within {START_SECONDS:.0f} s")
 
 
 def free_port() -> int:
     """A port that nobody had a moment ago."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((HOST, 0))
         return int(listener.getsockname()[1])

@@ -33,9 +33,9 @@ from trimtab_adapter.simulation.outcome import Simulated
 from trimtab_adapter.simulation.simulate import Scenario, simulate
 from trimtab_pipelines.documents import load_profiles
 from trimtab_pipelines.ends import LATE
-from trimtab_pipelines.outcome import Outcome, bar
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.verdict import Outcome, bar
 from trimtab_profiler.measure import Effort
 from trimtab_profiler.profile import ProfileOptions, profile, write_profiles
 

@@ -40,7 +40,7 @@ class _Batches:
 def calibrate(
     pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], records: NDArray[Any], course: Course, pace: Pace
 ) -> Conditions:
-    """Return the conditions under which a run was served.
+    """The conditions under which a run was served.
 
     Args:
         pipeline: a chain of stages, one replica each.
@@ -107,13 +107,13 @@ def _batches(
 
 
 def once_a_batch(records: NDArray[Any], stage: str) -> NDArray[np.intp]:
-    """Return where records [N] first tell of each batch of a stage: all its members tell the same seconds."""
+    """Where records [N] first tell of each batch of a stage: all its members tell the same seconds."""
     _, first = np.unique(records[f"service_seconds:{stage}"], return_index=True)
     return first
 
 
 def _busy(moments: Floats, departed: Floats, ended: Floats) -> NDArray[np.bool_]:
-    """Return for each moment whether one of these batches was under way."""
+    """For each moment whether one of these batches was under way."""
     begun = np.searchsorted(np.sort(departed), moments, side="right")
     over = np.searchsorted(np.sort(ended), moments, side="right")
     busy: NDArray[np.bool_] = begun > over
@@ -121,7 +121,7 @@ def _busy(moments: Floats, departed: Floats, ended: Floats) -> NDArray[np.bool_]
 
 
 def _contention(found: Sequence[_Batches]) -> float:
-    """Return by what share batches are slower beside another one, by the medians of each variant."""
+    """By what share batches are slower beside another one, by the medians of each variant."""
     counted = [one for one in found if min(one.beside.sum(), (~one.beside).sum()) >= FEWEST_BATCHES]
     if not counted:
         return 0.0
@@ -130,12 +130,12 @@ def _contention(found: Sequence[_Batches]) -> float:
 
 
 def _by_size(excess: Floats, sizes: NDArray[np.int32]) -> dict[int, float]:
-    """Return how much each size that was served often enough is off beside the variant as a whole."""
+    """How much each size that was served often enough is off beside the variant as a whole."""
     often = [int(size) for size in np.unique(sizes) if (sizes == size).sum() >= FEWEST_BATCHES]
     return {size: float(np.exp(np.median(excess[sizes == size]))) for size in often} or {1: 1.0}
 
 
 def _deviation(excess: Floats) -> float:
-    """Return how far these lie around their median, as a standard deviation."""
+    """How far these lie around their median, as a standard deviation."""
     low, high = np.quantile(excess, _QUANTILES)
     return float((high - low) / _DEVIATIONS_BETWEEN)

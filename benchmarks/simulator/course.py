@@ -57,7 +57,7 @@ class Course:
         return np.cumsum([phase.seconds for phase in self.phases])
 
     def calm(self, pace: Pace) -> "Course":
-        """Return the course without the phases in which the processors were away for too long."""
+        """The course without the phases in which the processors were away for too long."""
         starts = [0, *self.ends[:-1].tolist()]
         away = (
             pace.paused(at, at + phase.seconds) / phase.seconds for at, phase in zip(starts, self.phases, strict=True)
@@ -74,17 +74,17 @@ class Course:
         return all(left[name] >= LEAST_LEFT * seconds for name, seconds in whole.items())
 
     def load(self, capacity_rps: float) -> str:
-        """Return the load as the load tester reads it."""
+        """The load as the load tester reads it."""
         return "steps:" + ",".join(f"{phase.share * capacity_rps:.4g}x{phase.seconds}" for phase in self.phases)
 
     def changes(self) -> list[tuple[float, Mapping[str, str]]]:
-        """Return at which second which variants take over."""
+        """At which second which variants take over."""
         starts = (float(end) for end in self.ends[:-1])
         pairs = zip(self.phases, self.phases[1:], starts, strict=False)
         return [(at, phase.variants) for before, phase, at in pairs if phase.variants is not before.variants]
 
     def names(self, scheduled: Floats) -> NDArray[np.str_]:
-        """Return the name of the phase in which each request was due; nothing where it is left out."""
+        """The name of the phase in which each request was due; nothing where it is left out."""
         which = np.minimum(np.searchsorted(self.ends, scheduled, side="right"), len(self.phases) - 1)
         names = [_LEFT_OUT if n in self.left_out else phase.name for n, phase in enumerate(self.phases)]
         return np.array(names)[which]

@@ -25,7 +25,7 @@ class Pace:
     """The same a processor, its pauses included."""
 
     def slowness_at(self, seconds: Floats) -> Floats:
-        """Return it for moments of the run; 1 where nothing was probed."""
+        """How slow it was at moments of the run; 1 where nothing was probed."""
         if not self.slowness.size:
             return np.ones_like(seconds)
         found: Floats = self.slowness[np.clip((seconds / WINDOW_SECONDS).astype(int), 0, self.slowness.size - 1)]
@@ -37,7 +37,7 @@ class Pace:
         return self.paused(0.0, np.inf)
 
     def paused(self, begin: float, until: float) -> float:
-        """Return the seconds of all pauses between two seconds of the run, by processor on average."""
+        """The seconds of all pauses between two seconds of the run, by processor on average."""
         pauses = [_paused(speed, begin, until) for speed in self.speeds]
         return sum(pauses) / len(pauses) if pauses else 0.0
 
@@ -57,7 +57,7 @@ def pace(readings: Sequence[Readings], started_at: float, duration_seconds: floa
 
 
 def _slowness(readings: Readings, started_at: float, windows: int) -> Floats:
-    """Return by window the mean seconds of the work over its mean in the run; the neighbours' where none was done."""
+    """By window the mean seconds of the work over its mean in the run; the neighbours' where none was done."""
     which = np.floor((readings[:, 0] - started_at) / WINDOW_SECONDS).astype(int)
     inside = (which >= 0) & (which < windows)
     took = np.minimum(readings[inside, 1], 10.0 * np.median(readings[inside, 1]))
@@ -69,7 +69,7 @@ def _slowness(readings: Readings, started_at: float, windows: int) -> Floats:
 
 
 def _pauses(readings: Readings, started_at: float, duration_seconds: float) -> list[tuple[float, float]]:
-    """Return when a processor was away, as (from, until), ascending and apart."""
+    """When a processor was away, as (from, until), ascending and apart."""
     found: list[tuple[float, float]] = []
     for at, took, stolen in readings.tolist():
         until = at - took - started_at

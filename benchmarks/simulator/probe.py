@@ -40,7 +40,7 @@ def probe(processor: int, out: Path) -> None:
 
 
 def _stolen_seconds(processor: int) -> float:
-    """Return the seconds the host took this processor away since the start."""
+    """The seconds the host took this processor away since the start."""
     with Path("/proc/stat").open(encoding="ascii") as file:
         line = next(line for line in file if line.startswith(f"cpu{processor} "))
     return int(line.split()[_STEAL_COLUMN]) * _TICK_SECONDS

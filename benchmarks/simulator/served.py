@@ -16,16 +16,18 @@ from trimtab.local.loading import LoadOrder
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
 from trimtab.record import load, save
-from trimtab.session import RunFolder, Session
+from trimtab.run_folder import RunFolder
+from trimtab.session import Session
 from trimtab.timeline import Run
-from trimtab_adapter.baselines import with_pins
-from trimtab_adapter.rivals import plan_for_peak
+from trimtab_adapter.planning.baselines import with_pins
+from trimtab_adapter.planning.rivals import plan_for_peak
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.ends import End
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.spec import InferencePipeline, Pin
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Pin
 
 BATCH = 8
 PROBED, CHANGED = "probed", "changes.json"

@@ -5,15 +5,18 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from trimtab_adapter.explain import line
-from trimtab_adapter.least_bad import Answer
-from trimtab_adapter.options import Question
-from trimtab_adapter.prices import Outlook, outlook, prices
-from trimtab_adapter.program import Program
-from trimtab_adapter.what_if import Alternative
-from trimtab_pipelines.plan import PipelinePlan
+from trimtab_adapter.planning.explain import line
+from trimtab_adapter.planning.least_bad import Answer
+from trimtab_adapter.planning.options import Question
+from trimtab_adapter.planning.prices import Outlook, outlook, prices
+from trimtab_adapter.planning.what_if import Alternative
+from trimtab_adapter.solvers.program import Program
+from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.plan import PipelinePlan, PointPlan, StagePlan
+from trimtab_pipelines.spec import InferencePipeline
 
 STAGE_COLUMNS = ("stage", "variant", "batch", "replicas", "cores", "accuracy", "rows/s it can serve", "latency")
+POINT_COLUMNS = ("stage", "operating point", "accuracy", "one row", "full batch", "how it runs")
 PRICE_COLUMNS = ("for", "accuracy", "cores", "latency", "objective", "what changes")
 ALTERNATIVE_COLUMNS = ("if", "accuracy", "cores", "latency", "objective", "what would run")
 Rows = list[tuple[str, ...]]
@@ -35,7 +38,7 @@ class Decision:
 
 
 def stage_rows(plan: PipelinePlan) -> Rows:
-    """Return what each stage runs; the columns are STAGE_COLUMNS."""
+    """What each stage runs; the columns are STAGE_COLUMNS."""
     return [
         (
             stage.name,
@@ -51,6 +54,28 @@ def stage_rows(plan: PipelinePlan) -> Rows:
     ]
 
 
+def point_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
+    """Return every point the router may run of each stage with several, preferred first; columns POINT_COLUMNS."""
+    return [
+        _point_row(pipeline.spec.stage(stage.name).variant(stage.variant).point(point.name), stage, point)
+        for stage in plan.spec.stages
+        if len(stage.points) > 1
+        for point in stage.points
+    ]
+
+
+def _point_row(asked: OperatingPoint, stage: StagePlan, point: PointPlan) -> tuple[str, ...]:
+    on_tasks = ", ".join(f"{task} {accuracy:.4f}" for task, accuracy in point.accuracy_by_task.items())
+    seconds = (point.service_seconds.get(size) for size in (1, stage.batch_size))
+    return (
+        stage.name,
+        f"{point.name} (planned)" if point.name == stage.operating_point else point.name,
+        f"{point.accuracy:.4f}" + (f" ({on_tasks})" if on_tasks else ""),
+        *("–" if one is None else f"{1000 * one:.1f} ms" for one in seconds),
+        "; ".join(asked.knobs.values()),
+    )
+
+
 def words(plan: PipelinePlan) -> list[str]:
     """Say what a plan is expected to give, what holds it back, and what comes second."""
     spec, why = plan.spec, plan.spec.explanation
@@ -60,9 +85,11 @@ def words(plan: PipelinePlan) -> list[str]:
         latency = f"latency {1000 * expected.latency_seconds:.1f} ms"
         gpus = f", GPUs {expected.gpus}" if expected.gpus else ""
         lines.append(f"expected: accuracy {expected.accuracy:.4f}, {latency}, cores {expected.cores:g}{gpus}")
+    if why.accuracy_basis:
+        lines.append(f"its accuracies are {why.accuracy_basis}")
     if not spec.feasible:
         lines.append(f"not feasible: {spec.reason}; it carries {100 * spec.planned_fraction:.0f} % of the load")
-    if why.binding_constraint:
+    elif why.binding_constraint:
         lines.append(f"held back by: {why.binding_constraint}")
     if why.runner_up is not None:
         other = ", ".join(f"{stage}: {line}" for stage, line in why.runner_up.stages.items())
@@ -70,11 +97,12 @@ def words(plan: PipelinePlan) -> list[str]:
     if why.solver:
         proof = "proven optimal" if why.gap <= 1e-6 else f"at most {why.gap:.3g} below the optimum"
         lines.append(f"solved by: {why.solver}, {proof}")
+    lines += [f"left out: {point}" for point in why.points_left_out]
     return lines
 
 
 def price_rows(decision: Decision) -> Rows:
-    """Return the plan and what a little more or less would take; the columns are PRICE_COLUMNS."""
+    """The plan and what a little more or less would take; the columns are PRICE_COLUMNS."""
     now, program = decision.now, decision.answer.program
     rows: Rows = [("this plan", *_figures(now, None), "")]
     for price in prices(decision.answer):
@@ -87,7 +115,7 @@ def price_rows(decision: Decision) -> Rows:
 
 
 def alternative_rows(decision: Decision) -> Rows:
-    """Return the plan and the best one for each alternative; the columns are ALTERNATIVE_COLUMNS."""
+    """The plan and the best one for each alternative; the columns are ALTERNATIVE_COLUMNS."""
     now = decision.now
     rows: Rows = [("as it is", *_figures(now, None), _choice(decision.answer.program, now))]
     for alternative in decision.alternatives:
@@ -100,8 +128,15 @@ def alternative_rows(decision: Decision) -> Rows:
     return rows
 
 
+def stage_tables(pipeline: InferencePipeline, plan: PipelinePlan, title: str = "") -> list[Table]:
+    """Return what each stage runs and, where there are several, the operating points it may run at."""
+    points = point_rows(pipeline, plan)
+    tables = [terminal_table(STAGE_COLUMNS, stage_rows(plan), title)]
+    return [*tables, terminal_table(POINT_COLUMNS, points, "operating points, preferred first")] if points else tables
+
+
 def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
-    """Return a table for the terminal."""
+    """A table for the terminal."""
     table = Table(*columns, box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
     for row in rows:
         table.add_row(*row)
@@ -109,7 +144,7 @@ def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title:
 
 
 def _figures(found: Outlook, now: Outlook | None) -> tuple[str, str, str, str]:
-    """Return accuracy, cores, latency and objective, with what differs from the plan in brackets."""
+    """Accuracy, cores, latency and objective, with what differs from the plan in brackets."""
     before = found if now is None else now
     milliseconds, milliseconds_before = 1000 * found.latency_seconds, 1000 * before.latency_seconds
     gpus = f" + {found.gpus} GPU" if found.gpus else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trimtab_adapter.decide import Situation, decide
+from trimtab_adapter.planning.decide import Situation, decide
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline

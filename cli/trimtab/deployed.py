@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trimtab.in_cluster import PIPELINE, PLAN, PROFILE, connected
-from trimtab.local.processes import StartError
 from trimtab.options import console
 from trimtab.preparation import choose_profiles
 from trimtab_pipelines.documents import load_pipeline, load_profiles, parse_plan
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.processes.module import StartError
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -38,7 +38,7 @@ def grounds(pipeline: Path, profiles: Path | None, *, in_cluster: bool, namespac
 
 
 def which(pipeline: Path, namespace: str | None) -> tuple[str, str]:
-    """Return namespace and name of the pipeline that is meant: that of a file, else the one called so."""
+    """Namespace and name of the pipeline that is meant: that of a file, else the one called so."""
     if pipeline.exists():
         metadata = load_pipeline(pipeline).metadata
         return namespace or metadata.namespace, metadata.name

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from trimtab.local.processes import StartError
 from trimtab_pipelines.cluster import PROFILE_ANNOTATION, profile_job_name
 from trimtab_pipelines.documents import parse
+from trimtab_pipelines.processes.module import StartError
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import missing_tasks, profile_tasks
+from trimtab_pipelines.resource import API_VERSION
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.status import condition_of
 
@@ -28,7 +29,9 @@ async def connected() -> AsyncIterator["Cluster"]:
     try:
         from trimtab_kubernetes import Cluster, ClusterError  # noqa: PLC0415 - an extra
     except ImportError:
-        raise StartError("clusters need the Kubernetes client: pip install 'trimtab[kubernetes]'") from None
+        raise StartError(
+            "clusters need the Kubernetes client: pip install '.[kubernetes]' in a clone, else 'trimtab[kubernetes]'"
+        ) from None
     try:
         async with await Cluster.connect() as cluster:
             yield cluster
@@ -48,7 +51,7 @@ async def profile_anew(
     if await cluster.get(PIPELINE, namespace, name) is None:
         raise StartError(f"no {PIPELINE} {namespace}/{name} in this cluster; kubectl apply it first")
     annotated = {"name": name, "namespace": namespace, "annotations": {PROFILE_ANNOTATION: rfc3339(time.time())}}
-    body = {"apiVersion": "trimtab.dev/v1alpha1", "kind": PIPELINE, "metadata": annotated}
+    body = {"apiVersion": API_VERSION, "kind": PIPELINE, "metadata": annotated}
     asked = await cluster.apply(body, manager=MANAGER)
     pipeline = parse(InferencePipeline, asked, f"{PIPELINE} {namespace}/{name}")
     try:

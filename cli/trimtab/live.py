@@ -42,7 +42,7 @@ def ready_line(session: Session) -> str:
 
 
 def _page(session: Session, window: Window) -> Group:
-    window.add(session.samples[-1])
+    window.add(session.recent[-1])
     plan = session.local.plan
     lines = [Text(_load_line(session, window), style="bold"), Text(_outcome_line(session))]
     if plan is not None:
@@ -54,7 +54,7 @@ def _page(session: Session, window: Window) -> Group:
 def _stages(session: Session, plan: PipelinePlan | None) -> Table:
     table = Table("stage", "variant", "batch", "replicas", "queue", "accuracy", box=None, pad_edge=False)
     planned = {stage.name: stage for stage in plan.spec.stages} if plan else {}
-    for name, stage in session.samples[-1].stages.items():
+    for name, stage in session.recent[-1].stages.items():
         table.add_row(*_row(name, stage, planned.get(name)))
     return table
 
@@ -77,7 +77,7 @@ def _load_line(session: Session, window: Window) -> str:
     if p50 is not None and p99 is not None:
         slo = session.local.pipeline.spec.slo.latency_seconds
         parts.append(f"p50 ≤ {1000 * p50:.0f} ms, p99 ≤ {1000 * p99:.0f} ms of {1000 * slo:.0f}")
-    parts.append(f"cores {session.samples[-1].cores:g}/{session.local.pipeline.spec.budget.cores:g}")
+    parts.append(f"cores {session.recent[-1].cores:g}/{session.local.pipeline.spec.budget.cores:g}")
     if progress is not None:
         parts.append(
             f"{min(progress.elapsed_seconds, progress.duration_seconds):.0f}/{progress.duration_seconds:.0f} s"
@@ -86,7 +86,7 @@ def _load_line(session: Session, window: Window) -> str:
 
 
 def _outcome_line(session: Session) -> str:
-    counters = session.samples[-1].counters
+    counters = session.recent[-1].counters
     parts = [f"received {counters.received}", *(f"{name} {count}" for name, count in counters.outcomes.items())]
     if counters.accuracy_count:
         parts.append(f"expected accuracy of the answers {counters.accuracy_sum / counters.accuracy_count:.4f}")
@@ -99,12 +99,12 @@ def _plan_line(plan: PipelinePlan) -> str:
 
 
 def _tell(session: Session, window: Window, console: Console) -> None:
-    window.add(session.samples[-1])
-    since = session.samples[-2].at if len(session.samples) > 1 else 0.0
+    window.add(session.recent[-1])
+    since = session.recent[0].at if session.sampled > 1 else 0.0
     for fault in session.local.faults:
-        if since < fault.at <= session.samples[-1].at:
-            console.print(f"! {fault.what}")
-    if len(session.samples) % PLAIN_EVERY_SAMPLES != 1:
+        if since < fault.at <= session.recent[-1].at:
+            console.print(f"! {fault.what}", markup=False)
+    if session.sampled % PLAIN_EVERY_SAMPLES != 1:
         return
     plan = session.local.plan
     running = ", ".join(f"{stage}: {line}" for stage, line in stage_lines(plan).items()) if plan else "no plan yet"

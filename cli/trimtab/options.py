@@ -76,7 +76,7 @@ def check_load(order: LoadOrder | None, edge: Path | None) -> None:
         )
 
 
-def load_order(  # noqa: PLR0913, PLR0917  (one for each option)
+def load_order(
     load: str | None,
     trace: Path | None,
     speed_up: float,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
@@ -12,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trimtab.local import profiles
-from trimtab.local.processes import StartError
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.model_spec import resolve_uri
+from trimtab_pipelines.processes.module import StartError
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.profile import Progress as Measured
 
@@ -39,12 +40,14 @@ def require_installed(packages: Sequence[str] = ("mlserver", "torch")) -> None:
     """Raise StartError where this installation can plan, but not serve: the command line alone needs no PyTorch."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise StartError(f"model servers need {' and '.join(missing)}: pip install 'trimtab[all]'")
+        raise StartError(
+            f"model servers need {' and '.join(missing)}: pip install '.[all]' in a clone, else 'trimtab[all]'"
+        )
 
 
 def choose_profiles(pipeline_file: Path, pipeline: InferencePipeline, chosen: Path | None, console: Console) -> Path:
     """Find the profile to plan with, measuring where there is none for this machine."""
-    choice = profiles.existing(pipeline_file, pipeline, chosen)
+    choice = profiles.existing(pipeline_file, pipeline, chosen, partial(console.print, markup=False))
     if choice is None:
         console.print(f"no profile of {pipeline.name} for this machine yet: measuring, once")
         with measuring(console) as show:

@@ -1,14 +1,12 @@
 """Shell: one run from start to end: supervisor, load, a sample every second, and the record of it all."""
 
 import asyncio
-import shutil
 import signal
-import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,7 +14,8 @@ import psutil
 from trimtab.local.loading import LoadOrder, LoadProcess
 from trimtab.local.router_client import RouterUnreachable
 from trimtab.local.supervisor import Setup, Supervisor
-from trimtab.timeline import Run, Sample, StageSample, read_decisions
+from trimtab.record import Recorder
+from trimtab.timeline import Run, Sample, StageSample
 from trimtab_loadtester.attack import Progress
 from trimtab_loadtester.results import Results
 
@@ -36,6 +35,7 @@ class Session:
         on_ready: called once the first plan is true.
         on_sample: called after each sample.
         disturb: run beside the load, to break things.
+        sampled: how many samples were taken; the newest two are in `recent`, all of them in the run's folder.
     """
 
     title: str
@@ -46,7 +46,9 @@ class Session:
     on_sample: Callable[["Session"], None] = lambda _: None
     disturb: Disturb | None = None
     local: Supervisor = field(init=False)
-    samples: list[Sample] = field(default_factory=list)
+    record: Recorder = field(init=False)
+    recent: deque[Sample] = field(default_factory=lambda: deque(maxlen=2))
+    sampled: int = 0
     progress: Progress | None = None
     interrupted: bool = False
     ready_seconds: float = 0.0
@@ -55,11 +57,14 @@ class Session:
     async def run(self) -> Run:
         """Start, serve, stop, and return the record; SIGINT and SIGTERM end it early, and cleanly.
 
+        The record is written into the run's folder as it comes.
+
         Raises:
             StartError: something did not come up.
             DocumentError: the pipeline or the plan cannot be used.
         """
         self.local = Supervisor(self.setup)
+        self.record = Recorder(self.setup.folder, self.title, self.local.pipeline)
         started = time.monotonic()
         interruption = asyncio.Event()
         with _signals(interruption):
@@ -73,13 +78,13 @@ class Session:
             with suppress(asyncio.CancelledError):
                 await serving
         results = None if self.interrupted else serving.result()
-        plan = self.setup.plan
-        plans = read_decisions(self.local.decisions_file) or ([plan] if plan else [])
-        return Run(
-            self.title, self.local.pipeline, self.samples, plans, results, tuple(self.local.faults), self.ready_seconds
-        )
+        faults = tuple(self.local.faults)
+        self.record.note(faults, self.ready_seconds)
+        samples, plans = self.record.samples(), self.record.plans()
+        return Run(self.title, self.local.pipeline, samples, plans, results, faults, self.ready_seconds)
 
     async def _serve(self, started: float) -> Results | None:
+        self.record.begin(self.setup.plan if self.setup.profiles_file is None else None)
         async with self.local as local:
             await local.ready()
             self.ready_seconds = time.monotonic() - started
@@ -113,10 +118,20 @@ class Session:
         due = time.monotonic()
         while True:
             with suppress(RouterUnreachable):
-                self.samples.append(await self._sample())
-                self.on_sample(self)
+                self.take(await self._sample())
             due = max(due + SAMPLE_SECONDS, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
+
+    def take(self, sample: Sample) -> None:
+        """Record a sample, and show it."""
+        self.recent.append(sample)
+        self.sampled += 1
+        refused = self.record.refusal
+        self.record.add(sample, self.local.faults, self.ready_seconds)
+        if self.record.refusal != refused:
+            what = f"the disk takes no record: {self.record.refusal}; it waits in memory"
+            self.local.note(what if self.record.refusal else "the disk takes the record again; nothing is missing")
+        self.on_sample(self)
 
     async def _sample(self) -> Sample:
         local = self.local
@@ -126,7 +141,7 @@ class Session:
             for name, stage in state.stages.items()
         }
         now = time.time()
-        seconds = now - self.samples[-1].at if self.samples else SAMPLE_SECONDS
+        seconds = now - self.recent[-1].at if self.recent else SAMPLE_SECONDS
         return Sample(now, stages, local.fleet.cores, self._cores_busy(local.fleet.pids, seconds), counters)
 
     def _cores_busy(self, pids: Mapping[str, int], seconds: float) -> float:
@@ -141,32 +156,19 @@ class Session:
         return busy / seconds
 
 
-@dataclass(slots=True)
-class RunFolder:
-    """A folder for one run: the one asked for, kept, or a temporary one, removed in the end."""
-
-    asked: Path | None = None
-    path: Path = field(init=False)
-
-    def __enter__(self) -> Path:
-        self.path = self.asked or Path(tempfile.mkdtemp(prefix="trimtab-"))
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        if self.asked is None:
-            shutil.rmtree(self.path, ignore_errors=True)
-
-
 class _signals:  # noqa: N801  (reads as the statement it is)
     """SIGINT and SIGTERM set the event while the block runs."""
 
     def __init__(self, event: asyncio.Event) -> None:
         self._event = event
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.getsignal(number)
             asyncio.get_running_loop().add_signal_handler(number, self._event.set)
 
     def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, handler in self._before.items():
             asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, handler)

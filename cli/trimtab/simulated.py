@@ -20,7 +20,7 @@ _CODES = {
 
 
 def run_of(title: str, load: str, scenario: Scenario, found: Simulated, started_at: float) -> Run:
-    """Return the run that would have been recorded; `started_at` is the Unix time its second 0 stands for."""
+    """The run that would have been recorded; `started_at` is the Unix time its second 0 stands for."""
     spec = scenario.pipeline.spec
     facts = RunFacts(
         pipeline=scenario.pipeline.name,
@@ -58,7 +58,7 @@ def _records(found: Simulated) -> list[Record]:
     ]
 
 
-def _record(  # noqa: PLR0913, PLR0917  (all that is known of a request)
+def _record(
     at: float, latency: float, end: End, accuracy: float, variants: Mapping[str, str], why: tuple[str, str]
 ) -> Record:
     stage, reason = why

@@ -10,6 +10,7 @@ import numpy as np
 from trimtab.local.router_client import Counters
 from trimtab.local.supervisor import Fault
 from trimtab_loadtester.results import Results
+from trimtab_pipelines.lines import read_lines
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -98,11 +99,8 @@ def stage_lines(plan: PipelinePlan) -> dict[str, str]:
 
 
 def read_decisions(path: Path) -> list[PipelinePlan]:
-    """Read the adapter's journal; a line that a crash cut short is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text().splitlines(keepends=True)
-    return [PipelinePlan.model_validate_json(line) for line in lines if line.endswith("\n") and line.strip()]
+    """Read the adapter's journal; a line that was torn is left out."""
+    return read_lines(path, PipelinePlan.model_validate_json)
 
 
 @dataclass(slots=True)

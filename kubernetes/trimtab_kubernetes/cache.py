@@ -30,15 +30,15 @@ class Cache(Generic[Group]):
         self.synced = asyncio.Event()
 
     def get(self, kind: str, key: Key) -> Object | None:
-        """Return an object, or None."""
+        """An object, or None."""
         return self._objects.get(kind, {}).get(key)
 
     def keys(self, kind: str) -> list[Key]:
-        """Return all keys of a kind."""
+        """All keys of a kind."""
         return list(self._objects.get(kind, ()))
 
     def group(self, group: Group) -> list[Object]:
-        """Return the objects of a group."""
+        """The objects of a group."""
         return list(self._groups.get(group, {}).values())
 
     def put(self, found: Object) -> set[Group]:
@@ -61,7 +61,7 @@ class Cache(Generic[Group]):
         return (self._drop(known) if is_it else set()) | ({group} if group is not None else set())
 
     def missing(self, kind: str, namespace: str | None, listing: Listing) -> list[Object]:
-        """Return what is known of a kind and not in a complete list of it, nor newer than that."""
+        """What is known of a kind and not in a complete list of it, nor newer than that."""
         listed, as_of = {key_of(item) for item in listing.items}, int(listing.resource_version or 0)
         return [
             found

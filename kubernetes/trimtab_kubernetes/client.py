@@ -38,7 +38,7 @@ class Cluster:
         self._connection, self._may_write = connection, may_write
 
     def guarded(self, may_write: Callable[[], bool]) -> "Cluster":
-        """Return the same connection, through which nothing is written while `may_write` says no (Unreachable)."""
+        """The same connection, through which nothing is written while `may_write` says no (Unreachable)."""
         return Cluster(self._connection, may_write)
 
     @classmethod
@@ -61,7 +61,7 @@ class Cluster:
         await self._connection.close()
 
     async def get(self, kind: str | Kind, namespace: str | None, name: str) -> Object | None:
-        """Return an object, or None where there is none."""
+        """An object, or None where there is none."""
         try:
             return await self._call("GET", _kind(kind).path(namespace, name))
         except NotFound:
@@ -70,7 +70,7 @@ class Cluster:
     async def list(
         self, kind: str | Kind, namespace: str | None = None, labels: str | None = None, name: str | None = None
     ) -> Listing:
-        """Return all objects of a kind, of one namespace or of all, with these labels (a selector) or this name."""
+        """All objects of a kind, of one namespace or of all, with these labels (a selector) or this name."""
         known = _kind(kind)
         found = await self._call("GET", known.path(namespace), {"labelSelector": labels, "fieldSelector": _named(name)})
         items = [{"apiVersion": known.api_version, "kind": known.kind, **item} for item in found.get("items", [])]
@@ -169,7 +169,7 @@ class Cluster:
 
 
 def own_namespace() -> str:
-    """Return the namespace this pod runs in, else POD_NAMESPACE, else `default`."""
+    """The namespace this pod runs in, else POD_NAMESPACE, else `default`."""
     if _NAMESPACE_FILE.exists():
         return _NAMESPACE_FILE.read_text().strip()
     return os.environ.get("POD_NAMESPACE", "default")

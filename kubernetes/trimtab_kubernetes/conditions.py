@@ -23,19 +23,19 @@ class Finding:
 
 
 def well(kind: str, reason: str, message: str) -> Finding:
-    """Return a condition that is true."""
+    """A condition that is true."""
     return Finding(kind, "True", reason, message)
 
 
 def ill(kind: str, reason: str, message: str) -> Finding:
-    """Return a condition that is not."""
+    """A condition that is not."""
     return Finding(kind, "False", reason, message)
 
 
 def conditions(
     findings: Iterable[Finding], before: Iterable[Mapping[str, Any]], generation: int, now_seconds: float
 ) -> list[Object]:
-    """Return the conditions as written; the time of transition stays where the status stays.
+    """The conditions as written; the time of transition stays where the status stays.
 
     Args:
         findings: one for each condition.

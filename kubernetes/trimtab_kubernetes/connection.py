@@ -71,7 +71,7 @@ class Connection:
         await self._api.close()
 
     async def call(self, request: Request, may_write: Callable[[], bool]) -> Object:
-        """Return the object that a request is answered with; raises ClusterError, as `send` does."""
+        """The object that a request is answered with; raises ClusterError, as `send` does."""
         response = await self.send(request, may_write)
         try:
             answer: Object = await response.json()
@@ -82,7 +82,7 @@ class Connection:
         return answer
 
     async def send(self, request: Request, may_write: Callable[[], bool] = _always) -> aiohttp.ClientResponse:
-        """Return the answer to a request.
+        """The answer to a request.
 
         It is sent once more with new credentials where the old ones are out of date, and again when a busy server
         says to. That is not waited for longer than for any other answer: the error tells how long it would have been.

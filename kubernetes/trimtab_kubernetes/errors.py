@@ -15,23 +15,23 @@ class ClusterError(Exception):
         self.status, self.retry_after_seconds = status, retry_after_seconds
 
 
-class Unreachable(ClusterError):  # noqa: N818 - reads as what happened
+class Unreachable(ClusterError):
     """No answer, one that says try again later (429 and 5xx), or that the credentials are out of date (401)."""
 
 
-class NotFound(ClusterError):  # noqa: N818
+class NotFound(ClusterError):
     """404: no such object, or no such kind."""
 
 
-class Conflict(ClusterError):  # noqa: N818
+class Conflict(ClusterError):
     """409: somebody else owns the field, or changed the object in between."""
 
 
-class Gone(ClusterError):  # noqa: N818
+class Gone(ClusterError):
     """410: the version asked for is too old to follow from; list anew."""
 
 
-class Rejected(ClusterError):  # noqa: N818
+class Rejected(ClusterError):
     """The request is wrong (400, 422) or not allowed (403); sending it again changes nothing."""
 
 
@@ -40,7 +40,7 @@ _NOT_OF_THE_KIND = "failed to create typed patch object"
 
 
 def error_for(status: int, message: str, retry_after: str = "") -> ClusterError:
-    """Return the error that an HTTP status, the server's message and its Retry-After stand for."""
+    """The error that an HTTP status, the server's message and its Retry-After stand for."""
     if _NOT_OF_THE_KIND in message:
         return Rejected(message, status)
     kinds: dict[int, type[ClusterError]] = {401: Unreachable, 404: NotFound, 409: Conflict, 410: Gone, 429: Unreachable}

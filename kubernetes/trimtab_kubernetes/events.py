@@ -13,7 +13,7 @@ MOST_MESSAGE = 1024
 """Characters that the API server takes."""
 
 
-def event(  # noqa: PLR0913  (of whom, what, why, by whom, when)
+def event(
     about: Mapping[str, Any],
     reason: str,
     message: str,
@@ -23,7 +23,7 @@ def event(  # noqa: PLR0913  (of whom, what, why, by whom, when)
     now_seconds: float,
     bad: bool = False,
 ) -> Object:
-    """Return an Event about an object.
+    """An Event about an object.
 
     Args:
         about: the object, or as much of it as names it: apiVersion, kind, name, namespace and uid.

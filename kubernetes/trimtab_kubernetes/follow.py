@@ -85,7 +85,7 @@ async def follow(
 
 
 def _differences(known: dict[Key, Object], items: list[Object]) -> list[Change]:
-    """Return what a list says that was not known: changed objects, and those that are gone."""
+    """What a list says that was not known: changed objects, and those that are gone."""
     now = {key_of(item): item for item in items}
     gone = [Change(key, last, deleted=True) for key, last in known.items() if key not in now]
     changed = [

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trimtab_pipelines.resource import API_VERSION
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -15,18 +17,17 @@ class Kind:
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Return the path of an object, or of all objects where no name is given."""
+        """The path of an object, or of all objects where no name is given."""
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         within = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         parts = [part for part in (name, subresource) if part]
         return "/".join((f"{root}{within}/{self.plural}", *parts))
 
 
-TRIMTAB = "trimtab.dev/v1alpha1"
 KINDS = (
-    Kind(TRIMTAB, "InferencePipeline", "inferencepipelines"),
-    Kind(TRIMTAB, "ModelProfile", "modelprofiles"),
-    Kind(TRIMTAB, "PipelinePlan", "pipelineplans"),
+    Kind(API_VERSION, "InferencePipeline", "inferencepipelines"),
+    Kind(API_VERSION, "ModelProfile", "modelprofiles"),
+    Kind(API_VERSION, "PipelinePlan", "pipelineplans"),
     Kind("v1", "ConfigMap", "configmaps"),
     Kind("v1", "Event", "events"),
     Kind("v1", "Namespace", "namespaces", namespaced=False),
@@ -56,6 +57,6 @@ _BY_NAME = {kind.kind: kind for kind in KINDS}
 
 
 def kind_of(named: str | Mapping[str, Any]) -> Kind:
-    """Return a kind by its name, or that of an object; KeyError where it is none that we work with."""
+    """A kind by its name, or that of an object; KeyError where it is none that we work with."""
     name = named if isinstance(named, str) else str(named["kind"])
     return _BY_NAME[name]

@@ -11,13 +11,13 @@ Key = tuple[str, str]
 
 
 def key_of(found: Mapping[str, Any]) -> Key:
-    """Return (namespace, name); no namespace is written as an empty one."""
+    """(namespace, name); no namespace is written as an empty one."""
     metadata = found["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
 
 
 def version_of(found: Mapping[str, Any]) -> int:
-    """Return the version; those of one server are numbers that grow."""
+    """The version; those of one server are numbers that grow."""
     return int(found["metadata"].get("resourceVersion") or 0)
 
 
@@ -29,5 +29,5 @@ def owner_reference(owner: Mapping[str, Any]) -> Object:
 
 
 def fingerprint(written: object) -> str:
-    """Return a short hash of what would be written."""
+    """A short hash of what would be written."""
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]

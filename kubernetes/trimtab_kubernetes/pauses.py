@@ -18,6 +18,6 @@ class Pauses:
         self._next = backoff(*self._range)
 
     def after(self, error: Exception) -> float:
-        """Return the pause after an error; no two who wait come back at the same moment."""
+        """The pause after an error; no two who wait come back at the same moment."""
         asked_seconds = error.retry_after_seconds if isinstance(error, ClusterError) else 0.0
         return max(next(self._next) * random.uniform(0.5, 1.0), asked_seconds)  # noqa: S311

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def told_to_stop() -> asyncio.Event:
-    """Return what is set by SIGTERM or SIGINT from now on."""
+    """What is set by SIGTERM or SIGINT from now on."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -24,7 +24,7 @@ from trimtab_loadtester.results import Record, Results, RunFacts, Visit
 from trimtab_loadtester.wire import OPEN, Access, Answer, GrpcWire, RestWire, Wire
 from trimtab_pipelines.ends import End
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_protocol.extensions import EXPECTED_ACCURACY, REASON_HEADER, STAGE_HEADER, parameters_of
+from trimtab_protocol.extensions import EXPECTED_ACCURACY, REASON_HEADER, STAGE_HEADER, number_of, parameters_of
 
 GAVE_UP = "GaveUp"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -126,7 +126,7 @@ def attack(
     return uvloop.run(until_signalled())
 
 
-async def attack_async(  # noqa: PLR0913, PLR0917 - what, where, how much, how, and two ways to stay in touch
+async def attack_async(
     pipeline: InferencePipeline,
     address: str,
     load: LoadSpec,
@@ -239,11 +239,11 @@ def _record(run: _Run, payload: Payload, answer: Answer, due: float, sent: float
         wrong = f"the answer cannot be scored: {error!r}"
         return record._replace(outcome=End.FAILED, code="WrongAnswer", detail=wrong)
     parameters = answer.response.parameters
-    expected = parameters.get(EXPECTED_ACCURACY)
+    expected = number_of(parameters.get(EXPECTED_ACCURACY))
     return record._replace(
         correct=score.correct,
         total=score.total,
-        expected_accuracy=float(expected) if isinstance(expected, int | float) else float("nan"),
+        expected_accuracy=float("nan") if expected is None else expected,
         visits={stage: _visit(stage, parameters) for stage in run.facts.stages},
     )
 
@@ -252,8 +252,8 @@ def _visit(stage: str, parameters: Mapping[str, Any]) -> Visit:
     """Read what the answer says of a stage; what it does not say, or says wrongly, stays unknown."""
 
     def number(name: str, unknown: float) -> float:
-        told = parameters.get(name)
-        return told if isinstance(told, int | float) and 0 <= told <= _MOST_TOLD else unknown
+        told = number_of(parameters.get(name))
+        return told if told is not None and 0 <= told <= _MOST_TOLD else unknown
 
     named = parameters_of(stage)
     return Visit(

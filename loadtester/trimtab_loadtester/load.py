@@ -97,7 +97,7 @@ class LoadSpec:
         return cls.from_counts(recorded.rps, recorded.name, speed_up=speed_up, scale=scale)
 
     def rates(self, duration_seconds: float | None = None) -> NDArray[np.float64]:
-        """Return the rate in each second, [ceil(duration)]; without a duration the load's own length.
+        """The rate in each second, [ceil(duration)]; without a duration the load's own length.
 
         Raises:
             LoadError: no duration given and the load has no end, or a duration that is not above 0.

@@ -18,9 +18,6 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
 
-ANNOTATION = "trimtab.dev/payloads"
-DIMENSION_ANNOTATION = "trimtab.dev/default-dimension"
-DEFAULT_DIMENSION = 16
 RANDOM_BYTES_LENGTH = 16
 Outputs = Mapping[str, NDArray[Any]]
 
@@ -57,7 +54,7 @@ class RandomPayloads:
     """Random tensors in the shape of a pipeline's inputs: floats uniform in 0…1, integers over 0…127."""
 
     def __init__(
-        self, specs: tuple[TensorSpec, ...], seed: int = 0, default_dimension: int = DEFAULT_DIMENSION
+        self, specs: tuple[TensorSpec, ...], seed: int = 0, default_dimension: int = samples.DEFAULT_DIMENSION
     ) -> None:
         self._specs = specs
         self._seed = seed
@@ -78,7 +75,11 @@ class TaskPayloads:
     """Inputs as long as a task's, each drawn by its law; inputs without one are random tensors."""
 
     def __init__(
-        self, specs: tuple[TensorSpec, ...], written: str, seed: int = 0, default_dimension: int = DEFAULT_DIMENSION
+        self,
+        specs: tuple[TensorSpec, ...],
+        written: str,
+        seed: int = 0,
+        default_dimension: int = samples.DEFAULT_DIMENSION,
     ) -> None:
         self._specs = specs
         self._laws = samples.read_laws(written, specs)
@@ -128,21 +129,13 @@ class DigitPayloads:
 
 def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
     """Return the payloads that the pipeline's annotation names; ValueError names the ones there are."""
-    kind = pipeline.metadata.annotations.get(ANNOTATION, "random")
+    kind = samples.payloads_of(pipeline)
     if kind == "digits":
         return DigitPayloads(seed)
+    any_size = samples.default_dimension(pipeline)
     if kind == "random":
-        return RandomPayloads(pipeline.spec.inputs, seed, _default_dimension(pipeline))
-    if "=" in kind:
-        return TaskPayloads(pipeline.spec.inputs, kind, seed, _default_dimension(pipeline))
-    raise ValueError(f"metadata.annotations[{ANNOTATION}] {kind!r} is not known; there are: digits, random, TENSOR=LAW")
-
-
-def _default_dimension(pipeline: InferencePipeline) -> int:
-    written = pipeline.metadata.annotations.get(DIMENSION_ANNOTATION, str(DEFAULT_DIMENSION))
-    if not (written.isascii() and written.isdecimal() and int(written) > 0):
-        raise ValueError(f"metadata.annotations[{DIMENSION_ANNOTATION}] {written!r} must be a positive integer")
-    return int(written)
+        return RandomPayloads(pipeline.spec.inputs, seed, any_size)
+    return TaskPayloads(pipeline.spec.inputs, kind, seed, any_size)
 
 
 def _random_tensor(spec: TensorSpec, any_size: int, random: np.random.Generator) -> Tensor:

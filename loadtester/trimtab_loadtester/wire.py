@@ -25,7 +25,7 @@ from trimtab_protocol.grpc_messages import (
 from trimtab_protocol.http import ConnectionBroken, ConnectionPool, request_head
 from trimtab_protocol.text import fits_header
 
-_CHANNELS = 4
+CHANNELS = 4
 _MAX_ERROR_BYTES = 4096
 _MAX_MESSAGE_BYTES = 256 * 2**20
 
@@ -79,11 +79,13 @@ OPEN = Access()
 class Wire(Protocol):
     """One way of sending requests."""
 
-    def encode(self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any]) -> Any:
-        """Encode a request, so that sending it costs little."""
+    def encode(
+        self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any], request_id: str = ""
+    ) -> Any:
+        """Encode a request, so that sending it costs little; an id that comes back in the answer may stand in it."""
         ...
 
-    async def send(self, encoded: Any, request_id: str) -> Answer:
+    async def send(self, encoded: Any, request_id: str = "") -> Answer:
         """Send one request and wait for what comes back."""
         ...
 
@@ -111,11 +113,11 @@ class RestWire:
         self._connections = ConnectionPool(self._host, self._port, lambda: access.tls)
 
     def encode(
-        self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any]
+        self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any], request_id: str = ""
     ) -> tuple[bytes, bytes]:
         """Encode the head, all but its end, and the body."""
         requested = tuple(RequestedOutput(name, {"binary_data": True}) for name in outputs)
-        request = InferRequest(self._model, inputs, parameters=parameters, requested_outputs=requested)
+        request = InferRequest(self._model, inputs, id=request_id, parameters=parameters, requested_outputs=requested)
         buffers, header_length = rest.encode_request(request)
         body = b"".join(buffers)
         headers = self._headers | {rest.HEADER_LENGTH: str(header_length), "Content-Type": rest.BINARY_CONTENT_TYPE}
@@ -123,7 +125,7 @@ class RestWire:
         head = request_head("POST", path, f"{self._host}:{self._port}", headers, len(body))
         return head.removesuffix(b"\r\n"), body
 
-    async def send(self, encoded: tuple[bytes, bytes], request_id: str) -> Answer:
+    async def send(self, encoded: tuple[bytes, bytes], request_id: str = "") -> Answer:
         """Post one body."""
         head, body = encoded
         try:
@@ -131,14 +133,16 @@ class RestWire:
         except ConnectionBroken as error:
             return Answer("ConnectionRefused", detail=str(error))
         try:
-            reply = await connection.exchange(head + f"x-request-id: {request_id}\r\n\r\n".encode(), (body,))
+            named = f"x-request-id: {request_id}\r\n\r\n".encode() if request_id else b"\r\n"
+            reply = await connection.exchange(head + named, (body,))
         except ConnectionBroken as error:
             return Answer("ConnectionLost", detail=str(error))
         self._connections.give_back(connection)
         if reply.status != 200:
             return Answer(str(reply.status), detail=_message(reply.body), headers=reply.headers)
         try:
-            return Answer("200", rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower())))
+            response = rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
+            return Answer("200", response, headers=reply.headers)
         except ProtocolError as error:
             return Answer("ProtocolError", detail=str(error))
 
@@ -154,7 +158,8 @@ class RestWire:
 class GrpcWire:
     """gRPC over a few connections, requests serialised ahead."""
 
-    def __init__(self, address: str, model: str, access: Access = OPEN) -> None:
+    def __init__(self, address: str, model: str, access: Access = OPEN, *, channels: int = CHANNELS) -> None:
+        self._width = channels
         self._address = address.removeprefix("grpc://")
         self._credentials = access.credentials
         self._metadata = tuple(access.headers.items())
@@ -163,17 +168,20 @@ class GrpcWire:
         self._calls: list[Any] = []
         self._turn = 0
 
-    def encode(self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any]) -> bytes:
+    def encode(
+        self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any], request_id: str = ""
+    ) -> bytes:
         """Serialise the message."""
         requested = tuple(RequestedOutput(name) for name in outputs)
-        request = InferRequest(self._model, inputs, parameters=parameters, requested_outputs=requested)
+        request = InferRequest(self._model, inputs, id=request_id, parameters=parameters, requested_outputs=requested)
         return bytes(request_to_message(request).SerializeToString())
 
-    async def send(self, encoded: bytes, request_id: str) -> Answer:
+    async def send(self, encoded: bytes, request_id: str = "") -> Answer:
         """Call ModelInfer. No gRPC deadline is set: the router would take it as the request's."""
         turn = self._turn = (self._turn + 1) % len(self._calls)
+        named = (("x-request-id", request_id), *self._metadata) if request_id else self._metadata
         try:
-            raw = await self._calls[turn](encoded, metadata=(("x-request-id", request_id), *self._metadata))
+            raw = await self._calls[turn](encoded, metadata=named)
             return Answer("OK", response_from_message(response_class("ModelInfer").FromString(raw)))
         except grpc.aio.AioRpcError as error:
             return _grpc_error(error, self._channels[turn].get_state())
@@ -186,7 +194,7 @@ class GrpcWire:
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        self._channels = [self._channel(options) for _ in range(_CHANNELS)]
+        self._channels = [self._channel(options) for _ in range(self._width)]
         self._calls = [channel.unary_unary(method_path("ModelInfer"), None, None) for channel in self._channels]
         return self
 

@@ -5,27 +5,26 @@ In a pod the models stand in an environment variable, so that a pod differs from
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from trimtab_model_servers.credentials import take_credentials
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.ports import Ports
 from trimtab_model_servers.settings import write_models
 from trimtab_pipelines.cluster import DATA_PORT, MLSERVER_GRPC_PORT, MLSERVER_HTTP_PORT
 from trimtab_pipelines.edge import Identity
 from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_pipelines.processes.announced import ReplicaPorts, announce
 from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
 
 TERMINATION_LOG = Path("/dev/termination-log")
-_POD_PORTS = Ports(DATA_PORT, MLSERVER_HTTP_PORT, MLSERVER_GRPC_PORT)
+_POD_PORTS = ReplicaPorts(DATA_PORT, MLSERVER_HTTP_PORT, MLSERVER_GRPC_PORT)
 _POD_DRAIN_SECONDS = 2.0
 
 
@@ -33,8 +32,10 @@ def main() -> int:
     """Serve until SIGTERM; return the process's exit code."""
     given = _parser().parse_args()
     take_credentials()
-    default_ports, default_drain_seconds = (_POD_PORTS, _POD_DRAIN_SECONDS) if given.models_env else (Ports(0, 0, 0), 0)
-    asked = {name: number for name in default_ports.as_dict() if (number := getattr(given, name)) is not None}
+    default_ports, default_drain_seconds = (
+        (_POD_PORTS, _POD_DRAIN_SECONDS) if given.models_env else (ReplicaPorts(0, 0, 0), 0)
+    )
+    asked = {name: number for name in asdict(default_ports) if (number := getattr(given, name)) is not None}
     ports = replace(default_ports, **asked)
     drain_seconds = default_drain_seconds if given.drain_seconds is None else given.drain_seconds
     try:
@@ -45,7 +46,7 @@ def main() -> int:
 
             run(
                 folder,
-                _announce,
+                announce,
                 address=given.host,
                 plain_address=given.mlserver_host,
                 ports=ports,
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         help="certificate, key, ca and name as `replicas` of the door's settings has them: TLS alone at the data port",
     )
     parser.add_argument("--health-port", type=int, help="plain HTTP that says if it is alive and ready, and no more")
-    for name, port in _POD_PORTS.as_dict().items():
+    for name, port in asdict(_POD_PORTS).items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, help=f"default: {port} with --models-env, else a free one")
     parser.add_argument(
@@ -118,11 +119,6 @@ def _models(variable: str) -> list[ModelSpec]:
     if not names or len(set(names)) != len(names):
         raise ModelError(f"{variable} must hold at least one model, each of a name of its own; it holds: {names}")
     return specs
-
-
-def _announce(ports: Ports) -> None:
-    sys.stdout.write(json.dumps(ports.as_dict()) + "\n")
-    sys.stdout.flush()
 
 
 def _report(reason: str) -> None:

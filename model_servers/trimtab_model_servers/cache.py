@@ -26,7 +26,7 @@ DEFAULT_BOUND_BYTES = 64 * 2**30
 FRESH_SECONDS = 900.0
 """Used more recently than this, a file is not taken away: somebody may be about to open it."""
 _FETCHING = ".fetching-"
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
@@ -54,7 +54,7 @@ def kept(
     wait_seconds: float,
     folder: Path | None = None,
 ) -> Path:
-    """Return the cached file of that name, written first where it is missing or no good.
+    """The cached file of that name, written first where it is missing or no good.
 
     Args:
         name: of the file; the same for the same content.
@@ -89,7 +89,7 @@ def shrink(folder: Path, bound_bytes: int) -> None:
             return
         path.unlink(missing_ok=True)
         excess -= size
-        _log.info("%s: removed, unused since %s", path, time.ctime(used_at))
+        log.info("%s: removed, unused since %s", path, time.ctime(used_at))
 
 
 def _usable(path: Path, is_good: Callable[[Path], bool]) -> bool:

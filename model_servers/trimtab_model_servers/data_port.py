@@ -14,7 +14,7 @@ from aiohttp import web
 
 from trimtab_model_servers.bodies import read_body
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.hosting import Host
+from trimtab_model_servers.host import Host
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES
 from trimtab_protocol import Buffer, ProtocolError
 from trimtab_protocol.mutual_tls import MutualTls
@@ -30,7 +30,7 @@ from trimtab_protocol.rest import (
 )
 from trimtab_protocol.text import told
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/[^/]+)?(/infer|/ready)?$")
 _JOIN_BELOW_BYTES = 64 * 2**10
 """Answers up to this size go out as one buffer; copying them costs less than another write."""
@@ -88,8 +88,8 @@ class DataPort:
             return _error(request, refusal.status_code, str(refusal))
         except ProtocolError as error:
             return _error(request, 400, str(error))
-        except Exception as error:  # noqa: BLE001  (a fault of ours must not cost other callers their server)
-            _log.exception("%s %s failed", request.method, told(request.path, 200))
+        except Exception as error:
+            log.exception("%s %s failed", request.method, told(request.path, 200))
             return _error(request, 500, f"{type(error).__name__}: {error}")
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:

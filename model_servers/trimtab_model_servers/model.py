@@ -17,14 +17,14 @@ from trimtab_model_servers.settings import PLATFORM
 from trimtab_model_servers.tensors import DATATYPES, to_torch, to_wire, torch_dtype
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.spec import OperatingPoint
+from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import InferRequest, InferResponse, Parameter, Tensor
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 
 Weights = Literal["stored", "random", "none"]
 WARM_UP_SECONDS = 0.5
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class HostedModel:
         try:
             (outputs, seconds), waited = await worker.batch(partial(self.compute, request.inputs, point, wanted))
         except (RuntimeError, ValueError, IndexError, KeyError, MemoryError) as error:
-            _log.exception("model %s failed on a batch of %d rows", self.spec.name, rows)
+            log.exception("model %s failed on a batch of %d rows", self.spec.name, rows)
             raise RefusalError(500, f"model {self.spec.name!r} failed on a batch of {rows} rows: {error}") from error
         parameters: dict[str, Parameter] = {OPERATING_POINT: point.name, COMPUTE_SECONDS: round(seconds, 9)}
         if waited:
@@ -109,12 +109,14 @@ class HostedModel:
         }
 
     def _trial(self, rows: int, point: OperatingPoint) -> dict[str, torch.Tensor]:
+        carried = point.carried(self.spec.inputs)
         inputs = {
             expected.name: torch.zeros(
-                (rows, *(max(size, 1) if size == -1 else size for size in expected.shape)),
+                (rows, *(1 if size == -1 else size for size in expected.shape)),
                 dtype=torch_dtype(expected.name, expected.datatype),
             )
             for expected in self.spec.inputs
+            if carried is None or expected.name in carried
         }
         try:
             with torch.inference_mode():

@@ -9,21 +9,21 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
 import urllib3
 from minio import Minio
+from minio.datatypes import Object
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
 from trimtab_model_servers.cache import kept, own_folder, tenant
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.store import SUFFIX, Limits, sha256
+from trimtab_model_servers.fetched import SUFFIX, FetchLimits, sha256
 from trimtab_pipelines.backoff import backoff
 
 _DEFAULT_ENDPOINT = "https://s3.amazonaws.com"
@@ -41,23 +41,16 @@ _CURES = {
 _PASSING = frozenset(
     {"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "XMinioServerNotInitialized"}
 )
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 class _PassingError(Exception):
     """It failed, but may succeed later."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Object:
-    """An object as the store describes it."""
-
-    size: int
-    etag: str
-
-
-def fetch(bucket: str, key: str, digest: str | None, limits: Limits) -> Path:
-    """Return the local copy of an object, downloading it unless the cache has this very content.
+def fetch(bucket: str, key: str, digest: str | None, limits: FetchLimits) -> Path:
+    """The local copy of an object, downloading it unless the cache has this very content.
 
     Raises:
         ModelError: wrong credentials, no such object, too large, too slow, another digest.
@@ -79,13 +72,13 @@ def fetch(bucket: str, key: str, digest: str | None, limits: Limits) -> Path:
 class _Source:
     """One object of a store, from which nothing may come for only so long."""
 
-    def __init__(self, bucket: str, key: str, digest: str | None, limits: Limits) -> None:
+    def __init__(self, bucket: str, key: str, digest: str | None, limits: FetchLimits) -> None:
         self._address = f"s3://{bucket}/{key}"
         self._bucket, self._key = bucket, key
         self._digest = digest
         self._limits = limits
         self._client = _client(limits)
-        self._found: _Object | None = None
+        self._found: Object | None = None
         self._start_clocks()
 
     def _start_clocks(self) -> None:
@@ -93,19 +86,14 @@ class _Source:
         self._heard_at = time.monotonic()
         self._give_up_at = self._heard_at + self._limits.total_seconds
 
-    def find(self) -> _Object:
+    def find(self) -> Object:
         """Ask what the object is like; raises ModelError where it is none that may be fetched."""
-        pauses = backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        while self._found is None:
-            try:
-                with _errors(self._address, self._limits):
-                    facts = self._client.stat_object(self._bucket, self._key)
-                self._found = _Object(int(facts.size or 0), str(facts.etag))
-                self._heard_at = time.monotonic()
-            except _PassingError as error:
-                self._pause_or_give_up(error, next(pauses))
-        if self._found.size > self._limits.max_bytes:
-            raise self._too_large(f"{self._found.size} bytes")
+        if self._found is None:
+            self._found = self._persist(self._described)
+        size = self._found.size or 0
+        if size > self._limits.max_bytes:
+            allowed = f"the {self._limits.max_bytes} allowed for weights"
+            raise ModelError(f"{self._address}: {size} bytes are more than {allowed}")
         return self._found
 
     def write(self, file: BinaryIO) -> None:
@@ -115,22 +103,37 @@ class _Source:
         """
         self._start_clocks()
         found, sha = self.find(), hashlib.sha256()
-        pauses = backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        while file.tell() < found.size:
-            before = file.tell()
-            try:
-                for chunk in self._chunks(found, file.tell()):
-                    file.write(chunk)
-                    sha.update(chunk)
-            except _PassingError as error:
-                if file.tell() > before:
-                    pauses = backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-                self._pause_or_give_up(error, next(pauses))
+
+        def write_rest() -> None:
+            for chunk in self._chunks(found, file.tell()):
+                file.write(chunk)
+                sha.update(chunk)
+
+        self._persist(write_rest)
         digest = f"sha256:{sha.hexdigest()}"
         if self._digest not in {None, digest}:
             raise ModelError(f"{self._address}: the weights have digest {digest}, but {self._digest} is asked for")
 
-    def _chunks(self, found: _Object, offset: int) -> Iterator[bytes]:
+    def _persist(self, act: Callable[[], Result]) -> Result:
+        """Try until it succeeds; raises ModelError once nothing has come for too long."""
+        heard_at = self._heard_at
+        pauses = backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        while True:
+            try:
+                return act()
+            except _PassingError as error:
+                if self._heard_at > heard_at:
+                    heard_at = self._heard_at
+                    pauses = backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+                self._pause_or_give_up(error, next(pauses))
+
+    def _described(self) -> Object:
+        with _errors(self._address, self._limits):
+            found = self._client.stat_object(self._bucket, self._key)
+        self._heard_at = time.monotonic()
+        return found
+
+    def _chunks(self, found: Object, offset: int) -> Iterator[bytes]:
         """Yield what follows the first `offset` bytes, of the object as it was found and no other.
 
         Raises _PassingError where the connection ends before the object does.
@@ -139,14 +142,15 @@ class _Source:
             response = self._client.get_object(
                 self._bucket, self._key, offset, request_headers={"If-Match": f'"{found.etag}"'}
             )
+        size = found.size or 0
         known = offset if response.status != HTTPStatus.PARTIAL_CONTENT else 0  # it sends what we have once more
         try:
-            while offset < found.size:
+            while offset < size:
                 with _errors(self._address, self._limits):
-                    chunk = response.read1(min(_CHUNK_BYTES, found.size - offset + known))
+                    chunk = response.read1(min(_CHUNK_BYTES, size - offset + known))
                 if not chunk:
-                    raise _PassingError(f"the connection ended after {offset} of {found.size} bytes")
-                self._require_time(f"only {offset} of {found.size} bytes came")
+                    raise _PassingError(f"the connection ended after {offset} of {size} bytes")
+                self._require_time(f"only {offset} of {size} bytes came")
                 known, new = max(known - len(chunk), 0), chunk[known:]
                 if new:
                     self._heard_at = time.monotonic()
@@ -164,7 +168,7 @@ class _Source:
                 f"{self._address} at {_endpoint()}: {error}; nothing came for {silent_seconds:.0f} s; "
                 "check AWS_ENDPOINT_URL, and whether the object store is up"
             ) from error
-        _log.warning("%s: %s; again in %.1f s", self._address, error, pause_seconds)
+        log.warning("%s: %s; again in %.1f s", self._address, error, pause_seconds)
         time.sleep(pause_seconds)
 
     def _require_time(self, what: str) -> None:
@@ -174,11 +178,8 @@ class _Source:
                 "is the object store overloaded?"
             )
 
-    def _too_large(self, size: str) -> ModelError:
-        return ModelError(f"{self._address}: {size} are more than the {self._limits.max_bytes} allowed for weights")
 
-
-def _client(limits: Limits) -> Minio:
+def _client(limits: FetchLimits) -> Minio:
     parts = urlsplit(_endpoint())
     if parts.username or parts.password:
         raise ModelError("AWS_ENDPOINT_URL holds credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead")
@@ -208,7 +209,7 @@ def _endpoint() -> str:
 
 
 @contextmanager
-def _errors(address: str, limits: Limits) -> Iterator[None]:
+def _errors(address: str, limits: FetchLimits) -> Iterator[None]:
     """Turn what the client raises into what may pass, or into one line that names the address and the cure."""
     try:
         yield

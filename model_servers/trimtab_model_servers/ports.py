@@ -1,22 +1,8 @@
 """Ports nobody else has, reserved until the servers that need them listen."""
 
 import socket
-from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Where a replica listens."""
-
-    data_port: int
-    http_port: int
-    grpc_port: int
-
-    def as_dict(self) -> dict[str, int]:
-        """The ports by name."""
-        return asdict(self)
 
 
 class ReservedPort:

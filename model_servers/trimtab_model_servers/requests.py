@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from trimtab_model_servers.errors import RefusalError
 from trimtab_pipelines.model_spec import InputSpec, ModelSpec
-from trimtab_pipelines.spec import OperatingPoint
+from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_protocol import Parameters, RequestedOutput, Tensor
 from trimtab_protocol.extensions import OPERATING_POINT
 

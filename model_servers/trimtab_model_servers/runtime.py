@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.hosting import host
+from trimtab_model_servers.host import host
 from trimtab_model_servers.mlserver_messages import request_of, response_of, wants_raw
 from trimtab_model_servers.model import HostedModel, load_model
 from trimtab_pipelines.model_spec import ModelSpec
@@ -54,9 +54,9 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
             process.failed(self.name, reason)
             raise
         port = os.environ.get(DATA_PORT_VARIABLE)
-        if port is not None and process.data_port is None:
-            process.data_port = DataPort(process)
-            await process.data_port.start(os.environ.get("MLSERVER_HOST", "127.0.0.1"), int(port))
+        if port is not None and not process.has_data_port:
+            process.has_data_port = True
+            await DataPort(process).start(os.environ.get("MLSERVER_HOST", "127.0.0.1"), int(port))
         return True
 
     async def predict(self, payload: types.InferenceRequest) -> types.InferenceResponse:

@@ -22,26 +22,27 @@ import trimtab_model_servers.runtime  # noqa: F401  (imports torch ahead of the 
 from trimtab_model_servers.body_limit import BodyLimit
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.hosting import Host, host
+from trimtab_model_servers.host import Host, host
 from trimtab_model_servers.logs import LOGGING
-from trimtab_model_servers.ports import Ports, ReservedPort
+from trimtab_model_servers.ports import ReservedPort
 from trimtab_model_servers.settings import server_settings
+from trimtab_pipelines.processes.announced import ReplicaPorts
 from trimtab_protocol.mutual_tls import MutualTls
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_SECONDS = 0.005
 _LOOPBACK = "127.0.0.1"
-_ANY_PORT = Ports(0, 0, 0)
+_ANY_PORT = ReplicaPorts(0, 0, 0)
 LONGEST_DRAIN_SECONDS = 20.0
 
 
-def run(  # noqa: PLR0913
+def run(
     folder: Path,
-    on_ready: Callable[[Ports], None],
+    on_ready: Callable[[ReplicaPorts], None],
     *,
     address: str = _LOOPBACK,
     plain_address: str = _LOOPBACK,
-    ports: Ports = _ANY_PORT,
+    ports: ReplicaPorts = _ANY_PORT,
     drain_seconds: float = 0.0,
     identity: MutualTls | None = None,
     health_port: int | None = None,
@@ -75,7 +76,7 @@ class _Doors:
 
     address: str
     plain_address: str
-    ports: Ports
+    ports: ReplicaPorts
     identity: MutualTls | None
     health_port: int | None
 
@@ -86,16 +87,16 @@ class _Doors:
             await port.tell_health(self.address, self.health_port)
 
 
-async def _serve(folder: Path, on_ready: Callable[[Ports], None], doors: _Doors, drain_seconds: float) -> None:
+async def _serve(folder: Path, on_ready: Callable[[ReplicaPorts], None], doors: _Doors, drain_seconds: float) -> None:
     address, asked = doors.plain_address, doors.ports
     models = _model_settings(folder)
     process = host()
     process.expected |= {settings.name for settings in models}
     stopping = asyncio.Event()
-    process.data_port = DataPort(process)
-    await doors.open(process.data_port)
+    data_port, process.has_data_port = DataPort(process), True
+    await doors.open(data_port)
     with ReservedPort(address, asked.http_port) as http, ReservedPort(address, asked.grpc_port) as grpc:
-        ports = Ports(process.data_port.port, http.number, grpc.number)
+        ports = ReplicaPorts(data_port.port, http.number, grpc.number)
         server = mlserver.MLServer(_settings(folder, address, ports))
         server._rest_server._app.add_middleware(BodyLimit)  # noqa: SLF001 - MLServer offers no other way
         _stop_on_signals(stopping)
@@ -112,7 +113,7 @@ async def _serve(folder: Path, on_ready: Callable[[Ports], None], doors: _Doors,
         await process.worker.drain()
         await server.stop()
         await serving
-        await process.data_port.stop()
+        await data_port.stop()
     process.worker.close()
 
 
@@ -129,7 +130,7 @@ def _model_settings(folder: Path) -> Sequence[mlserver.ModelSettings]:
     return found
 
 
-def _settings(folder: Path, address: str, ports: Ports) -> mlserver.Settings:
+def _settings(folder: Path, address: str, ports: ReplicaPorts) -> mlserver.Settings:
     path = folder / "settings.json"
     try:
         chosen = json.loads(path.read_text()) if path.exists() else {}
@@ -146,7 +147,7 @@ def _settings(folder: Path, address: str, ports: Ports) -> mlserver.Settings:
 
 
 async def _until_ready(
-    process: Host, serving: "asyncio.Task[None]", stopping: asyncio.Event, ports: Ports, address: str
+    process: Host, serving: "asyncio.Task[None]", stopping: asyncio.Event, ports: ReplicaPorts, address: str
 ) -> bool:
     """Wait until every model is loaded and both of MLServer's ports listen; False where a signal came first.
 

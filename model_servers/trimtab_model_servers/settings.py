@@ -17,7 +17,7 @@ RUNTIME = "trimtab_model_servers.runtime.TorchRuntime"
 PLATFORM = "trimtab_pytorch"
 
 
-def write_model_folder(  # noqa: PLR0913, PLR0917  (what, from where, which part, to where, with how much)
+def write_model_folder(
     pipeline: InferencePipeline,
     pipeline_folder: Path,
     stage: str,

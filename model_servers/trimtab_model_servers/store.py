@@ -4,7 +4,6 @@ Everything fetched is bounded in size and time, verified, and kept (see `cache`)
 object store calls its content, so that the next replica finds it on disk.
 """
 
-import hashlib
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -12,20 +11,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from trimtab_model_servers.cache import own_folder
 from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.fetched import SUFFIX, FetchLimits, sha256
 
-SUFFIX = ".safetensors"
 _FORMS = "a path, file://PATH, s3://BUCKET/KEY, hf://OWNER/NAME/FILE or random://?seed=N"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much and how long fetching may take; `patience_seconds` is how long nothing at all may come."""
-
-    max_bytes: int = 8 * 2**30
-    connect_seconds: float = 5.0
-    read_seconds: float = 30.0
-    patience_seconds: float = 60.0
-    total_seconds: float = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +23,8 @@ class Seed:
     value: int
 
 
-def find_weights(storage_uri: str, digest: str | None, limits: Limits | None = None) -> Path | Seed:
-    """Return the local file that holds the weights, fetched if need be, or the seed to make them from.
+def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits | None = None) -> Path | Seed:
+    """The local file that holds the weights, fetched if need be, or the seed to make them from.
 
     Args:
         storage_uri: a path, or one of the forms the module docstring names.
@@ -55,7 +43,7 @@ def find_weights(storage_uri: str, digest: str | None, limits: Limits | None = N
         case "s3":
             from trimtab_model_servers.object_store import fetch  # noqa: PLC0415  (its client only where it is used)
 
-            return fetch(parts.netloc, unquote(parts.path).lstrip("/"), digest, limits or Limits())
+            return fetch(parts.netloc, unquote(parts.path).lstrip("/"), digest, limits or FetchLimits())
         case "hf":
             path = _from_hub(parts.netloc + parts.path)
         case _:
@@ -70,12 +58,6 @@ def require_digest(path: Path, digest: str | None, name: str) -> None:
         found = sha256(path)
         if found != digest:
             raise ModelError(f"{name}: the weights have digest {found}, but {digest} is asked for")
-
-
-def sha256(path: Path) -> str:
-    """The digest of a file, as `sha256:…`."""
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def _seed(storage_uri: str, query: str) -> Seed:

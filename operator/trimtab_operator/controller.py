@@ -10,10 +10,10 @@ from trimtab_kubernetes import Change, Cluster, ClusterError, NotFound
 from trimtab_kubernetes.objects import Key
 from trimtab_kubernetes.pauses import Pauses
 from trimtab_kubernetes.work_queue import WorkQueue
+from trimtab_operator.judging.observed import Observed, live_sets, replica_sets
+from trimtab_operator.judging.pod_state import pod_states
+from trimtab_operator.manifests.objects import SELECTOR
 from trimtab_operator.metrics import Metrics
-from trimtab_operator.objects import SELECTOR
-from trimtab_operator.observed import Observed, live_sets, replica_sets
-from trimtab_operator.pod_state import pod_states
 from trimtab_operator.reconcile import reconcile
 from trimtab_operator.settings import Settings
 from trimtab_operator.store import Store

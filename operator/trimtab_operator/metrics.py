@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trimtab_kubernetes.objects import Object
-from trimtab_operator.observed import desired_replicas
+from trimtab_operator.judging.observed import desired_replicas
 from trimtab_pipelines.cluster import HOSTING_LABEL, STAGE_LABEL
 from trimtab_pipelines.rollout import HostingSet
 

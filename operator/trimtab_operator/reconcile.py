@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trimtab_kubernetes.objects import Object
-from trimtab_operator import plans as planning
-from trimtab_operator.choice import Choice, choose
-from trimtab_operator.drift import stamped
-from trimtab_operator.isolation import network_policies
-from trimtab_operator.objects import Ref, ref_of
-from trimtab_operator.observed import Observed
-from trimtab_operator.pod_state import pod_states
-from trimtab_operator.profiles import profiling
-from trimtab_operator.replicas import Site, decide_replicas, stage_states
-from trimtab_operator.report import Facts, invalid_report, pipeline_report, plan_report
-from trimtab_operator.report import events as events_of
-from trimtab_operator.routers import router_objects
+from trimtab_operator.judging import plans as planning
+from trimtab_operator.judging.choice import Choice, choose
+from trimtab_operator.judging.drift import stamped
+from trimtab_operator.judging.observed import Observed
+from trimtab_operator.judging.pod_state import pod_states
+from trimtab_operator.judging.profiles import profiling
+from trimtab_operator.judging.replicas import Site, decide_replicas, stage_states
+from trimtab_operator.judging.report import Facts, invalid_report, pipeline_report, plan_report
+from trimtab_operator.judging.report import events as events_of
+from trimtab_operator.manifests.isolation import network_policies
+from trimtab_operator.manifests.objects import Ref, ref_of
+from trimtab_operator.manifests.routers import router_objects
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import STAGE_LABEL, router_name
 from trimtab_pipelines.documents import DocumentError, parse
@@ -55,7 +55,7 @@ class Reconciliation:
 
 
 def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliation:
-    """Return what the cluster should hold for this pipeline."""
+    """What the cluster should hold for this pipeline."""
     if "deletionTimestamp" in observed.pipeline["metadata"]:
         return Reconciliation()  # what it owns goes with it
     try:

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 
 from trimtab_kubernetes.cache import Cache
 from trimtab_kubernetes.objects import Key, Object, key_of
-from trimtab_operator.objects import Ref, ref_of
-from trimtab_operator.observed import Observed
-from trimtab_operator.refusals import Refusal, is_owned_by
+from trimtab_operator.judging.observed import Observed
+from trimtab_operator.judging.refusals import RefusedWrite, is_owned_by
+from trimtab_operator.manifests.objects import Ref, ref_of
 from trimtab_pipelines.cluster import PIPELINE_LABEL
 
 _OURS = {"InferencePipeline", "PipelinePlan", "ModelProfile"}
 
 
 def pipeline_of(found: Object) -> Key | None:
-    """Return the pipeline an object belongs to, or None."""
+    """The pipeline an object belongs to, or None."""
     metadata, spec = found["metadata"], found.get("spec") or {}
     namespace, name = key_of(found)
     match found["kind"]:
@@ -33,11 +33,11 @@ class Store:
     """Objects by pipeline; what was refused; optional kinds the cluster knows."""
 
     objects: Cache[Key] = field(default_factory=lambda: Cache(pipeline_of))
-    refused: dict[Key, dict[Ref, Refusal]] = field(default_factory=lambda: defaultdict(dict))
+    refused: dict[Key, dict[Ref, RefusedWrite]] = field(default_factory=lambda: defaultdict(dict))
     kinds: frozenset[str] = frozenset()
 
     def get(self, key: Key, ref: Ref) -> Object | None:
-        """Return an object of a pipeline's namespace, or None."""
+        """An object of a pipeline's namespace, or None."""
         return self.objects.get(ref.kind, (key[0], ref.name))
 
     def keep_refusals(self, key: Key, wanted: Container[Ref]) -> None:
@@ -47,7 +47,7 @@ class Store:
             self.refused[key] = kept
 
     def observe(self, key: Key) -> Observed | None:
-        """Return everything known about a pipeline; None where there is none of that name."""
+        """Everything known about a pipeline; None where there is none of that name."""
         pipeline = self.get(key, Ref("InferencePipeline", key[1]))
         if pipeline is None:
             return None

@@ -10,11 +10,11 @@ from http import HTTPStatus
 
 from trimtab_kubernetes import Cluster, ClusterError, Conflict, NotFound, Rejected, Unreachable
 from trimtab_kubernetes.objects import Key, Object, fingerprint
-from trimtab_operator.drift import differs, status_differs
+from trimtab_operator.judging.drift import differs, status_differs
+from trimtab_operator.judging.refusals import RefusedWrite, is_ours, not_ours
+from trimtab_operator.manifests.objects import Ref, ref_of
 from trimtab_operator.metrics import Metrics
-from trimtab_operator.objects import Ref, ref_of
 from trimtab_operator.reconcile import Reconciliation
-from trimtab_operator.refusals import Refusal, is_ours, not_ours
 from trimtab_operator.store import Store
 from trimtab_pipelines.cluster import OPERATOR_MANAGER
 
@@ -62,8 +62,8 @@ class Writer:
         return writes
 
     def retry_seconds(self, key: Key) -> float | None:
-        """Return when to try again what was refused, if anything was."""
-        due = [refusal.at + refusal.pause_seconds for refusal in self._store.refused.get(key, {}).values()]
+        """When to try again what was refused, if anything was."""
+        due = [refusal.until for refusal in self._store.refused.get(key, {}).values()]
         return max(min(due) - self._clock(), 0.0) if due else None
 
     async def _try(self, key: Key, ref: Ref, manifest: Object, write: Callable[..., Awaitable[None]]) -> int:
@@ -75,17 +75,17 @@ class Writer:
         try:
             await write(key, manifest)
         except _ForeignError as error:
-            self._refuse(key, Refusal(ref, "NotOurs", str(error), stamp, self._clock()))
+            self._refuse(key, RefusedWrite(ref, "NotOurs", str(error), stamp, self._clock()))
         except ClusterError as error:
             if isinstance(error, Unreachable) and error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
             message = f"{ref.kind} {ref.name} was refused: {error}"
-            self._refuse(key, Refusal(ref, "WriteRejected", message, stamp, self._clock()))
+            self._refuse(key, RefusedWrite(ref, "WriteRejected", message, stamp, self._clock()))
         else:
             refused.pop(ref, None)
         return 1
 
-    def _refuse(self, key: Key, refusal: Refusal) -> None:
+    def _refuse(self, key: Key, refusal: RefusedWrite) -> None:
         refused = self._store.refused[key]
         log.warning("%s/%s: %s", *key, refusal.message)
         self._metrics.refusals.labels(refusal.ref.kind, refusal.reason).inc()
@@ -156,5 +156,5 @@ class Writer:
 
 
 def _over(found: Object, manifest: Object) -> Object:
-    """Return the manifest as one that may be applied over this very object only."""
+    """The manifest as one that may be applied over this very object only."""
     return {**manifest, "metadata": {**manifest["metadata"], "uid": found["metadata"]["uid"]}}

@@ -7,7 +7,8 @@ scaled to 0…1, and adds them. We divide PAS' by the number of stages so that b
 import math
 from collections.abc import Iterable, Sequence
 
-from trimtab_pipelines.spec import Objective, Stage
+from trimtab_pipelines.spec import Objective
+from trimtab_pipelines.stages import Stage
 
 
 def pipeline_accuracy(stage_values: Iterable[float], metric: str) -> float:
@@ -26,7 +27,11 @@ def normalised_ranks(accuracies: Sequence[float]) -> dict[float, float]:
 
 def stage_values(stage: Stage, objective: Objective) -> dict[tuple[str, str], float]:
     """Map (variant, operating point) of a stage to the value the objective's metric combines."""
-    raw = {(variant.name, point.name): point.accuracy for variant in stage.variants for point in variant.points}
+    raw = {
+        (variant.name, point.name): point.judged().on(objective.accuracy_basis)
+        for variant in stage.variants
+        for point in variant.points
+    }
     if objective.accuracy_metric == "Product":
         return raw
     ranks = normalised_ranks(list(raw.values()))

@@ -16,6 +16,7 @@ from trimtab_pipelines.edge import EdgeSettings
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.pool import Pools
 from trimtab_pipelines.profile import ModelProfile, by_stage
+from trimtab_pipelines.quantity import AS_WRITTEN
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -108,7 +109,7 @@ def parse(model: type[AnyModel], content: object, where: str) -> AnyModel:
     if not isinstance(content, dict):
         raise DocumentError(f"{where}: expected a mapping with apiVersion, kind, metadata and spec")
     try:
-        return model.model_validate(content)
+        return model.model_validate(content, context=AS_WRITTEN)
     except ValidationError as error:
         raise DocumentError(f"{where}: " + "; ".join(_describe(error))) from None
 
@@ -117,6 +118,29 @@ def dump_yaml(*documents: BaseModel) -> str:
     """Write documents as YAML, one after the other."""
     plain = [document.model_dump(mode="json", by_alias=True, exclude_none=True) for document in documents]
     return yaml.dump_all(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML's own reader takes the later without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        """Read a mapping; raises ConstructorError, naming key and line, where a key stands twice."""
+        seen: dict[str, yaml.Mark] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and seen.setdefault(key.value, key.start_mark) is not key.start_mark:
+                message = f"the key {key.value!r} stands twice, first in line {seen[key.value].line + 1}; keep one"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON; raises ValueError for a key that stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice; keep one")
+    return found
 
 
 class _Dumper(yaml.SafeDumper):
@@ -163,7 +187,7 @@ def _read_text(path: Path) -> str:
 
 def _read_yaml_documents(path: Path) -> list[object]:
     try:
-        return [document for document in yaml.safe_load_all(_read_text(path)) if document is not None]
+        return [document for document in yaml.load_all(_read_text(path), _Loader) if document is not None]
     except yaml.YAMLError as error:
         raise DocumentError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
 
@@ -177,9 +201,11 @@ def _read_yaml(path: Path) -> object:
 
 def _read_json_or_yaml(path: Path) -> object:
     try:
-        content: object = json.loads(_read_text(path))
+        content: object = json.loads(_read_text(path), object_pairs_hook=_unique)
     except json.JSONDecodeError:
         return _read_yaml(path)
+    except ValueError as error:
+        raise DocumentError(f"{path}: {error}") from error
     return content
 
 

@@ -1,12 +1,9 @@
 """Checks of the DAG a pipeline's stages form: references, cycles, rows, fan-out. Pure; errors name the field."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
+from trimtab_pipelines.stages import PipelineOutput, Stage
 from trimtab_pipelines.tensors import RequestInput, StageOutput
-
-if TYPE_CHECKING:
-    from trimtab_pipelines.spec import PipelineOutput, Stage
 
 REQUEST = "request"
 
@@ -17,31 +14,8 @@ def split_reference(reference: str) -> tuple[str, str]:
     return owner, tensor
 
 
-def require_unique(names: Iterable[str], where: str) -> None:
-    """Raise ValueError that shows the first name standing twice."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"{where}: the name {name!r} stands twice; names must be unique")
-        seen.add(name)
-
-
-def check_counts(stage: str, outputs: Sequence[StageOutput]) -> None:
-    """Check that each counted output names an integer output of one number per row."""
-    by_name = {output.name: output for output in outputs}
-    for output in outputs:
-        if output.counted_by is None:
-            continue
-        count = by_name.get(output.counted_by)
-        where = f"stage {stage}: outputs.{output.name}.countedBy {output.counted_by!r}"
-        if count is None:
-            raise ValueError(f"{where} is not one of its outputs: {', '.join(by_name)}")
-        if count.datatype not in {"INT32", "INT64", "UINT32", "UINT64"} or count.shape or count.counted_by:
-            raise ValueError(f"{where} must be an INT32 or INT64 output with an empty shape and no countedBy")
-
-
 def check_references(
-    inputs: Sequence[RequestInput], outputs: "Sequence[PipelineOutput]", stages: "Sequence[Stage]"
+    inputs: Sequence[RequestInput], outputs: Sequence[PipelineOutput], stages: Sequence[Stage]
 ) -> None:
     """Check that every `from` names a tensor that exists."""
     known = {f"{REQUEST}.inputs.{tensor.name}" for tensor in inputs}
@@ -53,8 +27,8 @@ def check_references(
             raise ValueError(f"{where}.from {source!r} names no tensor; there are: {', '.join(sorted(known))}")
 
 
-def topological_order(stages: "Sequence[Stage]") -> "tuple[Stage, ...]":
-    """Return the stages so that each comes after those it reads; raise ValueError that shows a cycle."""
+def topological_order(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages so that each comes after those it reads; raise ValueError that shows a cycle."""
     waiting = {stage.name: {split_reference(i.source)[0] for i in stage.inputs} - {REQUEST} for stage in stages}
     by_name = {stage.name: stage for stage in stages}
     order: list[Stage] = []
@@ -78,7 +52,7 @@ def _cycle(waiting: Mapping[str, set[str]]) -> str:
         path.append(following)
 
 
-def row_domains(inputs: Sequence[RequestInput], order: "Sequence[Stage]") -> dict[str, str]:
+def row_domains(inputs: Sequence[RequestInput], order: Sequence[Stage]) -> dict[str, str]:
     """Tell for each stage whose rows it runs on; raise ValueError when its inputs disagree."""
     domain_of: dict[str, str] = {f"{REQUEST}.inputs.{tensor.name}": REQUEST for tensor in inputs}
     domains: dict[str, str] = {}
@@ -101,7 +75,7 @@ def reference_domain(stage: str, output: StageOutput, domain: str) -> str:
     return domain if output.counted_by is None else f"{stage}.outputs.{output.counted_by}"
 
 
-def expected_rows(order: "Sequence[Stage]", domains: Mapping[str, str]) -> dict[str, float]:
+def expected_rows(order: Sequence[Stage], domains: Mapping[str, str]) -> dict[str, float]:
     """Multiply the fan-outs on the way to each stage."""
     rows_of_domain = {REQUEST: 1.0}
     rows: dict[str, float] = {}

@@ -8,7 +8,8 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from trimtab_pipelines.spec import Stage, Variant
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def hosting_groups(stage: Stage) -> tuple[HostingGroup, ...]:
 
 
 def group_of(stage: Stage, variant: str) -> HostingGroup:
-    """Return the group that hosts a variant; KeyError names the variants there are."""
+    """The group that hosts a variant; KeyError names the variants there are."""
     stage.variant(variant)
     return next(group for group in hosting_groups(stage) if variant in group.names)
 

@@ -7,17 +7,13 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name
-from trimtab_pipelines.spec import (
-    InferencePipeline,
-    InferencePipelineSpec,
-    OperatingPoint,
-    ParameterValue,
-    Stage,
-    Variant,
-)
+from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
+from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import StageOutput, TensorSpec
+from trimtab_pipelines.variants import ParameterValue, Variant
 
 MAX_BODY_BYTES = 64 * 2**20
 HEADER_BYTES = 2**16
@@ -74,7 +70,7 @@ def model_spec(
         ),
         outputs=stage.outputs,
         max_batch_size=variant.max_batch_size,
-        operating_points=variant.points,
+        operating_points=tuple(point.without_evidence() for point in variant.points),
         accuracy=variant.accuracy,
         cores=cores,
     )

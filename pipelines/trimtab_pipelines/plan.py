@@ -4,10 +4,16 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trimtab_pipelines.graph import require_unique
+from trimtab_pipelines.evidence import AccuracyBasis
+from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Cores, Fraction
-from trimtab_pipelines.resource import Model, Name, Resource
-from trimtab_pipelines.spec import Stage
+from trimtab_pipelines.resource import Model, Name, Resource, is_empty, require_unique
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.tensors import TensorName
+
+_BY_TASK = "Accuracy on single tasks, where it is known"
+_READS = "Inputs its batches take along, besides those the stage cannot run without; empty means all"
+_SECONDS = "Expected seconds to serve a batch, by its rows"
 
 
 class PointPlan(Model):
@@ -15,9 +21,9 @@ class PointPlan(Model):
 
     name: Name
     accuracy: Fraction = Field(description="Accuracy of the variant at this point")
-    service_seconds: dict[int, float] = Field(
-        default_factory=dict, description="Expected seconds to serve a batch, by its rows"
-    )
+    accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty, description=_BY_TASK)
+    reads: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
+    service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
 
 
 class StagePlan(Model):
@@ -28,16 +34,30 @@ class StagePlan(Model):
     batch_size: int = Field(ge=1, description="Most rows in one batch")
     replicas: int = Field(ge=1)
     operating_point: Name = "default"
+    upgrades: tuple[PointPlan, ...] = Field(
+        default=(),
+        max_length=32,
+        exclude_if=is_empty,
+        description="More accurate points the router may run, best first: while there is time, or where one asks",
+    )
     fallbacks: tuple[PointPlan, ...] = Field(
         default=(), max_length=32, description="Faster points the router may run when slack runs out, best first"
     )
     cores: Cores = Field(default=1.0, description="Cores of one replica")
     accuracy: Fraction = Field(description="Accuracy of the variant at its operating point")
-    service_seconds: dict[int, float] = Field(
-        default_factory=dict, description="Expected seconds to serve a batch, by its rows"
+    accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty, description=_BY_TASK)
+    reads: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
+    service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
+    throughput_rps: float = Field(
+        default=0.0, ge=0, description="Rows per second all replicas can serve, at the fastest point allowed"
     )
-    throughput_rps: float = Field(default=0.0, ge=0, description="Rows per second all replicas can serve")
     latency_seconds: float = Field(default=0.0, ge=0, description="Planned queueing and service time of the stage")
+    time_price: float = Field(
+        default=0.0,
+        ge=0,
+        exclude_if=lambda price: not price,
+        description="Expected right answers that a second of a replica is worth to those yet to come",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -48,16 +68,41 @@ class StagePlan(Model):
         return given
 
     @property
+    def planned(self) -> PointPlan:
+        """The operating point that capacity and accuracy were planned with."""
+        return PointPlan(
+            name=self.operating_point,
+            accuracy=self.accuracy,
+            accuracy_by_task=self.accuracy_by_task,
+            reads=self.reads,
+            service_seconds=self.service_seconds,
+        )
+
+    @property
     def points(self) -> tuple[PointPlan, ...]:
         """Every operating point the router may run, preferred first."""
-        planned = PointPlan(name=self.operating_point, accuracy=self.accuracy, service_seconds=self.service_seconds)
-        return (planned, *self.fallbacks)
+        return (*self.upgrades, self.planned, *self.fallbacks)
+
+    @model_validator(mode="after")
+    def _unique_points(self) -> Self:
+        require_unique((point.name for point in self.points), f"stage {self.name}: operating points")
+        return self
+
+
+def point_plan(point: OperatingPoint, basis: AccuracyBasis = "Expected") -> PointPlan:
+    """Return what a plan says of an operating point whose seconds are not known."""
+    return PointPlan(
+        name=point.name,
+        accuracy=point.judged().on(basis),
+        accuracy_by_task=point.accuracies_by_task(basis),
+        reads=point.modalities,
+    )
 
 
 def first_plan(stage: Stage) -> StagePlan:
     """Return what a stage runs where nothing is planned: its first variant, row by row."""
     variant = stage.variants[0]
-    point = variant.points[0]
+    point = point_plan(variant.points[0])
     return StagePlan(
         name=stage.name,
         variant=variant.name,
@@ -65,6 +110,8 @@ def first_plan(stage: Stage) -> StagePlan:
         replicas=1,
         operating_point=point.name,
         accuracy=point.accuracy,
+        accuracy_by_task=point.accuracy_by_task,
+        reads=point.reads,
     )
 
 
@@ -102,6 +149,15 @@ class Explanation(Model):
     """Why this plan."""
 
     change: str = Field(default="", description="What changed against the plan before, and why")
+    accuracy_basis: str = Field(
+        default="", description="What its accuracies are: expected values, or the lower ends of their intervals"
+    )
+    points_left_out: tuple[str, ...] = Field(
+        default=(),
+        max_length=1024,
+        exclude_if=is_empty,
+        description="Operating points that the router may not run, and why",
+    )
     binding_constraint: str = Field(default="", description="What keeps the objective from being better")
     runner_up: RunnerUp | None = None
     solver: str = Field(default="", description="Exact, HiGHS or Gurobi; with the reason where another was asked for")

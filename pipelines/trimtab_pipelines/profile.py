@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from trimtab_pipelines.quantity import Cores
 from trimtab_pipelines.resource import Model, Name, Resource
+from trimtab_pipelines.variants import ParameterValue
 
 
 class Measurement(Model):
@@ -86,6 +87,23 @@ class Hardware(Model):
     node_cores: int = Field(ge=1)
 
 
+class Subject(Model):
+    """A variant as it was when it was measured."""
+
+    family: str = ""
+    parameters: dict[str, ParameterValue] = Field(default_factory=dict)
+    weights: str = Field(default="", description="SHA-256 of files on the machine; else the address they came from")
+
+    def differs(self, now: "Subject") -> str:
+        """Say in a few words what the variant has become since; empty where it is the same."""
+        if self.family != now.family:
+            return f"family {self.family}, which is {now.family} now"
+        if self.parameters != now.parameters:
+            changed = {*self.parameters.items()} ^ {*now.parameters.items()}
+            return f"other parameters ({', '.join(sorted({name for name, _ in changed}))})"
+        return "" if self.weights == now.weights else "other weights"
+
+
 class ModelProfileSpec(Model):
     """All that was measured for one stage of one pipeline on one kind of hardware."""
 
@@ -93,6 +111,9 @@ class ModelProfileSpec(Model):
     stage: Name
     hardware: Hardware
     points: tuple[PointProfile, ...] = Field(min_length=1, max_length=4096)
+    subjects: dict[str, Subject] = Field(
+        default_factory=dict, description="What was measured, by variant; older profiles do not say"
+    )
     base_allocation: dict[str, Cores] = Field(
         default_factory=dict, description="Least cores at which each variant meets the stage's SLO and base load"
     )
@@ -132,6 +153,7 @@ def _together(one: ModelProfile, other: ModelProfile) -> ModelProfile:
     points = {(p.variant, p.operating_point, p.cores): p for p in (*one.spec.points, *other.spec.points)}
     together = {
         "points": tuple(points.values()),
+        "subjects": one.spec.subjects | other.spec.subjects,
         "base_allocation": one.spec.base_allocation | other.spec.base_allocation,
     }
     return other.model_copy(update={"spec": other.spec.model_copy(update=together)})

@@ -8,10 +8,13 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from trimtab_pipelines.cluster import GROUP, PROFILE_ANNOTATION
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.spec import InferencePipeline, Stage, Variant
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
 
 FINGERPRINT_ANNOTATION = f"{GROUP}/fingerprint"
 """On a ModelProfile: the fingerprint of the task it answers."""
@@ -29,6 +32,8 @@ _MEASURED = {
     "max_batch_size",
     "operating_points",
 }
+_JUDGEMENTS = ("accuracy", "accuracyEvidence", "accuracyByTask")
+"""Of an operating point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +107,19 @@ def _node_kind(variant: Variant) -> str:
     return json.dumps([placement, variant.resources.gpu > 0, *secret], sort_keys=True)
 
 
+def _measured(variant: Variant) -> dict[str, Any]:
+    """What of a variant its seconds hang on: how accurate its operating points are is not among it."""
+    found = variant.model_dump(mode="json", include=_MEASURED)
+    for point in found["operatingPoints"]:
+        for field in _JUDGEMENTS:
+            point.pop(field, None)
+    return found
+
+
 def _task(members: list[tuple[Stage, Variant]], wanted: str) -> ProfileTask:
     first = members[0][1]
     accelerator = "gpu" if first.resources.gpu else None
-    measured = [
-        [stage.name, [*stage.batch_sizes], variant.model_dump(mode="json", include=_MEASURED)]
-        for stage, variant in members
-    ]
+    measured = [[stage.name, [*stage.batch_sizes], _measured(variant)] for stage, variant in members]
     fingerprint = hashlib.sha256(json.dumps([measured, wanted], sort_keys=True).encode()).hexdigest()[:16]
     kind = hashlib.sha256(_node_kind(first).encode()).hexdigest()[:5]
     return ProfileTask(

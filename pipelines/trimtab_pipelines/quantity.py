@@ -9,7 +9,7 @@ import re
 from decimal import Decimal
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
 _SUFFIXES = {
     "": Decimal(1),
@@ -30,6 +30,8 @@ _QUANTITY = re.compile(QUANTITY_PATTERN)
 _DURATION_UNITS = {"ms": Decimal("1e-3"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
 DURATION_PATTERN = r"^([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|m|h)$"
 _DURATION = re.compile(DURATION_PATTERN)
+AS_WRITTEN = {"as_written": True}
+"""The context in which a document is validated that a person may have written, where a duration needs its unit."""
 
 
 def parse_quantity(written: object) -> float:
@@ -49,7 +51,7 @@ def parse_quantity(written: object) -> float:
 
 
 def parse_duration(written: object) -> float:
-    """Return seconds for `250ms`, `1.5s`, `2m` or `1h`; a bare number counts as seconds."""
+    """Return seconds for `250ms`, `1.5s`, `2m` or `1h`; a bare number, as code gives it, counts as seconds."""
     if isinstance(written, bool) or not isinstance(written, int | float | str):
         raise ValueError(f"{written!r} is not a duration; write for instance 250ms, 1.5s or 2m")
     if isinstance(written, int | float):
@@ -61,6 +63,14 @@ def parse_duration(written: object) -> float:
         seconds = float(Decimal(match[1]) * _DURATION_UNITS[match[2]])
     if not math.isfinite(seconds) or seconds < 0:
         raise ValueError(f"{written!r} is not a duration; it must be finite and not negative")
+    return seconds
+
+
+def _parse_duration(written: object, info: ValidationInfo) -> float:
+    """Do as `parse_duration` does, but take no bare number out of a document: 400 may be meant as milliseconds."""
+    seconds = parse_duration(written)
+    if info.context is AS_WRITTEN and isinstance(written, int | float):
+        raise ValueError(f"{written!r} has no unit; write {written}ms or {written}s")
     return seconds
 
 
@@ -89,19 +99,19 @@ Cores = Annotated[
     float,
     BeforeValidator(parse_quantity),
     PlainSerializer(format_cores, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": QUANTITY_PATTERN, "examples": ["2", "500m"]}),
+    WithJsonSchema({"type": ["string", "number"], "pattern": QUANTITY_PATTERN, "examples": ["2", "500m"]}),
 ]
 Bytes = Annotated[
     int,
     BeforeValidator(lambda written: int(parse_quantity(written))),
     PlainSerializer(format_bytes, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": QUANTITY_PATTERN, "examples": ["256Mi"]}),
+    WithJsonSchema({"type": ["string", "number"], "pattern": QUANTITY_PATTERN, "examples": ["256Mi"]}),
 ]
 Seconds = Annotated[
     float,
-    BeforeValidator(parse_duration),
+    BeforeValidator(_parse_duration),
     PlainSerializer(format_duration, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["250ms", "1.5s"]}),
+    WithJsonSchema({"type": "string", "maxLength": 32, "pattern": DURATION_PATTERN, "examples": ["250ms", "1.5s"]}),
 ]
 Fraction = Annotated[
     float,

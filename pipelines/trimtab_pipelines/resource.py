@@ -1,11 +1,12 @@
 """The shape all our documents share: apiVersion, kind, metadata and a frozen, strict body in camelCase."""
 
-from typing import Annotated, Any
+from collections.abc import Iterable, Sized
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-API_VERSION = "trimtab.dev/v1alpha1"
+API_VERSION: Literal["trimtab.dev/v1alpha1"] = "trimtab.dev/v1alpha1"
 ADVISORY_SUFFIX = "-advisory"
 """How the name of a PipelinePlan ends that nothing acts on; no pipeline's own may."""
 
@@ -17,6 +18,11 @@ Name = Annotated[
         description="Lower-case letters, digits and dashes (a Kubernetes name)",
     ),
 ]
+
+
+def is_empty(value: Sized) -> bool:
+    """Tell whether a field has nothing to say. Left out then, it troubles no older reader that does not know it."""
+    return not value
 
 
 class Model(BaseModel):
@@ -46,7 +52,16 @@ class Metadata(BaseModel):
 class Resource(Model):
     """A Kubernetes resource of ours. `status` belongs to whoever reports and is not part of what was asked."""
 
-    api_version: str = API_VERSION
+    api_version: Literal["trimtab.dev/v1alpha1"] = API_VERSION
     kind: str
     metadata: Metadata
     status: dict[str, Any] | None = Field(default=None, exclude=True)
+
+
+def require_unique(names: Iterable[str], where: str) -> None:
+    """Raise ValueError that shows the first name standing twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{where}: the name {name!r} stands twice; names must be unique")
+        seen.add(name)

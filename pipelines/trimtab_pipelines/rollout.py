@@ -33,7 +33,7 @@ class Room:
         return Room(self.cores - other.cores, self.gpus - other.gpus)
 
     def times(self, count: int) -> "Room":
-        """Return as much as so many replicas ask for."""
+        """As much as so many replicas ask for."""
         return Room(self.cores * count, self.gpus * count)
 
     def holds(self, other: "Room") -> bool:
@@ -95,7 +95,7 @@ class HostingSet:
 
 
 def decide(targets: Sequence[Target], sets: Sequence[HostingSet], limit: Room) -> dict[str, int]:
-    """Return the number of replicas each hosting set should be told to have, new ones included.
+    """The number of replicas each hosting set should be told to have, new ones included.
 
     Args:
         targets: what should run, one a stage.

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 STATE_PATH = "/trimtab/v1/state"
 LOAD_PATH = "/trimtab/v1/load"
+WELCOME_PATH = "/trimtab/v1/welcome"
+"""Answers well once callers may come, until the router leaves."""
 HISTORY_SECONDS = 600
 """How much of the load a router tells where nobody says how much."""
 

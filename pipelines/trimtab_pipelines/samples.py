@@ -15,14 +15,44 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec
 
+PAYLOADS_ANNOTATION = "trimtab.dev/payloads"
+DIMENSION_ANNOTATION = "trimtab.dev/default-dimension"
+DEFAULT_DIMENSION = 16
 Array = NDArray[Any]
 NO_TOKEN = -1
 SAMPLES_PER_SECOND = 16_000
 TOKENS_PER_WORD = 1.3  # subwords, by the usual vocabularies of 30 to 60 thousand
 LEAST_ID, BEYOND_ID = 1_000, 10_000  # ordinary tokens of every vocabulary in use
 LENGTH_SUFFIX = "_length"
+
+
+def payloads_of(pipeline: InferencePipeline) -> str:
+    """What a pipeline's annotation says its inputs are: `digits`, `random`, or laws by input.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    kind = pipeline.metadata.annotations.get(PAYLOADS_ANNOTATION, "random")
+    if kind not in {"digits", "random"} and "=" not in kind:
+        raise ValueError(
+            f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is not known; there are: digits, random, TENSOR=LAW"
+        )
+    return kind
+
+
+def default_dimension(pipeline: InferencePipeline) -> int:
+    """The size that stands in for a dimension of any size: the pipeline's annotation, else 16.
+
+    Raises:
+        ValueError: it is no positive integer.
+    """
+    written = pipeline.metadata.annotations.get(DIMENSION_ANNOTATION, str(DEFAULT_DIMENSION))
+    if not (written.isascii() and written.isdecimal() and int(written) > 0):
+        raise ValueError(f"metadata.annotations[{DIMENSION_ANNOTATION}] {written!r} must be a positive integer")
+    return int(written)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,6 @@ ADAPTER_CONDITIONS: tuple[ConditionType, ...] = ("MetricsAvailable", "ForecastRe
 """Written by the adapter; the others by the operator. Ready is the sum of all others."""
 
 
-PLAN_CONDITIONS = ("Applied",)
-"""Conditions of a PipelinePlan, written by the operator."""
-
-
 class Condition(Model):
     """One aspect, true when it is well."""
 
@@ -92,6 +88,6 @@ class PipelinePlanStatus(Model):
 
 
 def condition_of(found: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return a condition of an object, empty where it has none of that name."""
+    """A condition of an object, empty where it has none of that name."""
     written = (found.get("status") or {}).get("conditions") or ()
     return next((one for one in written if one["type"] == kind), {})

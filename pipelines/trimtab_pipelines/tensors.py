@@ -69,3 +69,32 @@ class StageOutput(TensorSpec):
         gt=0,
         description="Rows per input row to plan with until measured; used with countedBy",
     )
+
+
+def check_counts(stage: str, outputs: Sequence[StageOutput]) -> None:
+    """Check that each counted output names an integer output of one number per row."""
+    by_name = {output.name: output for output in outputs}
+    for output in outputs:
+        if output.counted_by is None:
+            continue
+        count = by_name.get(output.counted_by)
+        where = f"stage {stage}: outputs.{output.name}.countedBy {output.counted_by!r}"
+        if count is None:
+            raise ValueError(f"{where} is not one of its outputs: {', '.join(by_name)}")
+        if count.datatype not in {"INT32", "INT64", "UINT32", "UINT64"} or count.shape or count.counted_by:
+            raise ValueError(f"{where} must be an INT32 or INT64 output with an empty shape and no countedBy")
+
+
+def check_certainty(stage: str, certainty: str | None, outputs: Sequence[StageOutput]) -> None:
+    """Check that it names an output of one number per row, in a stage whose rows stay apart from each other."""
+    if certainty is None:
+        return
+    by_name, where = {output.name: output for output in outputs}, f"stage {stage}: certainty {certainty!r}"
+    output = by_name.get(certainty)
+    if output is None:
+        raise ValueError(f"{where} is not one of its outputs: {', '.join(by_name)}")
+    if output.datatype not in {"FP32", "FP64"} or output.shape:
+        raise ValueError(f"{where} must be an FP32 or FP64 output with an empty shape")
+    counted = next((other.name for other in outputs if other.counted_by is not None), None)
+    if counted is not None:
+        raise ValueError(f"{where} needs outputs of one entry per row, but {counted!r} is counted")

@@ -5,7 +5,7 @@ from numpy.typing import ArrayLike
 
 
 def smape(forecast_rps: ArrayLike, actual_rps: ArrayLike) -> float:
-    """Return the symmetric mean absolute percentage error as a fraction, 0 (perfect) to 2.
+    """The symmetric mean absolute percentage error as a fraction, 0 (perfect) to 2.
 
     mean over i of 2·|f_i − a_i| / (|f_i| + |a_i|), pair by pair; a pair of zeros counts as 0.
 

@@ -18,7 +18,7 @@ _ORDERS = ((4, 0, 7, 2, 9, 5, 1, 8, 3, 6), (2, 6, 0, 8, 4, 1, 9, 3, 7, 5), (7, 3
 
 
 def seconds_of_bins(bins: Iterable[tuple[float, float]]) -> NDArray[np.float64]:
-    """Return [10 × bins] seconds that have each bin's (peak, mean), in requests per second; mean at most peak.
+    """[10 × bins] seconds that have each bin's (peak, mean), in requests per second; mean at most peak.
 
     A bin whose peak is not known (NaN) gives ten unknown seconds; one whose mean is not, a flat peak.
     """
@@ -27,7 +27,7 @@ def seconds_of_bins(bins: Iterable[tuple[float, float]]) -> NDArray[np.float64]:
 
 
 def _seconds(peak: float, mean: float) -> NDArray[np.float64]:
-    """Return nine seconds around their mean, none above the peak or below zero, then the peak."""
+    """Nine seconds around their mean, none above the peak or below zero, then the peak."""
     if np.isnan(peak) or np.isnan(mean):
         return np.full(BIN_SECONDS, peak)
     level = max(0.0, (mean * BIN_SECONDS - peak) / (BIN_SECONDS - 1))

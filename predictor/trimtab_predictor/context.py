@@ -44,7 +44,7 @@ class Context:
 
 
 def context_of(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> Context:
-    """Return what is known at each moment from the load before it.
+    """What is known at each moment from the load before it.
 
     Args:
         rps: [S], requests per second; NaN where missing.
@@ -54,7 +54,7 @@ def context_of(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> Context:
 
 
 def changes(rps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how the peak changed at each moment of a load [S]: [S + 1], moment n lies before second n.
+    """How the peak changed at each moment of a load [S]: [S + 1], moment n lies before second n.
 
     (after − before) / (after + before) of the peaks of the 20 seconds after and before, -1 to 1; 0 where both are 0,
     NaN where any of the 40 seconds is missing or outside the load.
@@ -69,7 +69,7 @@ def changes(rps: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _peaks(rps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the maximum of every 20 seconds of a load [S], NaN where one is missing: [S - 19].
+    """The maximum of every 20 seconds of a load [S], NaN where one is missing: [S - 19].
 
     Maxima over 2, 4, 8, 16 seconds, each of two shorter ones: some twenty times faster than over each window anew.
     """
@@ -81,7 +81,7 @@ def _peaks(rps: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _recurring(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the mean change over the earlier moments that are known, drawn towards 0 as if one more had shown none.
+    """The mean change over the earlier moments that are known, drawn towards 0 as if one more had shown none.
 
     A single hour proves little.
     """
@@ -95,7 +95,7 @@ def _recurring(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> NDArray[
 def _usual(
     rps: NDArray[np.float64], moments: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return means and deviations [N, 2] over the last ten and thirty minutes, and how much of these is known [N]."""
+    """Means and deviations [N, 2] over the last ten and thirty minutes, and how much of these is known [N]."""
     oldest = max(int(moments.min(initial=rps.size)) - max(USUAL_SECONDS), 0)
     rps, moments = rps[oldest:], moments - oldest
     known = np.isfinite(rps)

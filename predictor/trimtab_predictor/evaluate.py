@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.verdict import Outcome, bar
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.features import BIN_SECONDS, BINS
 from trimtab_predictor.forecaster import HORIZON_SECONDS
@@ -42,7 +42,7 @@ def scaled_load(rps: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
 
 
 def errors(fit: Windows, score: Windows, weights: LstmWeights) -> dict[str, float]:
-    """Return the SMAPE of each forecaster over `score`; only AR(12) learns from `fit`."""
+    """The SMAPE of each forecaster over `score`; only AR(12) learns from `fit`."""
     actual = score.peaks_rps
     return {
         "lstm": smape(forecast_peaks(weights, score.histories_rps, score.context), actual),

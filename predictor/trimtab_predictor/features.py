@@ -76,7 +76,7 @@ def describe(windows_rps: NDArray[np.float64], context: Context) -> Described:
 def _shown_context(
     context: Context, newest_rps: NDArray[np.float64], means: NDArray[np.float64], unit: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the context of each window in deviations of it: [N, 4 rises of the peak, 2 levels, 2 log spreads]."""
+    """The context of each window in deviations of it: [N, 4 rises of the peak, 2 levels, 2 log spreads]."""
     deviations = unit[:, None]
     ratios = 2 * context.recurring / np.maximum(1 - context.recurring, LEAST_RATIO)  # of the rise to the peak
     rises, levels = ratios * newest_rps[:, None] / deviations, (context.means_rps - means[:, None]) / deviations

@@ -47,7 +47,7 @@ class Forecast:
     quantiles: tuple[tuple[float, float], ...] = ()
 
     def at(self, quantile: float) -> float:
-        """Return the peak that is not exceeded with this probability, read between the quantiles that are known."""
+        """The peak that is not exceeded with this probability, read between the quantiles that are known."""
         if not self.quantiles:
             return self.peak_rps
         known, levels = zip(*self.quantiles, strict=True)
@@ -76,7 +76,7 @@ class Forecaster(Protocol):
 
 
 def checked_history(history_rps: ArrayLike) -> NDArray[np.float64]:
-    """Return the history as an array, or raise HistoryError."""
+    """The history as an array, or raise HistoryError."""
     try:
         history = np.asarray(history_rps, dtype=np.float64)
     except (TypeError, ValueError):
@@ -108,7 +108,7 @@ class ReactiveForecaster:
         self._reason = reason
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:  # noqa: ARG002 - the shared signature
-        """Return the peak of the newest 20 seconds; where all of these are missing, of the newest 20 observed."""
+        """The peak of the newest 20 seconds; where all of these are missing, of the newest 20 observed."""
         return reactive(checked_history(history_rps), self._reason)
 
 
@@ -128,7 +128,7 @@ def reactive(history: NDArray[np.float64], reason: str) -> Forecast:
 
 
 def _around(peak_rps: float) -> tuple[tuple[float, float], ...]:
-    """Return how far the next peak may lie above the last: arrivals vary by the root of their number."""
+    """How far the next peak may lie above the last: arrivals vary by the root of their number."""
     return tuple((quantile, peak_rps + roots * peak_rps**0.5) for quantile, roots in REACTIVE_ROOTS)
 
 
@@ -143,7 +143,7 @@ class OracleForecaster:
         self._offset_seconds = offset_seconds
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
-        """Return the true peak of the next 20 seconds; reactive where the trace does not know them."""
+        """The true peak of the next 20 seconds; reactive where the trace does not know them."""
         history = checked_history(history_rps)
         second = round(now_seconds + self._offset_seconds)
         ahead = self._trace.rps[max(second, 0) : max(second + HORIZON_SECONDS, 0)]

@@ -96,7 +96,7 @@ class GuardedForecaster:
         if factor == 1.0:
             return chosen
         stretched = tuple((q, chosen.peak_rps + factor * (rps - chosen.peak_rps)) for q, rps in chosen.quantiles)
-        reason = f"{chosen.reason}; quantiles widened {factor:.1f} times"
+        reason = f"{chosen.reason}; quantiles widened by a factor of {factor:.1f}"
         return replace(chosen, quantiles=stretched, reason=reason)
 
     def _ask_lstm(self, history: NDArray[np.float64], now_seconds: float) -> tuple[Forecast | None, str]:
@@ -137,7 +137,7 @@ class GuardedForecaster:
 
 
 def widening(reaches: Sequence[float]) -> float:
-    """Return by how much to stretch quantiles of which recent peaks reached so far; 1 where they kept to them."""
+    """By how much to stretch quantiles of which recent peaks reached so far; 1 where they kept to them."""
     count = len(reaches)
     if count < FEWEST_TO_WIDEN:
         return 1.0
@@ -149,7 +149,7 @@ def widening(reaches: Sequence[float]) -> float:
 
 
 def _standard_error(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return how far the mean difference of paired errors may be off by chance."""
+    """How far the mean difference of paired errors may be off by chance."""
     differences = np.array([own - rival for own, rival in pairs])
     return float(differences.std(ddof=1) / np.sqrt(differences.size))
 
@@ -170,7 +170,7 @@ def _reach(made: Forecast, actual_rps: float) -> float:
 
 
 def shipped_forecaster(weights: Path = SHIPPED_WEIGHTS, memory: LoadMemory | None = None) -> GuardedForecaster:
-    """Return the guarded forecaster with the weights of this package; reactive, saying why, where they are unusable."""
+    """The guarded forecaster with the weights of this package; reactive, saying why, where they are unusable."""
     try:
         return GuardedForecaster(LstmForecaster(LstmWeights.load(weights)), memory)
     except WeightsError as error:

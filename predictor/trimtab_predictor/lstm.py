@@ -89,7 +89,7 @@ class LstmWeights:
         return cls(**read)
 
     def to_bytes(self) -> bytes:
-        """Return the file `load` reads: float32, no pickle, the same bytes for the same weights."""
+        """The file `load` reads: float32, no pickle, the same bytes for the same weights."""
         buffer = io.BytesIO()
         arrays = {field.name: getattr(self, field.name).astype(np.float32) for field in fields(self)}
         np.savez(buffer, allow_pickle=False, **arrays)
@@ -147,7 +147,7 @@ class LstmForecaster:
         return None
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:  # noqa: ARG002 - the shared signature
-        """Return the network's forecast from the newest two minutes."""
+        """The network's forecast from the newest two minutes."""
         history = checked_history(history_rps)
         shortfall = self.shortfall(history)
         if shortfall is not None:

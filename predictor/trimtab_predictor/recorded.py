@@ -14,11 +14,10 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS, RECEIVED
 from trimtab_predictor.bins import BIN_SECONDS, seconds_of_bins
 from trimtab_predictor.trace import MAX_RPS
 
-PEAK = "trimtab_arrivals_peak_rps"
-RECEIVED = "trimtab_requests_received_total"
 MOST_PIPELINE_SECONDS = 12_000_000  # of all pipelines together: two weeks of ten, half a day of three hundred
 COUNTED_SECONDS = 600  # how often pipelines are counted
 POINTS_A_QUESTION = 8_000  # Prometheus answers at most 11,000 of one series
@@ -47,7 +46,7 @@ class RecordedLoad:
 async def read_recorded(
     url: str, seconds: float, token_file: Path | None = None, certificate_authority: Path | None = None
 ) -> list[RecordedLoad]:
-    """Return the load of every pipeline of the last so many seconds; of fewer where pipelines are many.
+    """The load of every pipeline of the last so many seconds; of fewer where pipelines are many.
 
     Raises:
         RecordedLoadError: Prometheus does not answer, or knows no load.
@@ -58,11 +57,11 @@ async def read_recorded(
         start = end - math.floor(seconds / BIN_SECONDS) * BIN_SECONDS
         asked = _Asked(client, url.rstrip("/"), token_file)
         start = await asked.begin(start, end)
-        peaks = await asked.bins(f"sum {_BY} ({PEAK})", start, end)
+        peaks = await asked.bins(f"sum {_BY} ({ARRIVALS_PEAK_RPS})", start, end)
         means = await asked.bins(f"sum {_BY} (rate({RECEIVED}[{3 * BIN_SECONDS}s]))", start, end)
     if not peaks:
         raise RecordedLoadError(
-            f"{url} knows no {PEAK} of the last {seconds / 3600:.0f} hours; are the routers scraped?"
+            f"{url} knows no {ARRIVALS_PEAK_RPS} of the last {seconds / 3600:.0f} hours; are the routers scraped?"
         )
     return [_rebuilt(key, values, means.get(key, {})) for key, values in sorted(peaks.items())]
 
@@ -82,8 +81,8 @@ class _Asked:
         self._client, self._url, self._token_file = client, url, token_file
 
     async def begin(self, start: int, end: int) -> int:
-        """Return the earliest time from which on the load of all pipelines together is not too much to hold."""
-        counted = await self.bins(f"count(count {_BY} ({PEAK}))", start, end, COUNTED_SECONDS)
+        """The earliest time from which on the load of all pipelines together is not too much to hold."""
+        counted = await self.bins(f"count(count {_BY} ({ARRIVALS_PEAK_RPS}))", start, end, COUNTED_SECONDS)
         pipelines = counted.get(("", ""), {})  # a count is of no pipeline
         room = MOST_PIPELINE_SECONDS
         for at in sorted(pipelines, reverse=True):
@@ -93,7 +92,7 @@ class _Asked:
         return start
 
     async def bins(self, expression: str, start: int, end: int, step: int = BIN_SECONDS) -> Bins:
-        """Return the expression's value every `step` seconds, for each pipeline."""
+        """The expression's value every `step` seconds, for each pipeline."""
         found: Bins = {}
         reach = POINTS_A_QUESTION * step
         for first in range(start, end, reach):
@@ -139,7 +138,7 @@ def _result(url: str, content: bytes) -> Sequence[Mapping[str, Any]]:
 
 
 def _value(text: object) -> float:
-    """Return a sample's value, -1 where it is none that can be."""
+    """A sample's value, -1 where it is none that can be."""
     try:
         value = float(str(text))
     except ValueError:

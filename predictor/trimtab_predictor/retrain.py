@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_kubernetes.times import rfc3339
-from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.verdict import Outcome, bar
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.lstm import LstmWeights, WeightsError, forecast_peaks
 from trimtab_predictor.recorded import RecordedLoad, RecordedLoadError, read_recorded
@@ -93,7 +93,7 @@ def _error(weights: LstmWeights, parts: Sequence[Windows]) -> float:
 
 
 async def weights_in_use(cluster: Cluster, namespace: str, name: str) -> LstmWeights:
-    """Return the weights of the ConfigMap where they can be used, else the shipped ones."""
+    """The weights of the ConfigMap where they can be used, else the shipped ones."""
     found = await cluster.get("ConfigMap", namespace, name)
     encoded = (found or {}).get("binaryData", {}).get(WEIGHTS_KEY)
     if encoded is None:
@@ -106,7 +106,7 @@ async def weights_in_use(cluster: Cluster, namespace: str, name: str) -> LstmWei
 
 
 def config_map(namespace: str, name: str, weights: LstmWeights, verdict: Verdict, at_seconds: float) -> dict[str, Any]:
-    """Return the ConfigMap that holds weights and why they were taken."""
+    """The ConfigMap that holds weights and why they were taken."""
     accuracy = {
         "trained_at": rfc3339(at_seconds),
         "smape": round(verdict.new_error, 5),

@@ -37,11 +37,6 @@ class Trace:
     def __len__(self) -> int:
         return int(self.rps.size)
 
-    @property
-    def missing_seconds(self) -> int:
-        """How many seconds are gaps."""
-        return int(np.isnan(self.rps).sum())
-
     def excerpt(self, start_seconds: int, end_seconds: int) -> Self:
         """Cut out the seconds from start up to, not including, end.
 
@@ -57,10 +52,6 @@ class Trace:
         if np.isnan(cut).all():
             raise TraceError(f"{self.name}: all seconds from {start_seconds} to {end_seconds} are missing")
         return type(self)(cut, f"{self.name}[{start_seconds}:{end_seconds}]")
-
-    def then(self, other: "Trace") -> Self:
-        """Play another trace after this one."""
-        return type(self)(np.concatenate([self.rps, other.rps]), f"{self.name} then {other.name}")
 
     def divided(self, factor: float, *, whole: bool = False) -> Self:
         """Divide the load; `whole` drops the fraction, as the IPA experiments do with their factor 8.
@@ -83,7 +74,7 @@ def read_trace(path: Path, *, zeros_are_gaps: bool = True) -> Trace:
     lines = _read_lines(path)
     if not lines:
         raise TraceError(f"{path} is empty; {_FORM}")
-    if _is_count(lines[0].strip()):
+    if _is_number(lines[0]):
         raise TraceError(f"{path}, line 1: {lines[0].strip()!r} is a number where the header belongs; {_FORM}")
     if not 1 < len(lines) <= MAX_TRACE_SECONDS:
         raise TraceError(f"{path} holds {len(lines) - 1} seconds; 1 to {MAX_TRACE_SECONDS} can be read")
@@ -99,7 +90,7 @@ def read_trace(path: Path, *, zeros_are_gaps: bool = True) -> Trace:
 def _read_lines(path: Path) -> list[str]:
     try:
         raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8").splitlines()
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig").splitlines()
     except FileNotFoundError:
         raise TraceError(f"{path}: no such trace file") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -108,6 +99,14 @@ def _read_lines(path: Path) -> list[str]:
         raise TraceError(f"{path} is not text (byte {error.start}); {_FORM}") from error
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _is_number(line: str) -> bool:
+    try:
+        float(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_count(text: str) -> bool:

@@ -51,7 +51,7 @@ Pairs = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 def learning_pairs(rps: NDArray[np.float64], rng: np.random.Generator) -> Pairs:
-    """Return what the network learns from a load: itself, thinned, thickened, and drawn shapes as long as it.
+    """What the network learns from a load: itself, thinned, thickened, and drawn shapes as long as it.
 
     What is thinned and thickened gets jumps at the marks of other clocks than that of the load; what is thinned also
     comes as clients that send several requests at once. The load and its likes are seen by a service that runs for a
@@ -79,7 +79,7 @@ def _in_pieces(rps: NDArray[np.float64], stride_seconds: int, piece_seconds: int
 
 
 def _pairs(windows: Windows) -> Pairs:
-    """Return inputs [N, 12, 16] and targets [N, 3]: log of peak over window mean, spread and reactive peak.
+    """Inputs [N, 12, 16] and targets [N, 3]: log of peak over window mean, spread and reactive peak.
 
     The loss needs the latter two to turn the network's correction into a peak. Windows without load are left out.
     """
@@ -103,7 +103,7 @@ def _require_windows(count: int) -> None:
 
 
 def build_network(steps: int, learning_rate: float = FIRST_LEARNING_RATE) -> Any:
-    """Return the Keras model, compiled; `steps` is how many batches the learning rate falls over.
+    """The Keras model, compiled; `steps` is how many batches the learning rate falls over.
 
     The dense layer starts at zero: the untrained network is the reactive forecast.
     """

@@ -86,7 +86,7 @@ def _any_level(rng: np.random.Generator) -> float:
 
 
 def _next_level(level: float, rng: np.random.Generator) -> float:
-    """Return the level of the next piece: mostly some way from the last, at times anywhere."""
+    """The level of the next piece: mostly some way from the last, at times anywhere."""
     if rng.random() < 0.2:
         return _any_level(rng)
     return float(np.clip(level * np.exp(rng.normal(0.0, 0.7)), LEAST_DRAWN_RPS, MOST_DRAWN_RPS))
@@ -105,7 +105,7 @@ def _shape(length: int, rng: np.random.Generator) -> NDArray[np.float64]:
 
 
 def marks(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return by how much jumps at marks of a clock multiply a load, [seconds]: in half of the eight-hour stretches."""
+    """By how much jumps at marks of a clock multiply a load, [seconds]: in half of the eight-hour stretches."""
     times = np.ones(seconds)
     for start in range(0, seconds, MARKED_SECONDS):
         if rng.random() < 0.5:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from trimtab_pipelines.profile import PointProfile
-from trimtab_pipelines.spec import Stage
+from trimtab_pipelines.stages import Stage
 
 SLO_FACTOR = 5.0
 

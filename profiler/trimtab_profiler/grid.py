@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trimtab_pipelines.profile import Measurement
-from trimtab_pipelines.spec import Stage, Variant
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
 
 LARGEST_BATCH = 64
 

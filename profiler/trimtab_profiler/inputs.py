@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 
 from trimtab_pipelines import samples
 from trimtab_pipelines.graph import REQUEST, split_reference
-from trimtab_pipelines.spec import InferencePipeline, Stage
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
 
-PAYLOADS_ANNOTATION = "trimtab.dev/payloads"
-DIMENSION_ANNOTATION = "trimtab.dev/default-dimension"
-DEFAULT_DIMENSION = 16
 Array = NDArray[Any]
 Rows = Mapping[str, Array]
 
@@ -29,12 +27,8 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
     Raises:
         ValueError: unknown payloads, or a default dimension that is no positive integer.
     """
-    kind = pipeline.metadata.annotations.get(PAYLOADS_ANNOTATION, "random")
-    if kind not in {"digits", "random"} and "=" not in kind:
-        raise ValueError(
-            f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is not known; there are: digits, random, TENSOR=LAW"
-        )
-    size = default_dimension(pipeline)
+    kind = samples.payloads_of(pipeline)
+    size = samples.default_dimension(pipeline)
     rows = {f"{REQUEST}.inputs.{spec.name}": random_rows(spec, count, size, seed) for spec in pipeline.spec.inputs}
     if kind == "digits":
         from trimtab_model_servers.digits.pages import PageSource  # noqa: PLC0415 - slow to import
@@ -48,21 +42,13 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
     return rows
 
 
-def default_dimension(pipeline: InferencePipeline) -> int:
-    """The size that stands in for a dimension of any size: the pipeline's annotation, else 16."""
-    written = pipeline.metadata.annotations.get(DIMENSION_ANNOTATION, str(DEFAULT_DIMENSION))
-    if not (written.isascii() and written.isdecimal() and int(written) > 0):
-        raise ValueError(f"metadata.annotations[{DIMENSION_ANNOTATION}] {written!r} must be a positive integer")
-    return int(written)
-
-
 def stage_rows(pipeline: InferencePipeline, stage: Stage, known: Rows, count: int) -> dict[str, Array]:
     """Gather the rows of each input of a stage, [≥ 1, …] by input name; random where none are known."""
     gathered = {}
     for read in stage.inputs:
         rows = known.get(read.source)
         if rows is None or not len(rows):
-            rows = random_rows(_spec_of(pipeline, read.source), count, default_dimension(pipeline))
+            rows = random_rows(_spec_of(pipeline, read.source), count, samples.default_dimension(pipeline))
         gathered[read.name] = rows
     return gathered
 

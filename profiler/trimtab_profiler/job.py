@@ -67,7 +67,7 @@ async def carry_out(
 
 
 def task_of(pipeline: InferencePipeline, name: str) -> ProfileTask:
-    """Return a task by its name; TaskError names the ones there are."""
+    """A task by its name; TaskError names the ones there are."""
     tasks = {task.name: task for task in profile_tasks(pipeline)}
     if name not in tasks:
         raise TaskError(f"pipeline {pipeline.name} has no profile task {name!r}; it has: {', '.join(tasks) or 'none'}")
@@ -75,7 +75,7 @@ def task_of(pipeline: InferencePipeline, name: str) -> ProfileTask:
 
 
 def measurable(pipeline: InferencePipeline, task: ProfileTask) -> dict[str, tuple[str, ...]]:
-    """Return the variants of a task that can run in this pod, by stage; TaskError where none can."""
+    """The variants of a task that can run in this pod, by stage; TaskError where none can."""
     only: dict[str, tuple[str, ...]] = {}
     for stage in task.stages:
         variants = [pipeline.spec.stage(stage).variant(name) for name in task.of_stage(stage)]
@@ -91,7 +91,7 @@ def measurable(pipeline: InferencePipeline, task: ProfileTask) -> dict[str, tupl
 
 
 def profile_body(profile: ModelProfile, pipeline: InferencePipeline, task: ProfileTask, owner: Object) -> Object:
-    """Return a profile as it is written: named by its stage and kind of node, owned by its pipeline."""
+    """A profile as it is written: named by its stage and kind of node, owned by its pipeline."""
     body: Object = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
     body["metadata"] = {
         "name": profile_name(pipeline.name, profile.spec.stage, task.name),

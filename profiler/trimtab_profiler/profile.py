@@ -13,7 +13,9 @@ import psutil
 from trimtab_pipelines.documents import dump_yaml, write_atomically
 from trimtab_pipelines.profile import Measurement, ModelProfile, ModelProfileSpec, PointProfile
 from trimtab_pipelines.resource import Metadata
-from trimtab_pipelines.spec import InferencePipeline, Stage, Variant
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
 from trimtab_profiler import inputs
 from trimtab_profiler.allocate import base_allocation, stage_slo_seconds
 from trimtab_profiler.fit import fit_latency
@@ -21,6 +23,7 @@ from trimtab_profiler.grid import GridPoint, grid, share
 from trimtab_profiler.hardware import this_machine, usable_cores
 from trimtab_profiler.measure import FULL, QUICK, Batch, Effort, Samples, measure_round
 from trimtab_profiler.replica import Replica, running_replica
+from trimtab_profiler.subject import subject_of
 
 ROWS = 64
 BATCHES_PER_POINT = 4
@@ -215,7 +218,12 @@ async def _profile_stage(session: _Session, stage: Stage) -> ModelProfile:
 async def _profile_point(
     session: _Session, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows
 ) -> list[PointProfile]:
-    """Measure all batch sizes of a point, then state them for each allocation it stands for."""
+    """Measure all batch sizes of a point, then state them for each allocation it stands for.
+
+    Batches hold what the router would send: not the inputs that the point does not read.
+    """
+    carried = stage.variant(point.variant).point(point.operating_point).carried(stage.inputs)
+    rows = {name: array for name, array in rows.items() if carried is None or name in carried}
     options, datatypes = session.options, inputs.datatypes(session.pipeline, stage)
 
     async def serve(batch: Batch) -> None:
@@ -269,6 +277,7 @@ def _document(session: _Session, stage: Stage, points: Sequence[PointProfile]) -
             pipeline=session.pipeline.name,
             stage=stage.name,
             hardware=this_machine(),
+            subjects={variant.name: subject_of(variant, session.folder) for variant in stage.variants},
             points=tuple(points),
             base_allocation=dict(base_allocation(points, stage, slo_seconds, session.options.threshold_rps)),
             stage_slo_seconds=slo_seconds,

@@ -1,14 +1,13 @@
 """A real replica to measure: the very process that serves, with models loaded and warmed, driven by its data port."""
 
-import asyncio
-import json
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from trimtab_model_servers.settings import write_model_folder
+from trimtab_pipelines.processes.announced import ReplicaPorts
+from trimtab_pipelines.processes.module import Module, StartError
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, ProtocolError, Tensor, rest
 from trimtab_protocol.extensions import OPERATING_POINT
@@ -66,61 +65,25 @@ async def running_replica(
         ProfileError: it cannot load a variant, or is not ready within five minutes.
     """
     with tempfile.TemporaryDirectory(prefix="trimtab-profile-") as name:
-        folder = Path(name)
+        folder, who = Path(name), f"stage {stage}: its replica"
         write_model_folder(pipeline, pipeline_folder, stage, variants, folder / "models", threads)
-        with (folder / "log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "trimtab_model_servers", str(folder / "models")),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-            )
+        process = await Module.start("trimtab_model_servers", [str(folder / "models")], folder / "log", who)
         try:
-            port = await _data_port(process, stage, folder / "log")
-            connection = await _connect(port, stage)
+            connection = await _connected(process)
             try:
-                yield Replica(connection, f"{HOST}:{port}")
+                yield Replica(connection, HOST)
             finally:
                 connection.close()
                 await connection.closed
         finally:
-            await _stop(process)
+            await process.stop(STOP_SECONDS)
 
 
-async def _data_port(process: asyncio.subprocess.Process, stage: str, log: Path) -> int:
-    """Wait for the line of JSON a replica prints once it is ready."""
-    if process.stdout is None:
-        raise ProfileError(f"stage {stage}: a replica without standard output cannot tell its port")
+async def _connected(process: Module) -> HttpConnection:
     try:
-        async with asyncio.timeout(START_SECONDS):
-            line = await process.stdout.readline()
-    except TimeoutError:
-        raise ProfileError(f"stage {stage}: no replica ready within {START_SECONDS:g} s{_tail(log)}") from None
-    if not line:
-        raise ProfileError(f"stage {stage}: its replica stopped before it was ready{_tail(log)}")
-    return int(json.loads(line)["data_port"])
-
-
-async def _connect(port: int, stage: str) -> HttpConnection:
-    try:
-        return await HttpConnection.open(HOST, port)
+        ports = await process.announcement(ReplicaPorts, START_SECONDS)
+        return await HttpConnection.open(HOST, ports.data_port)
+    except StartError as error:
+        raise ProfileError(str(error)) from error
     except ConnectionBroken as error:
-        raise ProfileError(f"stage {stage}: its replica cannot be reached: {error}") from error
-
-
-def _tail(log: Path) -> str:
-    """The last thing a replica said: it ends with why it stopped."""
-    lines = log.read_bytes()[-_SHOWN_LOG_BYTES:].decode(errors="replace").strip().splitlines()
-    return f"; it said: {lines[-1]}" if lines else ""
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        async with asyncio.timeout(STOP_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        raise ProfileError(f"{process.name} cannot be reached: {error}") from error

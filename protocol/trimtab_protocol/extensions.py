@@ -11,6 +11,19 @@ STAGE_HEADER = "x-trimtab-stage"
 REASON_HEADER = "x-trimtab-reason"
 """Why a request was refused, by the door or by the router."""
 
+# Parameters of a caller's request: its wishes. The first two are those that others know too.
+TIMEOUT = "timeout"
+"""Microseconds from arrival to answer."""
+PRIORITY = "priority"
+"""1 is the highest; 0 means none in particular."""
+OWN_PREFIX = "trimtab."
+ACCURACY_FLOOR = "trimtab.accuracy_floor"
+ACCURACY_PROBABILITY = "trimtab.accuracy_probability"
+UTILITY = "trimtab.utility"
+TASK = "trimtab.task"
+WISHES = (ACCURACY_FLOOR, ACCURACY_PROBABILITY, UTILITY, TASK)
+"""Those of ours; others that begin as they do are refused, since a misspelt wish would be none."""
+
 # Parameters of a batch and of a replica's answer.
 OPERATING_POINT = "operating_point"
 COMPUTE_SECONDS = "compute_seconds"
@@ -19,17 +32,36 @@ WAITED_SECONDS = "waited_seconds"
 
 # Parameters of an answer to a caller.
 EXPECTED_ACCURACY = "trimtab.expected_accuracy"
+PROVISIONAL = "trimtab.provisional"
+"""True where rows were answered before the second look that was meant for them; absent where none was."""
 PLAN_GENERATION = "trimtab.plan_generation"
 
 
+def number_of(parameter: object) -> float | None:
+    """The number that a parameter of an answer is: over gRPC fractions go as text. None for anything else."""
+    if isinstance(parameter, bool) or not isinstance(parameter, int | float | str):
+        return None
+    try:
+        return float(parameter)
+    except ValueError:
+        return None
+
+
 class StageParameters(NamedTuple):
-    """The names under which an answer tells how one stage served it."""
+    """The names under which an answer tells how one stage served it.
+
+    The last three tell it row by row, parted by commas, and stand only where there is something to tell: rows that ran
+    at different points, a model that says how certain it is, rows whose second look did not come.
+    """
 
     variant: str
     operating_point: str
     batch_size: str
     queue_seconds: str
     service_seconds: str
+    operating_points: str
+    certainties: str
+    provisional: str
 
 
 @cache

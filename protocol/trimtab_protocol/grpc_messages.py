@@ -1,16 +1,18 @@
-"""The gRPC spelling: the messages of `inference.GRPCInferenceService`, declared here as a table.
+"""The gRPC spelling: the messages of `inference.GRPCInferenceService`, as `open_inference_grpc.proto` declares them.
 
 They live in a descriptor pool of their own. MLServer's and Triton's generated modules each register package `inference`
 in protobuf's default pool and exclude each other there; a private pool is at home in any process, beside either of
 them. Field numbers and types are the protocol's, so the bytes are the same.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError, Message
+from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.messages import (
@@ -39,95 +41,6 @@ from trimtab_protocol.text import told
 from trimtab_protocol.wire_format import take_out
 
 SERVICE = "inference.GRPCInferenceService"
-_PACKAGE = "inference"
-_Field = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    "bool": _Field.TYPE_BOOL,
-    "bytes": _Field.TYPE_BYTES,
-    "double": _Field.TYPE_DOUBLE,
-    "float": _Field.TYPE_FLOAT,
-    "int32": _Field.TYPE_INT32,
-    "int64": _Field.TYPE_INT64,
-    "string": _Field.TYPE_STRING,
-    "uint32": _Field.TYPE_UINT32,
-    "uint64": _Field.TYPE_UINT64,
-}
-_PARAMETERS = "map InferParameter"
-# message → field → (number, type); "repeated T" and "map T" (from string to T) as in a .proto file.
-_MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
-    "InferParameter": {  # one of these is set
-        "bool_param": (1, "bool"),
-        "int64_param": (2, "int64"),
-        "string_param": (3, "string"),
-        "double_param": (4, "double"),
-        "uint64_param": (5, "uint64"),
-    },
-    "InferTensorContents": {
-        "bool_contents": (1, "repeated bool"),
-        "int_contents": (2, "repeated int32"),
-        "int64_contents": (3, "repeated int64"),
-        "uint_contents": (4, "repeated uint32"),
-        "uint64_contents": (5, "repeated uint64"),
-        "fp32_contents": (6, "repeated float"),
-        "fp64_contents": (7, "repeated double"),
-        "bytes_contents": (8, "repeated bytes"),
-    },
-    "ServerLiveRequest": {},
-    "ServerLiveResponse": {"live": (1, "bool")},
-    "ServerReadyRequest": {},
-    "ServerReadyResponse": {"ready": (1, "bool")},
-    "ModelReadyRequest": {"name": (1, "string"), "version": (2, "string")},
-    "ModelReadyResponse": {"ready": (1, "bool")},
-    "ServerMetadataRequest": {},
-    "ServerMetadataResponse": {"name": (1, "string"), "version": (2, "string"), "extensions": (3, "repeated string")},
-    "ModelMetadataRequest": {"name": (1, "string"), "version": (2, "string")},
-    "ModelMetadataResponse.TensorMetadata": {
-        "name": (1, "string"),
-        "datatype": (2, "string"),
-        "shape": (3, "repeated int64"),
-    },
-    "ModelMetadataResponse": {
-        "name": (1, "string"),
-        "versions": (2, "repeated string"),
-        "platform": (3, "string"),
-        "inputs": (4, "repeated ModelMetadataResponse.TensorMetadata"),
-        "outputs": (5, "repeated ModelMetadataResponse.TensorMetadata"),
-    },
-    "ModelInferRequest.InferInputTensor": {
-        "name": (1, "string"),
-        "datatype": (2, "string"),
-        "shape": (3, "repeated int64"),
-        "parameters": (4, _PARAMETERS),
-        "contents": (5, "InferTensorContents"),
-    },
-    "ModelInferRequest.InferRequestedOutputTensor": {"name": (1, "string"), "parameters": (2, _PARAMETERS)},
-    "ModelInferRequest": {
-        "model_name": (1, "string"),
-        "model_version": (2, "string"),
-        "id": (3, "string"),
-        "parameters": (4, _PARAMETERS),
-        "inputs": (5, "repeated ModelInferRequest.InferInputTensor"),
-        "outputs": (6, "repeated ModelInferRequest.InferRequestedOutputTensor"),
-        "raw_input_contents": (7, "repeated bytes"),
-    },
-    "ModelInferResponse.InferOutputTensor": {
-        "name": (1, "string"),
-        "datatype": (2, "string"),
-        "shape": (3, "repeated int64"),
-        "parameters": (4, _PARAMETERS),
-        "contents": (5, "InferTensorContents"),
-    },
-    "ModelInferResponse": {
-        "model_name": (1, "string"),
-        "model_version": (2, "string"),
-        "id": (3, "string"),
-        "parameters": (4, _PARAMETERS),
-        "outputs": (5, "repeated ModelInferResponse.InferOutputTensor"),
-        "raw_output_contents": (6, "repeated bytes"),
-    },
-}
-_RAW_INPUT_CONTENTS = _MESSAGES["ModelInferRequest"]["raw_input_contents"][0]
-_ONE_OF = {"InferParameter": "parameter_choice"}
 _CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -142,67 +55,20 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
-METHODS = ("ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer")
 
 
-def _camel(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_"))
-
-
-def _add_field(message: descriptor_pb2.DescriptorProto, owner: str, name: str, number: int, kind: str) -> None:
-    *label, base = kind.split()
-    field = message.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
-    if label:
-        field.label = _Field.LABEL_REPEATED
-    if label == ["map"]:
-        entry = message.nested_type.add(name=f"{_camel(name)}Entry")
-        entry.options.map_entry = True
-        _add_field(entry, f"{owner}.{entry.name}", "key", 1, "string")
-        _add_field(entry, f"{owner}.{entry.name}", "value", 2, base)
-        base = f"{owner}.{entry.name}"
-    if base in _SCALARS:
-        field.type = _SCALARS[base]
-    else:
-        field.type = _Field.TYPE_MESSAGE
-        field.type_name = f".{_PACKAGE}.{base}"
-
-
-def _describe() -> bytes:
-    """The protocol as a serialized file descriptor, its service too."""
-    file = descriptor_pb2.FileDescriptorProto(name="open_inference_grpc.proto", package=_PACKAGE, syntax="proto3")
-    declared: dict[str, descriptor_pb2.DescriptorProto] = {}
-    for name in sorted(_MESSAGES, key=lambda name: name.count(".")):  # owners before what is nested in them
-        owner, _, own = name.rpartition(".")
-        message = declared[owner].nested_type.add(name=own) if owner else file.message_type.add(name=own)
-        declared[name] = message
-        for field, (number, kind) in _MESSAGES[name].items():
-            _add_field(message, name, field, number, kind)
-        if name in _ONE_OF:
-            message.oneof_decl.add(name=_ONE_OF[name])
-            for declared_field in message.field:
-                declared_field.oneof_index = 0
-    service = file.service.add(name=SERVICE.rpartition(".")[2])
-    for method in METHODS:
-        kinds = {
-            f"{end}put_type": f".{_PACKAGE}.{method}{what}" for end, what in (("in", "Request"), ("out", "Response"))
-        }
-        service.method.add(name=method, **kinds)
-    return file.SerializeToString()
-
-
-def _declare() -> Mapping[str, type[Message]]:
+def _declared() -> tuple[bytes, Any]:
+    """The protocol's file as compiled, and its service in a pool of our own."""
+    compiled = Path(__file__).with_name("open_inference_grpc.binpb").read_bytes()
+    file: bytes = descriptor_pb2.FileDescriptorSet.FromString(compiled).file[0].SerializeToString()
     pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(FILE)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _MESSAGES
-    }
+    pool.AddSerializedFile(file)
+    return file, pool.FindServiceByName(SERVICE)
 
 
-FILE = _describe()
+FILE, _SERVICE = _declared()
 """For those who ask a server what it speaks (reflection)."""
-MESSAGES: Mapping[str, type[Message]] = _declare()
-_Request: Any = MESSAGES["ModelInferRequest"]
-_Response: Any = MESSAGES["ModelInferResponse"]
+METHODS: tuple[str, ...] = tuple(_SERVICE.methods_by_name)
 
 
 def method_path(method: str) -> str:
@@ -212,12 +78,17 @@ def method_path(method: str) -> str:
 
 def request_class(method: str) -> Any:
     """The request message of a method in `METHODS`."""
-    return MESSAGES[f"{method}Request"]
+    return GetMessageClass(_SERVICE.methods_by_name[method].input_type)
 
 
 def response_class(method: str) -> Any:
     """The response message of a method in `METHODS`."""
-    return MESSAGES[f"{method}Response"]
+    return GetMessageClass(_SERVICE.methods_by_name[method].output_type)
+
+
+_Request = request_class("ModelInfer")
+_Response = response_class("ModelInfer")
+_RAW_INPUT_CONTENTS: int = _Request.DESCRIPTOR.fields_by_name["raw_input_contents"].number
 
 
 def read_request(data: Buffer, most_typed_bytes: int) -> PendingRequest:
@@ -322,6 +193,9 @@ def _header(tensor: Any) -> TensorHeader:
 def _decoders(field: str, tensors: Any, raw: Sequence[Buffer]) -> tuple[Callable[[], Tensor], ...]:
     if len(tensors) > MAX_TENSORS:
         raise ProtocolError(f"{field!r} hold {len(tensors)} tensors; send at most {MAX_TENSORS}")
+    region = next((tensor.name for tensor in tensors if "shared_memory_region" in tensor.parameters), None)
+    if region is not None:
+        raise ProtocolError(f"tensor {region!r}: shared memory is not supported; send the data in the request")
     if raw and len(raw) != len(tensors):
         raise ProtocolError(
             f"{len(tensors)} {field} came with {len(raw)} raw contents; send one for each, or none and typed contents"
@@ -344,8 +218,6 @@ def _decoders(field: str, tensors: Any, raw: Sequence[Buffer]) -> tuple[Callable
 
 
 def _read_contents(tensor: Any) -> Tensor:
-    if "shared_memory_region" in tensor.parameters:
-        raise ProtocolError(f"tensor {tensor.name!r}: shared memory is not supported; send the data in the request")
     dtype_of(tensor.name, tensor.datatype)
     field = _CONTENTS.get(tensor.datatype)
     if field is None:

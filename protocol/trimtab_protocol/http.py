@@ -24,7 +24,7 @@ Tls = Callable[[], ssl.SSLContext | None]
 """What a connection made now is to be secured with, if anything."""
 
 
-class ConnectionBroken(Exception):  # noqa: N818 - reads as what happened
+class ConnectionBroken(Exception):
     """The other side went away, was too slow, or does not speak HTTP as we need it."""
 
 

@@ -22,7 +22,7 @@ Stamp = tuple[tuple[int, int, int], ...]
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"}
 
 
-class UnusableIdentity(ValueError):  # noqa: N818 - reads as what it is
+class UnusableIdentity(ValueError):
     """The files cannot be used; the message names them."""
 
 

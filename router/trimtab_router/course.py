@@ -4,15 +4,21 @@ A journey ends exactly once, with all it asked for or with a refusal, and takes 
 when it does. The router's requests and the simulator's take the same course.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 
-from trimtab_protocol.extensions import EXPECTED_ACCURACY, parameters_of
+import numpy as np
+
+from trimtab_protocol.extensions import EXPECTED_ACCURACY, PROVISIONAL, StageParameters, parameters_of
 from trimtab_protocol.tensors import Array
 from trimtab_router.graph import Graph, Walk
-from trimtab_router.refusal import Refusal, invalid
+from trimtab_router.refusal import Refusal, invalid, invalid_for
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.ports import Clock
 from trimtab_router.stage.work import Served, Work
+from trimtab_router.wish import NO_WISH, Wish
+
+_ROUNDING = 1e-9
 
 
 class Course:
@@ -31,7 +37,15 @@ class Course:
         now, walk = self._clock.now, journey.walk
         for runnable in walk.advance():
             desk = self.desks[runnable.stage]
-            work = Work(journey, runnable, deadline=journey.deadline, now=now)
+            work = Work(
+                journey,
+                runnable,
+                deadline=journey.deadline,
+                now=now,
+                wish=journey.wish,
+                accuracy_floor=self._floor_of(journey, runnable.stage) if journey.least_accuracy else 0.0,
+                looked_at_again=desk.stage.certainty is not None,
+            )
             refusal = desk.refusal_of(work, now)
             if refusal is not None:
                 journey.work_refused(refusal)
@@ -43,6 +57,31 @@ class Course:
         elif walk.finished:
             given = ", ".join(walk.inputs)
             journey.work_refused(invalid(f"no stage can run on the inputs given ({given}); send the optional ones too"))
+
+    def refusal_of(self, wish: Wish, walk: Walk) -> Refusal | None:
+        """Why what a request wishes cannot be granted by the plan in force; None where it can."""
+        if wish is NO_WISH or wish.plain:
+            return None
+        known = sorted({task for desk in self.desks.values() for task in desk.outlook.tasks()})
+        if wish.task and wish.task not in known:
+            there_are = f"the plan in force knows: {', '.join(known)}" if known else "the plan in force knows none"
+            return invalid(f"unknown task {wish.task!r}; {there_are}")
+        best, least = self._best_accuracy(wish, walk.ahead), wish.least_accuracy(walk.rows)
+        if least <= best + _ROUNDING:
+            return None
+        wished = f"an accuracy of {wish.accuracy_floor:g}"
+        if wish.accuracy_probability is not None:
+            wished += f" with probability {wish.accuracy_probability:g}, which needs {least:.4f} on average,"
+        message = f"{wished} is more than the plan in force can give; the best possible is {best:.4f}"
+        return invalid_for("AccuracyFloor", message)
+
+    def _floor_of(self, journey: "Journey", stage: str) -> float:
+        """The least accuracy of a stage that lets the journey keep its floor, if the others ahead do their best."""
+        others = [name for name in journey.walk.ahead if name != stage]
+        return journey.least_accuracy / max(journey.accuracy * self._best_accuracy(journey.wish, others), _ROUNDING)
+
+    def _best_accuracy(self, wish: Wish, stages: Iterable[str]) -> float:
+        return prod(self.desks[stage].outlook.best_accuracy(wish.task) for stage in stages)
 
     def withdraw(self, works: Mapping[str, Work]) -> None:
         """Free what is left of these, by stage."""
@@ -62,6 +101,7 @@ class Journey:
         hold: told of the bytes of each stage's outputs, which are kept until the journey ends; None if nobody asks.
         request_id: passed on as `x-request-id`.
         trace_parent: passed on as `traceparent`.
+        wish: what else it asks for.
     """
 
     __slots__ = (
@@ -70,6 +110,7 @@ class Journey:
         "_hold",
         "arrived_at",
         "deadline",
+        "least_accuracy",
         "over",
         "refusal",
         "request_id",
@@ -77,10 +118,11 @@ class Journey:
         "served",
         "trace_parent",
         "walk",
+        "wish",
         "works",
     )
 
-    def __init__(  # noqa: PLR0913 - all that is known of a request
+    def __init__(
         self,
         course: Course,
         walk: Walk,
@@ -91,8 +133,12 @@ class Journey:
         hold: Callable[[int], None] | None = None,
         request_id: str = "",
         trace_parent: str = "",
+        wish: Wish = NO_WISH,
     ) -> None:
         self.walk = walk
+        self.wish = wish
+        self.least_accuracy = wish.least_accuracy(walk.rows) if wish.accuracy_floor else 0.0
+        """Expected of its answer at the least."""
         self.deadline = deadline
         self.arrived_at = arrived_at
         self.request_id = request_id
@@ -142,9 +188,9 @@ class Journey:
             product *= sum(piece.rows * piece.accuracy for piece in pieces) / self.rows_by_stage[stage]
         return product
 
-    def parameters(self) -> dict[str, str | int | float]:
+    def parameters(self) -> dict[str, bool | str | int | float]:
         """What served it, for the answer: each stage's variant and how; of several batches the slowest."""
-        told: dict[str, str | int | float] = {}
+        told: dict[str, bool | str | int | float] = {}
         for stage, pieces in self.served.items():
             slowest = max(pieces, key=lambda piece: piece.queue_seconds + piece.service_seconds)
             named = parameters_of(stage)
@@ -153,5 +199,25 @@ class Journey:
             told[named.batch_size] = slowest.batch_rows
             told[named.queue_seconds] = round(slowest.queue_seconds, 6)
             told[named.service_seconds] = round(slowest.service_seconds, 6)
+            if len(pieces) > 1 or pieces[0].certainties is not None:
+                told |= _row_by_row(named, pieces)
+                if named.provisional in told:
+                    told[PROVISIONAL] = True
         told[EXPECTED_ACCURACY] = round(self.accuracy, 6)
         return told
+
+
+def _row_by_row(named: StageParameters, pieces: Sequence[Served]) -> dict[str, str]:
+    """What differs between the rows of a stage: which point, how certain, and whether a second look is owing."""
+    told: dict[str, str] = {}
+    if len({piece.operating_point for piece in pieces}) > 1:
+        told[named.operating_points] = _listed((piece.operating_point, piece.rows) for piece in pieces)
+    if all(piece.certainties is not None for piece in pieces):
+        told[named.certainties] = ",".join(f"{c:.4g}" for piece in pieces for c in np.asarray(piece.certainties))
+    if any(piece.provisional for piece in pieces):
+        told[named.provisional] = _listed((str(piece.provisional).lower(), piece.rows) for piece in pieces)
+    return told
+
+
+def _listed(texts: Iterable[tuple[str, int]]) -> str:
+    return ",".join(text for text, rows in texts for _ in range(rows))

@@ -5,16 +5,21 @@ is the join. A stage whose needed input is absent is skipped and what it would h
 rows is skipped and what it would have given is empty. Pure: tensors in, tensors out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from trimtab_pipelines.graph import REQUEST, split_reference
-from trimtab_pipelines.spec import InferencePipelineSpec, Stage
+from trimtab_pipelines.spec import InferencePipelineSpec
+from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import DTYPES
 from trimtab_protocol.tensors import Array
+
+MOST_CHOICES = 256
+"""Choices of outputs whose stages are remembered: callers choose, so they must not fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +31,52 @@ class Runnable:
     inputs: Mapping[str, Array]
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """An input of a stage: a tensor of the request by its own name, or what a stage gives by its whole one."""
+
+    name: str
+    of_request: bool
+    key: str
+    optional: bool = False
+
+    @classmethod
+    def of(cls, name: str, source: str, *, optional: bool = False) -> "_Read":
+        owner, tensor = split_reference(source)
+        return cls(name, owner == REQUEST, tensor if owner == REQUEST else source, optional)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A stage as the walk needs it: whom it waits for, what it reads, and what it gives by which key."""
+
+    name: str
+    feeders: frozenset[str]
+    reads: tuple[_Read, ...]
+    gives: tuple[tuple[str, StageOutput], ...]
+
+
 class Graph:
     """A pipeline's DAG, compiled once for all requests."""
 
     def __init__(self, spec: InferencePipelineSpec) -> None:
         self.stages: tuple[Stage, ...] = spec.order
         self._spec = spec
-        self.outputs = {output.name: output.source for output in spec.outputs}
-        self._feeders = {
-            stage.name: {split_reference(i.source)[0] for i in stage.inputs} - {REQUEST} for stage in self.stages
-        }
+        self._nodes = {stage.name: _node(stage) for stage in self.stages}
+        self.outputs = {output.name: _Read.of(output.name, output.source) for output in spec.outputs}
+        self.needed = lru_cache(MOST_CHOICES)(self._needed)
+        """The stages that must run for these pipeline outputs, in topological order."""
 
-    def needed_stages(self, outputs: Iterable[str]) -> frozenset[str]:
-        """The stages that must run for these pipeline outputs."""
+    def _needed(self, outputs: tuple[str, ...]) -> tuple[_Node, ...]:
         needed: set[str] = set()
-        waiting = {split_reference(self.outputs[name])[0] for name in outputs} - {REQUEST}
+        waiting = {
+            split_reference(read.key)[0] for read in map(self.outputs.__getitem__, outputs) if not read.of_request
+        }
         while waiting:
             stage = waiting.pop()
             needed.add(stage)
-            waiting |= self._feeders[stage] - needed
-        return frozenset(needed)
+            waiting |= self._nodes[stage].feeders - needed
+        return tuple(node for name, node in self._nodes.items() if name in needed)
 
     def datatype_of(self, source: str) -> str:
         """The datatype of what is written as `request.inputs.NAME` or `STAGE.outputs.NAME`."""
@@ -55,7 +86,14 @@ class Graph:
 
     def following(self, stage: str) -> tuple[str, ...]:
         """The stages that read an output of this one."""
-        return tuple(name for name, feeders in self._feeders.items() if stage in feeders)
+        return tuple(name for name, node in self._nodes.items() if stage in node.feeders)
+
+
+def _node(stage: Stage) -> _Node:
+    reads = tuple(_Read.of(each.name, each.source, optional=each.optional) for each in stage.inputs)
+    feeders = frozenset(split_reference(read.key)[0] for read in reads if not read.of_request)
+    gives = tuple((f"{stage.name}.outputs.{output.name}", output) for output in stage.outputs)
+    return _Node(stage.name, feeders, reads, gives)
 
 
 class Walk:
@@ -64,9 +102,9 @@ class Walk:
     def __init__(self, graph: Graph, inputs: Mapping[str, Array], wanted: tuple[str, ...]) -> None:
         self._graph = graph
         self._wanted = wanted
-        needed = graph.needed_stages(wanted)
-        self._waiting = [stage for stage in graph.stages if stage.name in needed]
-        self._running: dict[str, Stage] = {}
+        self._waiting: Sequence[_Node] = graph.needed(wanted)
+        self._running: dict[str, _Node] = {}
+        self._settled: set[str] = set()
         self._values: dict[str, Array | None] = {}
         self.inputs = inputs
 
@@ -75,56 +113,63 @@ class Walk:
         """Whether nothing runs and nothing waits."""
         return not self._running and not self._waiting
 
+    @property
+    def rows(self) -> int:
+        """Of the request."""
+        return len(next(iter(self.inputs.values()), ()))
+
+    @property
+    def ahead(self) -> list[str]:
+        """The stages that run or wait."""
+        return [*self._running, *(stage.name for stage in self._waiting)]
+
     def advance(self) -> list[Runnable]:
         """The stages that became runnable; they count as running from now on."""
         runnable: list[Runnable] = []
-        waiting: list[Stage] = []
-        for stage in self._waiting:  # in topological order, so that one pass settles what is skipped
-            if not all(self._settled(i.source) for i in stage.inputs):
-                waiting.append(stage)
+        waiting: list[_Node] = []
+        for node in self._waiting:  # in topological order, so that one pass settles what is skipped
+            if not node.feeders <= self._settled:
+                waiting.append(node)
                 continue
-            inputs = self._gather(stage)
+            inputs = self._gather(node)
             rows = len(next(iter(inputs.values()))) if inputs else 0
             if rows:
-                self._running[stage.name] = stage
-                runnable.append(Runnable(stage.name, rows, inputs))
+                self._running[node.name] = node
+                runnable.append(Runnable(node.name, rows, inputs))
             else:
-                self._skip(stage, absent=not inputs)
+                self._skip(node, absent=not inputs)
         self._waiting = waiting
         return runnable
 
     def complete(self, stage: str, outputs: Mapping[str, Array]) -> None:
         """Record what a running stage gave."""
-        finished = self._running.pop(stage)
-        for output in finished.outputs:
-            self._values[f"{stage}.outputs.{output.name}"] = outputs[output.name]
+        for key, output in self._running.pop(stage).gives:
+            self._values[key] = outputs[output.name]
+        self._settled.add(stage)
 
     def answer(self) -> dict[str, Array]:
         """The wanted pipeline outputs that are not absent, in the order wanted."""
         values = {name: self._value(self._graph.outputs[name]) for name in self._wanted}
         return {name: value for name, value in values.items() if value is not None}
 
-    def _settled(self, source: str) -> bool:
-        return source in self._values or split_reference(source)[0] == REQUEST
+    def _value(self, read: _Read) -> Array | None:
+        return self.inputs.get(read.key) if read.of_request else self._values[read.key]
 
-    def _value(self, source: str) -> Array | None:
-        owner, tensor = split_reference(source)
-        return self.inputs.get(tensor) if owner == REQUEST else self._values[source]
-
-    def _gather(self, stage: Stage) -> dict[str, Array]:
+    def _gather(self, node: _Node) -> dict[str, Array]:
         """The stage's inputs; none at all where one that it needs is absent."""
         inputs: dict[str, Array] = {}
-        for declared in stage.inputs:
-            value = self._value(declared.source)
+        for read in node.reads:
+            value = self._value(read)
             if value is not None:
-                inputs[declared.name] = value
-            elif not declared.optional:
+                inputs[read.name] = value
+            elif not read.optional:
                 return {}
         return inputs
 
-    def _skip(self, stage: Stage, *, absent: bool) -> None:
-        for output in stage.outputs:
-            self._values[f"{stage.name}.outputs.{output.name}"] = None if absent else empty(output)
+    def _skip(self, node: _Node, *, absent: bool) -> None:
+        for key, output in node.gives:
+            self._values[key] = None if absent else empty(output)
+        self._settled.add(node.name)
 
 
 def empty(output: StageOutput) -> Array:

@@ -7,7 +7,7 @@ from typing import Self
 from trimtab_pipelines.edge import ClientLimits
 from trimtab_protocol import PendingRequest
 from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES
-from trimtab_router.admission import Admitted
+from trimtab_router.admission.checks import Admitted
 from trimtab_router.edge.sizes import MEBIBYTE
 from trimtab_router.stage.desk import GRACE_SECONDS
 

@@ -3,44 +3,15 @@
 Ingress turns the code into a gRPC status or an HTTP status; nothing else in the router knows either transport.
 """
 
-from enum import Enum
-
+from trimtab_pipelines.codes import Code, is_callers_fault
 from trimtab_pipelines.ends import DROPPED, FAILED, REFUSED, End
 from trimtab_protocol import ProtocolError
 from trimtab_protocol.text import told
 
-
-class Code(Enum):
-    """What kind of refusal, by the name gRPC gives it, with its HTTP status."""
-
-    INVALID_ARGUMENT = 400
-    UNAUTHENTICATED = 401
-    PERMISSION_DENIED = 403
-    NOT_FOUND = 404
-    REQUEST_TIMEOUT = 408
-    PAYLOAD_TOO_LARGE = 413
-    RESOURCE_EXHAUSTED = 429
-    CANCELLED = 499
-    INTERNAL = 500
-    UNAVAILABLE = 503
-    DEADLINE_EXCEEDED = 504
-
-
-CALLERS = frozenset(
-    {
-        Code.INVALID_ARGUMENT,
-        Code.UNAUTHENTICATED,
-        Code.PERMISSION_DENIED,
-        Code.NOT_FOUND,
-        Code.REQUEST_TIMEOUT,
-        Code.PAYLOAD_TOO_LARGE,
-    }
-)
-CLIENT_BOUNDS = frozenset({"ClientRate", "ClientConcurrency", "ClientBytes"})
 _ENDS = {Code.INTERNAL: FAILED, Code.DEADLINE_EXCEEDED: DROPPED, Code.CANCELLED: DROPPED}
 
 
-class Refusal(Exception):  # noqa: N818 - an answer to the caller, not an error of ours
+class Refusal(Exception):
     """A request that ends without a result.
 
     Args:
@@ -70,17 +41,6 @@ class Refusal(Exception):  # noqa: N818 - an answer to the caller, not an error 
     def callers_fault(self) -> bool:
         """Whether the caller alone is the cause, so that it says nothing about how well the pipeline serves."""
         return is_callers_fault(self.code, self.reason)
-
-
-def is_callers_fault(code: Code, reason: str) -> bool:
-    """Whether what is refused so is the caller's own doing."""
-    return code in CALLERS or reason in CLIENT_BOUNDS
-
-
-def code_of(status: int) -> Code:
-    """The code of an HTTP status; one that is nobody's is the caller's fault below 500, and from there on ours."""
-    known = {code.value: code for code in Code}
-    return known.get(status, Code.INVALID_ARGUMENT if status < 500 else Code.UNAVAILABLE)
 
 
 def invalid(message: str) -> Refusal:

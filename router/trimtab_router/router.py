@@ -1,7 +1,6 @@
 """The heart of the process: takes requests in, walks each through its stages, gives every one exactly one answer.
 
-It knows no transport and no files: ingress gives it requests, `plans` gives it plans and endpoints. What it counts adds
-up: received = ok + late + dropped + refused + failed.
+It knows no transport and no files: ingress gives it requests, `plans` gives it plans and endpoints.
 """
 
 import asyncio
@@ -12,37 +11,38 @@ from functools import partial
 
 from opentelemetry.trace import Tracer
 
-from trimtab_pipelines.ends import DROPPED, FAILED, LATE, OK, REFUSED, End
+from trimtab_pipelines.codes import Code
+from trimtab_pipelines.ends import FAILED, End
 from trimtab_pipelines.plan import PipelinePlan, first_plan
 from trimtab_pipelines.router_state import EndpointState, RouterLoad, RouterState, StageState
 from trimtab_pipelines.routing import Endpoints
-from trimtab_pipelines.spec import InferencePipeline, Stage
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
-from trimtab_protocol.extensions import PLAN_GENERATION
+from trimtab_protocol.extensions import PLAN_GENERATION, PROVISIONAL
 from trimtab_protocol.http import Tls
-from trimtab_router.admission import VERSION, Admitted, admit, check, timeout_seconds
-from trimtab_router.budget import Budget, Reservation
-from trimtab_router.call import Call
+from trimtab_router.admission.budget import Budget, Reservation
+from trimtab_router.admission.call import Call
+from trimtab_router.admission.checks import VERSION, Admitted, admit, check
+from trimtab_router.admission.pacing import Pacer
+from trimtab_router.admission.turnstile import Turnstile
+from trimtab_router.admission.window import MOST_REQUESTS, Bounds, Window
 from trimtab_router.carriage.http import HttpCarrier
 from trimtab_router.course import Course, Journey
-from trimtab_router.edge.refused import OVERLOAD
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.limits import Limits, decoding_bytes, kept_bytes
-from trimtab_router.load import ArrivalCounter, RowCounter
 from trimtab_router.loop_clock import LoopClock
-from trimtab_router.metrics import Metrics
-from trimtab_router.pacing import Pacer
-from trimtab_router.recent import RecentOutcomes
-from trimtab_router.refusal import Code, Refusal, code_of, is_callers_fault, malformed
+from trimtab_router.refusal import Refusal, malformed
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Carrier, Clock
 from trimtab_router.stage.suspects import Suspects
-from trimtab_router.tally import StageTally
-from trimtab_router.telemetry import record_request
-from trimtab_router.turnstile import Turnstile
-from trimtab_router.window import MOST_REQUESTS, Bounds, Window
+from trimtab_router.telling.accounts import Accounts
+from trimtab_router.telling.load import ArrivalCounter
+from trimtab_router.telling.metrics import Metrics
+from trimtab_router.telling.tally import StageTally
+from trimtab_router.telling.telemetry import record_request
 
 LONGEST_TIMEOUT_SLOS = 10.0
 """Of the SLO, how long a caller's own deadline may be: one who waits much longer than all others is served last as long
@@ -67,7 +67,7 @@ class Router:
         carriers: take each stage's batches to its replicas; None for HTTP, to the endpoints applied.
     """
 
-    def __init__(  # noqa: PLR0913 - wired together in one place
+    def __init__(
         self,
         pipeline: InferencePipeline,
         plan: PipelinePlan | None = None,
@@ -103,8 +103,7 @@ class Router:
         self.pacer = Pacer(Window(pipeline.spec.slo.latency_seconds), self.budget, self._bounds)
         self._decoding = ThreadPoolExecutor(1, "decode")  # one at a time: what decoding costs in passing is bounded too
         self._waiting: set[asyncio.Future[None]] = set()
-        self._rows = RowCounter()
-        self._recent = RecentOutcomes()
+        self.accounts = Accounts(self.metrics, self.arrivals, self._clock, self.pacer.note_overload)
         self.metrics.plan_generation.set(self.plan_generation)
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
         self.metrics.bytes_in_flight.set_function(lambda: self.budget.bytes_in_flight)
@@ -143,8 +142,7 @@ class Router:
 
     async def infer(self, call: Call) -> InferResponse:
         """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
-        self.metrics.received.inc()
-        self._recent.received(call.arrived_at)
+        self.accounts.received(call.arrived_at)
         journey: Journey | None = None
         end = FAILED
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -154,19 +152,19 @@ class Router:
             await ended
             if journey.refusal is not None:
                 raise journey.refusal
-            end = self._count_answer(journey)
+            self.pacer.note_answer()
+            end = self.accounts.answered(journey)
             return self._answer(call.request, journey)
         except Refusal as refusal:
-            end = self._count_refusal(refusal, by_own_deadline=journey is not None and self._asked_too_much(journey))
+            end = self.accounts.refused(refusal, by_own_deadline=journey is not None and self._asked_too_much(journey))
             raise
         except asyncio.CancelledError:
             stage = next(iter(journey.works), "") if journey else ""
             left = Refusal(Code.CANCELLED, "Cancelled", "the caller left", stage=stage)
-            end = self._count_refusal(left, by_own_deadline=self._left_early(call))
+            end = self.accounts.refused(left, by_own_deadline=self._left_early(call))
             raise
         finally:
-            self.metrics.outcomes[end].inc()
-            self._recent.ended(self._clock.now, end)
+            self.accounts.ended(end)
             self._waiting.discard(ended)
             if journey is not None:
                 self._end(journey, end)
@@ -186,7 +184,7 @@ class Router:
             if reservation is not None:
                 reservation.end()
             if isinstance(error, Refusal):
-                raise self.turn_away(error) from error
+                raise self.accounts.turned_away(error) from error
             raise
         return reservation
 
@@ -213,37 +211,10 @@ class Router:
             admitted = await loop.run_in_executor(self._decoding, admit, name, spec, pending)
             reservation.note(kept_bytes(admitted) - cost)
         except ProtocolError as error:
-            raise self.turn_away(malformed(error)) from error
+            raise self.accounts.turned_away(malformed(error)) from error
         except Refusal as refusal:
-            raise self.turn_away(refusal) from refusal
+            raise self.accounts.turned_away(refusal) from refusal
         return admitted
-
-    def turn_away(self, refusal: Refusal) -> Refusal:
-        """Count a request that ingress refuses before it is one; returns the refusal, to be raised."""
-        end, now = self._count_refusal(refusal), self._clock.now
-        self.metrics.received.inc()
-        self.metrics.outcomes[end].inc()
-        self._recent.received(now)
-        self._recent.ended(now, end)
-        if refusal.code is Code.RESOURCE_EXHAUSTED:
-            self.arrivals.record(time.time())
-        return refusal
-
-    def count_refused_at_door(self, refused: Mapping[tuple[int, str], int]) -> None:
-        """Count requests that the door in front of us refused, by (HTTP status, reason)."""
-        now = self._clock.now
-        for (status, reason), count in refused.items():
-            self.metrics.received.inc(count)
-            self.metrics.outcomes[REFUSED].inc(count)
-            code = code_of(status)
-            self.metrics.refused(code.name, reason, count)
-            if is_callers_fault(code, reason):
-                self.metrics.callers_faults.inc(count)
-            self._recent.received(now, count)
-            self._recent.ended(now, REFUSED, count)
-            if reason == OVERLOAD:  # what was turned away for want of room is load to plan for
-                self.arrivals.record(time.time(), count)
-                self.pacer.note_overload(count)
 
     def apply_plan(self, plan: PipelinePlan) -> None:
         """Follow a new plan from the next batch on."""
@@ -262,13 +233,13 @@ class Router:
     def state(self) -> RouterState:
         """What runs now."""
         now = self._clock.now
-        rows_per_request = self._rows.per_request(now)
+        rows_per_request = self.accounts.rows.per_request(now)
         refused = {name: self._http[name].refused if name in self._http else {} for name in self._desks}
         return RouterState(
             plan_generation=self.plan_generation,
             plan_applied_at=self.plan_applied_at,
             ready=self.ready,
-            served=self._recent.summary(now),
+            served=self.accounts.recent.summary(now),
             stages={
                 name: StageState(
                     variant=desk.variant,
@@ -343,7 +314,7 @@ class Router:
         """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""
         if self.pipeline.spec.drop_policy != "Predicted":
             return Bounds(MOST_REQUESTS, MOST_REQUESTS)  # who may be answered late may wait
-        rows = self._rows.per_request(self._clock.now)
+        rows = self.accounts.rows.per_request(self._clock.now)
         stages = [(desk.carries(), rows.get(name) or 1.0) for name, desk in self._desks.items()]
         if not all(carries.rows for carries, _ in stages):
             return None
@@ -363,22 +334,27 @@ class Router:
     def _begin(self, call: Call, ended: asyncio.Future[None]) -> Journey:
         admitted = call.admitted or self._admitted(call.request)
         slo_seconds = self.pipeline.spec.slo.latency_seconds
-        asked = _sooner(timeout_seconds(call.request.parameters), call.deadline_seconds)
+        asked = _sooner(admitted.wish.timeout_seconds, call.deadline_seconds)
         timeout = slo_seconds if asked is None else min(asked, LONGEST_TIMEOUT_SLOS * slo_seconds)
         if self.draining:
             raise Refusal(
                 Code.UNAVAILABLE, "Draining", "this router is shutting down; try another", retry_after_seconds=1.0
             )
+        walk = Walk(self._graph, admitted.inputs, admitted.wanted)
+        refusal = self._course.refusal_of(admitted.wish, walk)
+        if refusal is not None:
+            raise refusal
         self.arrivals.record(time.time())
         journey = Journey(
             self._course,
-            Walk(self._graph, admitted.inputs, admitted.wanted),
+            walk,
             deadline=call.arrived_at + timeout,
             arrived_at=call.arrived_at,
             ended=partial(_tell, ended),
             hold=call.reservation.note if call.reservation else None,
             request_id=call.request_id,
             trace_parent=call.trace_parent,
+            wish=admitted.wish,
         )
         self._course.advance(journey)
         return journey
@@ -391,6 +367,8 @@ class Router:
     def _answer(self, request: InferRequest, journey: Journey) -> InferResponse:
         parameters, outputs = journey.parameters(), journey.walk.answer()
         parameters[PLAN_GENERATION] = self.plan_generation
+        if PROVISIONAL in parameters:
+            self.metrics.provisional.inc()
         return InferResponse(
             model_name=self.pipeline.name,
             model_version=VERSION,
@@ -398,16 +376,6 @@ class Router:
             parameters=parameters,
             outputs=tuple(Tensor(name, self._output_datatypes[name], array) for name, array in outputs.items()),
         )
-
-    def _count_answer(self, journey: Journey) -> End:
-        now = self._clock.now
-        self.pacer.note_answer()
-        latency_seconds, accuracy = now - journey.arrived_at, journey.accuracy
-        self.metrics.latency.observe(latency_seconds)
-        self.metrics.accuracy.observe(accuracy)
-        self._recent.answered(now, latency_seconds, accuracy)
-        self._rows.record(now, journey.rows_by_stage)
-        return OK if now <= journey.deadline else LATE
 
     def _asked_too_much(self, journey: Journey) -> bool:
         """Whether its own deadline left it less time than the promise."""
@@ -417,17 +385,6 @@ class Router:
         """Whether a caller who leaves now does so before the promise was due, and not because we do."""
         waited_seconds = self._clock.now - call.arrived_at
         return not self.draining and waited_seconds < self.pipeline.spec.slo.latency_seconds
-
-    def _count_refusal(self, refusal: Refusal, *, by_own_deadline: bool = False) -> End:
-        if refusal.callers_fault or (by_own_deadline and refusal.code in {Code.DEADLINE_EXCEEDED, Code.CANCELLED}):
-            self.metrics.callers_faults.inc()
-        if refusal.reason == "Overload":
-            self.pacer.note_overload()
-        if refusal.end is DROPPED:
-            self.metrics.dropped(refusal.stage, refusal.reason)
-        else:
-            self.metrics.refused(refusal.code.name, refusal.reason)
-        return refusal.end
 
 
 def _tell(ended: asyncio.Future[None], _: Journey) -> None:

@@ -1,10 +1,8 @@
 """Wires a router to its files or its cluster, its doors and its signals; listens, serves, drains."""
 
 import asyncio
-import json
 import logging
 import signal
-import sys
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -13,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.edge import EdgeSettings
+from trimtab_pipelines.processes.announced import RouterPorts, announce
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol.http import Tls
 from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
-from trimtab_router.doors import FrontDoors
 from trimtab_router.edge.following import follow_keys
 from trimtab_router.edge.places import Sockets
 from trimtab_router.edge.sizes import in_flight_bytes, payload_bytes
+from trimtab_router.following.plans import FileWatcher
+from trimtab_router.ingress.doors import FrontDoors
 from trimtab_router.limits import Limits
-from trimtab_router.plans import FileWatcher
 from trimtab_router.router import Router
-from trimtab_router.telemetry import configured_tracer
+from trimtab_router.telling.telemetry import configured_tracer
 
 if TYPE_CHECKING:
     from trimtab_kubernetes import Cluster
@@ -118,7 +117,7 @@ async def _connect(stack: AsyncExitStack) -> "Cluster":
 
 
 def _follow_cluster(router: Router, cluster: "Cluster") -> Awaitable[None]:
-    from trimtab_router.cluster import ClusterWatcher  # noqa: PLC0415  (takes a second of processor time to import)
+    from trimtab_router.following.cluster import ClusterWatcher  # noqa: PLC0415  (takes a second of processor time to import)
 
     return ClusterWatcher(router, cluster, router.pipeline.metadata.namespace).watch()
 
@@ -131,8 +130,7 @@ async def _serve_until_stopped(doors: FrontDoors, watching: "asyncio.Future[Any]
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    sys.stdout.write(json.dumps({"rest_port": doors.rest_port, "admin_port": doors.admin_port}) + "\n")
-    sys.stdout.flush()
+    announce(RouterPorts(doors.rest_port, doors.admin_port))
     stopped = asyncio.create_task(stopping.wait())
     first: set[asyncio.Future[Any]] = {stopped, watching}
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from trimtab_adapter.program import Option, Program, StageOptions, Weights, models
+from trimtab_adapter.solvers.program import Option, Program, StageOptions, Weights, models
 
 CHAINS = {n: tuple((k - 1,) if k else () for k in range(n)) for n in range(1, 5)}
 GRAPHS = {

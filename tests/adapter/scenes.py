@@ -1,15 +1,17 @@
 """A small pipeline with a real trade-off, its profiles, and a stateful fake of the router's own addresses."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
-from trimtab_adapter.decide import Situation, decide
+from trimtab_adapter.planning.decide import Situation, decide, plan_of, question_of
+from trimtab_adapter.planning.pools import Member, share
 from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan
+from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -23,6 +25,17 @@ def a_ladder(stages: int = 2, variant: dict[str, Any] | None = None, **changes: 
     for stage in chain:
         stage["variants"] = [a_variant(name, accuracy=ACCURACIES[name], **(variant or {})) for name in VARIANTS]
     return a_pipeline(chain, **({"budget": {"cores": "4"}, "slo": {"latency": "400ms"}} | changes))
+
+
+def plan_together(name: str, pool: Pool, members: Mapping[str, Member]) -> dict[str, PipelinePlan]:
+    """Return the next plan of every pipeline of a pool, as `decide` does for one alone."""
+    asked = {key: question_of(member.pipeline, member.profiles, member.situation) for key, member in members.items()}
+    answers = share(name, pool, {key: question for key, (question, _) in asked.items()})
+    plans = {}
+    for key, member in members.items():
+        question, forecast = asked[key]
+        plans[key] = plan_of(member.pipeline, question, answers[key], forecast, member.situation.now_seconds)
+    return plans
 
 
 def profiles_of(pipeline: InferencePipeline) -> dict[str, ModelProfile]:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.adapter.scenes import a_ladder, expected, profiles_of
-from trimtab_adapter.baselines import static_plan
+from trimtab_adapter.planning.baselines import static_plan
 
 
 @pytest.mark.parametrize(("which", "variant"), [("lightest", "light"), ("heaviest", "heavy")])

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 
 from tests.adapter.problems import a_large_program, a_program
-from trimtab_adapter.program import Program
 from trimtab_adapter.solvers.envelope import Envelopes
 from trimtab_adapter.solvers.grid import Grid, count
 from trimtab_adapter.solvers.labels import Labels
 from trimtab_adapter.solvers.meter import Resource
 from trimtab_adapter.solvers.pricing import price
+from trimtab_adapter.solvers.program import Program
 from trimtab_adapter.solvers.table import Table, tabulate
 
 COUNTED: tuple[tuple[Resource, ...], ...] = (

@@ -19,7 +19,7 @@ from tests.adapter.clusters import (
 )
 from tests.adapter.scenes import FakeRouter, profiles_of
 from tests.relay import before_the_api_server
-from trimtab_adapter.decide import initial_plan
+from trimtab_adapter.planning.decide import initial_plan
 from trimtab_kubernetes import follow
 from trimtab_pipelines.cluster import ADAPTER_MANAGER, ADVISORY_LABEL, advisory_name
 

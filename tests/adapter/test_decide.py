@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
-from trimtab_adapter.decide import PlanningError, initial_plan
-from trimtab_adapter.hysteresis import drop_below, outgrows, planning_load
-from trimtab_adapter.options import Question, pose, service_ratio
+from trimtab_adapter.planning.decide import PlanningError, initial_plan
+from trimtab_adapter.planning.hysteresis import drop_below, outgrows, planning_load
+from trimtab_adapter.planning.options import Question, pose, service_ratio
 from trimtab_pipelines.quantity import parse_quantity
 
 CHEAPEST = {"goal": "MinCost", "accuracyFloor": 0.5}
@@ -141,7 +141,7 @@ def test_free_latency_goes_to_larger_batches_but_not_into_stages_that_go_on_as_b
     st.sampled_from(["Product", "NormalizedRanks"]),
     st.floats(0, 1),
 )
-def test_no_plan_exceeds_its_budget_whatever_is_asked(load_rps, cores, slo_seconds, goal, metric, floor):  # noqa: PLR0917
+def test_no_plan_exceeds_its_budget_whatever_is_asked(load_rps, cores, slo_seconds, goal, metric, floor):
     pipeline = a_ladder(
         budget={"cores": cores},
         slo={"latency": slo_seconds},

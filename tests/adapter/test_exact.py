@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, second_best
-from trimtab_adapter.program import Program, Solution, weights_of
 from trimtab_adapter.solvers.exact import WIDTHS, search, solve
 from trimtab_adapter.solvers.frontier import undominated
 from trimtab_adapter.solvers.limits import limited
+from trimtab_adapter.solvers.program import Program, Solution, weights_of
 from trimtab_adapter.solvers.table import tabulate
 from trimtab_pipelines.spec import Objective
 

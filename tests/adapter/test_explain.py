@@ -1,9 +1,9 @@
 """What a plan says that holds it back."""
 
-from trimtab_adapter.explain import binding_constraint
-from trimtab_adapter.least_bad import Answer
-from trimtab_adapter.program import Option, Program, StageOptions, Weights
+from trimtab_adapter.planning.explain import binding_constraint
+from trimtab_adapter.planning.least_bad import Answer
 from trimtab_adapter.solvers.exact import solve
+from trimtab_adapter.solvers.program import Option, Program, StageOptions, Weights
 
 
 def held_back(*slow: Option) -> str:

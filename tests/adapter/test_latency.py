@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_adapter import latency
-
-
-def test_the_published_form_adds_the_fill_delay():
-    assert latency.published_seconds(0.1, batch_size=8, load_rps=20) == pytest.approx(0.1 + 7 / 20)
-    assert latency.published_seconds(0.1, batch_size=1, load_rps=0) == 0.1
-    assert latency.fill_delay_seconds(2, 0.0) == math.inf
+from trimtab_adapter.planning import latency
 
 
 def test_one_busy_replica_makes_wait_almost_a_whole_batch_and_many_much_less():

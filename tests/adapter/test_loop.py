@@ -20,11 +20,11 @@ from watchfiles import awatch
 
 from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
 from trimtab_adapter.__main__ import main
-from trimtab_adapter.decide import decide, initial_plan
 from trimtab_adapter.documents import FileDocuments
 from trimtab_adapter.journal import Journal
 from trimtab_adapter.loop import RESTS, Loop, Senses
 from trimtab_adapter.outlets import FileOutlets
+from trimtab_adapter.planning.decide import decide, initial_plan
 from trimtab_adapter.sources import RouterSource
 from trimtab_pipelines.documents import dump_yaml, load_plan
 from trimtab_predictor.forecaster import Forecast, ReactiveForecaster

@@ -4,7 +4,7 @@ import pytest
 
 from tests.adapter.scenes import expected
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
-from trimtab_adapter.decide import Situation, decide
+from trimtab_adapter.planning.decide import Situation, decide
 from trimtab_pipelines.documents import dump_yaml, load_profiles
 from trimtab_pipelines.plan import ForecastRecord
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
-from trimtab_adapter.decide import initial_plan
+from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.simulate import Scenario, simulate
 from trimtab_pipelines.ends import DROPPED, OK
@@ -73,6 +73,25 @@ def test_with_time_to_spare_most_answers_are_those_of_the_better_point(rate_rps)
 @pytest.mark.parametrize("rate_rps", [30.0, 60.0, 100.0, 200.0, 300.0])
 def test_nobody_is_dropped_for_accuracy_where_the_cheaper_point_carries_the_load(rate_rps):
     assert simulate(a_scenario(rate_rps, departurePolicy="SlackFit")).share(DROPPED) == 0.0
+
+
+def test_a_better_point_than_planned_answers_while_there_is_time():
+    calm = a_scenario(5.0, departurePolicy="SlackFit")
+    half, full = calm.plan.spec.stages[0].fallbacks[0], calm.plan.spec.stages[0].planned
+    cheap = calm.plan.spec.stages[0].model_copy(
+        update={
+            "operating_point": half.name,
+            "accuracy": half.accuracy,
+            "service_seconds": half.service_seconds,
+            "upgrades": (full,),
+            "fallbacks": (),
+        }
+    )
+    plan = calm.plan.model_copy(update={"spec": calm.plan.spec.model_copy(update={"stages": (cheap,)})})
+    found = simulate(replace(calm, plan=plan))
+
+    assert found.share(OK) == 1.0
+    assert found.mean_accuracy > 0.85
 
 
 def test_by_the_planned_point_alone_fallbacks_change_nothing():

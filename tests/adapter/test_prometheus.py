@@ -19,8 +19,9 @@ from tests.prometheus import prometheus
 from trimtab_adapter.observation import Load, ObservationError
 from trimtab_adapter.prometheus import PrometheusSource, Server, trust
 from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS as PEAK
+from trimtab_pipelines.router_metrics import RECEIVED
 from trimtab_predictor.context import MEMORY_SECONDS
-from trimtab_predictor.recorded import PEAK, RECEIVED
 
 NOW = 1_700_000_000.0
 ADDRESSES = ("/api/v1/query", "/api/v1/query_range")

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
-from trimtab_adapter.decide import PlanningError, Situation, decide
-from trimtab_adapter.least_bad import answer
-from trimtab_adapter.options import Question, Relaxation, pose
-from trimtab_adapter.pools import share
+from trimtab_adapter.planning.decide import PlanningError, Situation, decide
+from trimtab_adapter.planning.least_bad import answer
+from trimtab_adapter.planning.options import Question, Relaxation, pose
+from trimtab_adapter.planning.pools import share
 from trimtab_adapter.solvers.chosen import SOLVERS
 from trimtab_adapter.solvers.signature import SolverUnavailable
 from trimtab_pipelines.plan import ForecastRecord

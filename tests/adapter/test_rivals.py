@@ -3,8 +3,8 @@
 import pytest
 
 from tests.adapter.scenes import a_ladder, expected, profiles_of
-from trimtab_adapter.decide import Situation, decide
-from trimtab_adapter.rivals import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
+from trimtab_adapter.planning.decide import Situation, decide
+from trimtab_adapter.planning.rivals import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
 from trimtab_pipelines.plan import ForecastRecord
 
 WEIGHTED = {"goal": "Weighted", "accuracyWeight": 10, "costWeight": 0.5}

@@ -16,14 +16,17 @@ from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profi
 from tests.clocks import FakeClock
 from trimtab_adapter.simulation import simulate as simulation
 from trimtab_adapter.simulation.conditions import Conditions, Failure
-from trimtab_adapter.simulation.fleet import Fleet
+from trimtab_adapter.simulation.fleet import SimulatedFleet
 from trimtab_adapter.simulation.simulate import Scenario, carriers_of
 from trimtab_pipelines.ends import DROPPED, FAILED, LATE, OK, REFUSED
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_router.call import Call
+from trimtab_router.admission.call import Call
 from trimtab_router.refusal import Refusal
 from trimtab_router.router import Router
 from trimtab_router.stage.desk import GRACE_SECONDS
+from trimtab_router.stage.policies.view import Departure, NotBefore, Policy
+from trimtab_router.stage.work import Again
+from trimtab_router.wish import NO_WISH, Wish
 
 POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
 
@@ -69,16 +72,19 @@ async def _served(scenario):
     clock, pipeline, conditions = TurningClock(), scenario.pipeline, scenario.conditions
     carriers = carriers_of(scenario, clock, lambda replica: fleet.ended(replica))  # noqa: PLW0108 - there is none yet
     departures = note_departures(carriers)
-    router = Router(pipeline, scenario.plan, clock=clock, carriers=carriers)
+    router = Router(pipeline, scenario.plan, policy=scenario.policy, clock=clock, carriers=carriers)
     for name, carrier in carriers.items():
         carrier.desk = router._desks[name]
         carrier.desk._suspects = carrier.desk._returns._suspects = None  # all rows of a fan-out look alike here
     budget = pipeline.spec.budget
-    fleet = Fleet(carriers, budget.cores + budget.surge_cores, conditions.startup_seconds, cast("Any", clock))
+    fleet = SimulatedFleet(carriers, budget.cores + budget.surge_cores, conditions.startup_seconds, cast("Any", clock))
     fleet.begin(scenario.plan)
     ends = [FAILED] * len(scenario.arrivals_seconds)
     for index, at in enumerate(scenario.arrivals_seconds.tolist()):
-        clock.at(at, partial(_arrive, router, clock, ends, index, at))
+        clock.at(
+            at,
+            partial(_arrive, router, clock, partial(ends.__setitem__, index), Call(a_request_of(scenario, index), at)),
+        )
     for at, plan in scenario.changes:
         clock.at(at, partial(router.apply_plan, plan))
         clock.at(at, partial(fleet.follow, plan))
@@ -91,21 +97,47 @@ async def _served(scenario):
 _running: set[asyncio.Task[None]] = set()
 
 
-def _arrive(router, clock, ends, index, at):
-    task = asyncio.ensure_future(_infer(router, clock, ends, index, at))
+def _arrive(router, clock, end, call):
+    task = asyncio.ensure_future(_infer(router, clock, end, call))
     _running.add(task)
     task.add_done_callback(_running.discard)
 
 
-async def _infer(router, clock, ends, index, at):
-    x = np.full((1, 4), index, np.float32)
+def a_request_of(scenario, index):
+    """The same in words of the protocol."""
+    rows, wishes = scenario.rows or (1,), scenario.wishes or (NO_WISH,)
+    wish = wishes[index % len(wishes)]
+    parameters: dict[str, Any] = {"priority": wish.priority, "trimtab.utility": str(wish.utility)}
+    if wish.accuracy_floor:
+        parameters["trimtab.accuracy_floor"] = wish.accuracy_floor
+    if wish.timeout_seconds:
+        parameters["timeout"] = int(wish.timeout_seconds * 1e6)
+    x = np.full((rows[index % len(rows)], 4), index, np.float32)
+    return InferRequest("sample", (Tensor.of("x", x),), parameters=parameters if wish is not NO_WISH else {})
+
+
+async def _infer(router, clock, end, call):
+    promised = call.request.parameters.get("timeout", router.pipeline.spec.slo.latency_seconds * 1e6) / 1e6
     try:
-        await router.infer(Call(InferRequest("sample", (Tensor.of("x", x),)), at))
+        await router.infer(call)
     except Refusal as refusal:
-        ends[index] = refusal.end
+        end(refusal.end)
         return
-    late = clock.now - at > router.pipeline.spec.slo.latency_seconds
-    ends[index] = LATE if late else OK
+    end(LATE if clock.now - call.arrived_at > promised else OK)
+
+
+def look_again(view):
+    """Let all leave at the fastest point they may, and look again at the third that is least certain."""
+    drops = []
+    for head in view.waiting:
+        points = sorted(view.points_for(head), key=lambda point: point.seconds(view.most_rows))
+        if not points:
+            drops.append(head)
+            continue
+        again = Again(0.33, view.points[0].name, accuracy=0.85) if points[0] is not view.points[0] else None
+        company = view.beside(head, points[0])
+        return Departure(points[0], company.first(min(view.most_rows, company.rows)), drops, again)
+    return NotBefore(drops=drops)
 
 
 def a_random_scenario(seed):
@@ -138,8 +170,27 @@ def a_random_scenario(seed):
             transfer_seconds=float(rng.choice([0.0, 0.0004])),
             failures=tuple(failures),
         ),
+        **wishes_of(rng, pipeline),
         seed=int(seed),
     )
+
+
+def wishes_of(rng, pipeline):
+    """What requests wish in every other scenario, and how their least certain rows are looked at again in some."""
+    certain = any(stage.certainty for stage in pipeline.spec.stages)
+    policy = Policy(look_again, falls_back=True) if certain else None
+    if rng.random() < 0.5:
+        return {"policy": policy}
+    wishes = [
+        Wish(
+            timeout_seconds=float(rng.choice([0.1, 0.4])) if rng.random() < 0.3 else None,
+            accuracy_floor=float(rng.choice([0.0, 0.5, 0.75, 0.95])),
+            utility=float(rng.choice([0.5, 1.0, 3.0])),
+            priority=int(rng.integers(1, 6)),
+        )
+        for _ in range(12)
+    ]
+    return {"policy": policy, "wishes": (*wishes, NO_WISH), "rows": tuple(rng.integers(1, 6, 7).tolist())}
 
 
 def a_random_profile(rng, stage):
@@ -166,6 +217,9 @@ def a_random_pipeline(rng, stages):
             {"name": "n", "datatype": "INT64"},
             {"name": "y", "datatype": "FP32", "shape": [4], "countedBy": "n", "expectedRows": 1.7},
         ]
+    if rng.random() < 0.4:
+        chain[-1]["outputs"] = [*chain[-1]["outputs"], {"name": "sure", "datatype": "FP32"}]
+        chain[-1]["certainty"] = "sure"
     return a_pipeline(
         chain,
         slo={"latency": str(rng.choice(["60ms", "150ms", "500ms"]))},
@@ -203,7 +257,7 @@ def test_the_same_batches_leave_the_router_and_the_simulator(seed):
 
 
 def test_the_scenarios_know_every_end_and_every_fault():
-    ends, points, lost, changed = set(), set(), 0, 0
+    ends, points, lost, changed, again, wishing = set(), set(), 0, 0, 0, 0
     for seed in range(60):
         scenario = a_random_scenario(seed)
         departures, found = simulated(scenario)
@@ -211,8 +265,12 @@ def test_the_scenarios_know_every_end_and_every_fault():
         points |= {departure[4] for departure in departures}
         lost += len(scenario.conditions.failures)
         changed += len(scenario.changes)
+        wishing += bool(scenario.wishes)
+        seen = {(member, departure[1]) for departure in departures for member in departure[5]}
+        again += scenario.policy is not None and len(seen) < sum(len(departure[5]) for departure in departures)
 
     assert ends >= {OK, LATE, DROPPED, REFUSED}
     assert points == {"default", "quick"}
     assert min(lost, changed) > 30
+    assert min(wishing, again) > 5
     assert simulated(replace(scenario, seed=1)) != simulated(scenario)

@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.adapter.scenes import a_ladder, expected, profiles_of
+from tests.adapter.scenes import a_ladder, expected, plan_together, profiles_of
 from trimtab_adapter.cluster.solving import Solving
-from trimtab_adapter.decide import PlanningError, Situation
-from trimtab_adapter.pools import Member, plan_together
-from trimtab_adapter.sharing import SharedPools
+from trimtab_adapter.planning.decide import PlanningError, Situation
+from trimtab_adapter.planning.pools import Member
+from trimtab_adapter.planning.sharing import SharedPools
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.profile import ModelProfile

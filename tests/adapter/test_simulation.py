@@ -7,11 +7,11 @@ import pytest
 
 from tests.adapter.scenes import a_ladder, profiles_of
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_stage, a_variant
-from trimtab_adapter.decide import initial_plan
-from trimtab_adapter.simulation.adaptation import Adaptation, forecaster_knowing
+from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.simulation.chance import FanOut, around, between_sizes
 from trimtab_adapter.simulation.conditions import Conditions, Failure
 from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_adapter.simulation.slow_loop import SlowLoop, forecaster_knowing
 from trimtab_adapter.simulation.speed import Speed
 from trimtab_pipelines.ends import DROPPED, LATE, OK, REFUSED, End
 from trimtab_pipelines.profile import PointProfile
@@ -310,7 +310,7 @@ def test_the_slow_loop_follows_the_load():
         180.0,
         initial_plan(pipeline, profiles),
         profiles=profiles,
-        adaptation=Adaptation(knowing),
+        adaptation=SlowLoop(knowing),
         conditions=replace(EXACT, startup_seconds=2.0),
     )
     found = simulate(scenario)
@@ -330,7 +330,7 @@ def test_a_load_that_outgrows_the_plan_brings_a_decision_forward():
         25.0,
         initial_plan(pipeline, profiles, 3.0),
         profiles=profiles,
-        adaptation=Adaptation(ReactiveForecaster()),
+        adaptation=SlowLoop(ReactiveForecaster()),
     )
     times = [plan.spec.created_at for plan in simulate(scenario).plans]
 

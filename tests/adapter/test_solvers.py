@@ -8,10 +8,10 @@ import pytest
 
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, second_best
 from tests.adapter.scenes import a_ladder, plan_for
-from trimtab_adapter.program import Program
 from trimtab_adapter.solvers import exact, gurobi, highs
 from trimtab_adapter.solvers.chosen import solver_of
 from trimtab_adapter.solvers.linear import linear
+from trimtab_adapter.solvers.program import Program
 from trimtab_adapter.solvers.signature import Solver, SolverUnavailable
 from trimtab_adapter.solvers.table import tabulate
 

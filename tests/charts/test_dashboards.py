@@ -26,9 +26,9 @@ from benchmarks.dashboards import (
 from tests.charts.helm import VALUES
 from tests.control_plane import tool
 from tests.prometheus import prometheus as a_prometheus
+from trimtab_pipelines.codes import Code, is_callers_fault
 from trimtab_pipelines.ends import End
-from trimtab_router.metrics import Metrics
-from trimtab_router.refusal import Code, is_callers_fault
+from trimtab_router.telling.metrics import Metrics
 
 METRIC = re.compile(r"\btrimtab_[a-z0-9_]+")
 SAMPLE = re.compile(r"^([^#\n].*)$", re.MULTILINE)
@@ -166,7 +166,7 @@ def test_each_panel_says_what_it_shows(path: Path):
 
 def test_the_dashboards_are_those_the_builder_renders():
     done = subprocess.run(
-        [sys.executable, "hack/dashboards.py", str(CHART / "dashboards"), "--check"],
+        [sys.executable, "-m", "trimtab_pipelines.rendering.dashboards", str(CHART / "dashboards"), "--check"],
         cwd=CHART.parents[1],
         capture_output=True,
         text=True,

@@ -80,7 +80,7 @@ EVERYTHING = {*OPERATOR, *ADAPTER} | {
 }
 
 
-async def may(server: Cluster, user: str, verb: str, resource: str, namespace: str = "", name: str = "") -> bool:  # noqa: PLR0917
+async def may(server: Cluster, user: str, verb: str, resource: str, namespace: str = "", name: str = "") -> bool:
     group, _, rest = resource.partition("/")
     plural, _, subresource = rest.partition("/")
     attributes = {"group": group, "resource": plural, "subresource": subresource, "verb": verb}

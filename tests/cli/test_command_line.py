@@ -4,16 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import a_pipeline_document, a_point_profile, a_profile
+from tests.builders import a_pipeline, a_pipeline_document, a_point_profile, a_profile, a_stage, a_variant
 from tests.cli.pipelines import echo_pipeline, echo_plan, echo_stages, write_echo_pipeline, write_plan
 from tests.cli.runs import a_run
 from trimtab import record
 from trimtab.commands import run
 from trimtab.demand import changing_demand
 from trimtab.local.hosting import hosted_variants, memory_bytes_per_replica
-from trimtab.local.processes import StartError
+from trimtab.local.profiles import existing
 from trimtab.preparation import require_installed
-from trimtab_pipelines.documents import dump_yaml, load_plan
+from trimtab.verbs.load import load_outcome
+from trimtab_pipelines.documents import dump_yaml, load_pipeline, load_plan
+from trimtab_pipelines.ends import End
+from trimtab_pipelines.processes.module import StartError
+from trimtab_profiler.hardware import this_machine
+from trimtab_profiler.subject import subject_of
 
 Captured = pytest.CaptureFixture[str]
 
@@ -38,6 +43,11 @@ def a_profile_file(folder: Path) -> Path:
 
 def test_no_such_pipeline(tmp_path: Path, capsys: Captured) -> None:
     assert "nowhere/pipeline.yaml: No such file" in said(capsys, 2, "up", str(tmp_path / "nowhere" / "pipeline.yaml"))
+
+
+def test_a_run_does_not_write_over_its_pipeline(tmp_path: Path, capsys: Captured) -> None:
+    path = write_echo_pipeline(tmp_path)
+    assert "is the pipeline's own" in said(capsys, 2, "up", str(path), "--folder", str(tmp_path))
 
 
 def test_text_that_is_not_yaml(tmp_path: Path, capsys: Captured) -> None:
@@ -140,6 +150,81 @@ def test_plan_shows_what_would_run(tmp_path: Path, capsys: Captured) -> None:
         assert f"first {variant} " in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_plan_that_cannot_carry_the_load_has_an_exit_code_of_its_own(tmp_path: Path, capsys: Captured) -> None:
+    path, profiles = write_echo_pipeline(tmp_path), a_profile_file(tmp_path)
+    for verb in ("plan", "explain"):
+        assert run([verb, str(path), "--load", "1e5", "--profiles", str(profiles)]) == 1
+        assert "not feasible" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("counts", "least_within_slo", "holds"),
+    [
+        ({"ok": 9, "late": 1}, 0.0, True),
+        ({"ok": 9, "late": 1}, 0.95, False),
+        ({"failed": 10}, 0.0, False),
+        ({"refused": 10}, 0.0, False),
+        ({"ok": 9, "failed": 1}, 0.0, False),
+        ({"ok": 9, "dropped": 1}, 0.9, True),
+    ],
+)
+def test_a_load_is_judged(counts: dict[str, int], least_within_slo: float, holds: bool) -> None:  # noqa: FBT001
+    summary: dict[str, float] = {**dict.fromkeys((end.word for end in End), 0), **counts, "received": 10}
+    summary["slo_fraction"] = counts.get("ok", 0) / 10
+    assert load_outcome(summary, least_within_slo).holds is holds
+
+
+def test_a_load_nobody_answers_fails(tmp_path: Path, capsys: Captured) -> None:
+    arguments = ["load", str(write_echo_pipeline(tmp_path)), "--address", "127.0.0.1:9"]
+    assert run([*arguments, "--load", "constant:20", "--duration", "1"]) == 1
+    assert '"ok":0' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("name: sample", "name: other", "it is of pipeline sample"),
+        ("random://?seed=1", "random://?seed=7", "variant fast of stage first was measured with other weights"),
+        ("delay_seconds: 0.0", "delay_seconds: 1.0", "with other parameters (delay_seconds)"),
+        ("family: echo", "family: ecco", "was measured with family echo, which is ecco now"),
+    ],
+)
+def test_a_profile_of_something_else_is_not_trusted(
+    tmp_path: Path, capsys: Captured, before: str, after: str, reason: str
+) -> None:
+    path = write_echo_pipeline(tmp_path)
+    pipeline = load_pipeline(path)
+    profiles = {}
+    for stage in pipeline.spec.stages:
+        found = a_profile(stage.name, [a_point_profile("fast", cores=0.5), a_point_profile("slow", cores=0.5)])
+        of = {"subjects": {v.name: subject_of(v, tmp_path) for v in stage.variants}, "hardware": this_machine()}
+        spec = found.spec.model_copy(update={**of, "pipeline": pipeline.name})
+        profiles[stage.name] = found.model_copy(update={"spec": spec})
+    (tmp_path / "profile.yaml").write_text(dump_yaml(*profiles.values()))
+    assert existing(path, pipeline, None) is not None
+
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    told: list[str] = []
+    assert existing(path, load_pipeline(path), None, told.append) is None
+    assert reason in told[0]
+    assert existing(path, load_pipeline(path), tmp_path / "profile.yaml", told.append) is not None
+    assert told[1].startswith("! profile")
+    assert reason in told[1]
+
+
+def test_weights_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(b"one")
+    (variant, *_) = echo_pipeline().spec.stages[0].variants
+    variant = variant.model_copy(update={"storage_uri": "w.safetensors"})
+    before = subject_of(variant, tmp_path)
+    path.write_bytes(b"two")
+    assert before.differs(subject_of(variant, tmp_path)) == "other weights"
+    path.write_bytes(b"one")
+    assert not before.differs(subject_of(variant, tmp_path))
+
+
 def test_report_of_a_recorded_run(tmp_path: Path, capsys: Captured) -> None:
     record.save(a_run(), tmp_path / "run")
     assert run(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 0
@@ -171,7 +256,7 @@ def test_pipelines_of_the_tests_agree(tmp_path: Path) -> None:
 
 
 def test_without_pytorch_the_cure_is_named() -> None:
-    with pytest.raises(StartError, match=r"model servers need no_such_package: pip install 'trimtab\[all\]'"):
+    with pytest.raises(StartError, match=r"model servers need no_such_package: pip install '\.\[all\]' in a clone"):
         require_installed(("sys", "no_such_package"))
 
 
@@ -189,6 +274,37 @@ def test_explain_prices_the_next_step_and_writes_a_page(tmp_path: Path, capsys: 
     assert "Accuracy against cores" in written
     assert "budget=x2" in written
     assert "http" not in written.split("<script>")[0].replace("http-equiv", "")
+
+
+def test_explain_tells_of_operating_points_and_of_what_accuracies_are(tmp_path: Path, capsys: Captured) -> None:
+    """Three points: one planned, a faster one to fall back to, and one that nobody needs."""
+    evidence = {"source": "Measured", "low": 0.88, "high": 0.92}
+    points = [
+        {"name": "full", "accuracy": 0.9, "accuracyEvidence": evidence},
+        {"name": "less", "accuracy": 0.8, "modalities": ["x"]},
+        {"name": "worse", "accuracy": 0.7, "modalities": ["x"]},
+    ]
+    settings = {"departurePolicy": "SlackFit", "objective": {"accuracyBasis": "LowerBound"}}
+    pipeline = a_pipeline([a_stage(variants=[a_variant(operatingPoints=points)])], **settings)
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(pipeline))
+    seconds = {"full": 0.02, "less": 0.005, "worse": 0.006}
+    measured = [
+        a_point_profile("small", constant).model_copy(update={"operating_point": name})
+        for name, constant in seconds.items()
+    ]
+    profiles, page = tmp_path / "profile.yaml", tmp_path / "why.html"
+    profiles.write_text(dump_yaml(a_profile("first", measured)))
+
+    assert run(["explain", str(tmp_path), "--load", "10", "--profiles", str(profiles), "-o", str(page)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+
+    assert "operating points, preferred first" in told
+    assert "first full (planned) 0.8800" in told
+    assert "first less 0.8000 7.0 ms" in told
+    assert "reads x" in told
+    assert "its accuracies are lower ends of 95 % intervals" in told
+    assert "left out: first: small/worse, since less is as accurate and as fast" in told
+    assert "Operating points, preferred first" in page.read_text()
 
 
 def test_explain_goes_by_the_load_of_a_plan(tmp_path: Path, capsys: Captured) -> None:

@@ -9,11 +9,11 @@ from tests.builders import a_plan
 from tests.profiler.builders import a_pipeline, a_point, a_variant
 from trimtab.commands import run
 from trimtab.in_cluster import profile_anew
-from trimtab.local.processes import StartError
 from trimtab_kubernetes import Cluster, follow
 from trimtab_pipelines.cluster import PROFILE_ANNOTATION, profile_job_name
 from trimtab_pipelines.documents import parse
 from trimtab_pipelines.plan import ForecastRecord
+from trimtab_pipelines.processes.module import StartError
 from trimtab_pipelines.profile import Hardware, ModelProfile, ModelProfileSpec
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
 from trimtab_pipelines.resource import Metadata

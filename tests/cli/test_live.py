@@ -10,6 +10,7 @@ from tests.cli.pipelines import write_echo_pipeline
 from tests.cli.runs import a_run, plans
 from trimtab.live import watching
 from trimtab.local.supervisor import Fault, Setup, Supervisor
+from trimtab.record import Recorder
 from trimtab.session import Session
 from trimtab_loadtester.attack import Progress
 from trimtab_pipelines.ends import End
@@ -22,6 +23,7 @@ def session(tmp_path: Path) -> Session:
     session = Session("sample", setup)
     session.local = Supervisor(setup)
     session.local.plan = plans()[1]
+    session.record = Recorder(setup.folder, "sample", session.local.pipeline)
     session.progress = Progress(60.0, 120.0, 1200, 600, dict.fromkeys(End, 100))
     return session
 
@@ -32,8 +34,7 @@ def shown(session: Session, *, terminal: bool) -> str:
     console = Console(file=output, force_terminal=terminal, width=150, soft_wrap=True, highlight=False)
     with watching(session, console):
         for sample in a_run().samples[:61]:
-            session.samples.append(sample)
-            session.on_sample(session)
+            session.take(sample)
     return output.getvalue()
 
 

@@ -104,7 +104,7 @@ async def test_a_pipeline_is_served_behind_tls_and_keys_and_loads_go_through_the
             arguments = ["--address", f"127.0.0.1:{port}", "--wire", wire, "--load", "constant:5", "--duration", "2"]
             sent = await load(pipeline, *arguments, *secured)
             assert sent["ok"] + sent["late"] == sent["received"] > 0, sent
-            assert (await load(pipeline, *arguments, "--ca", str(authority.file)))["ok"] == 0
+            assert (await load(pipeline, *arguments, "--ca", str(authority.file), exit_code=1))["ok"] == 0
         results = await sent_beside(
             pipeline, f"127.0.0.1:{local.rest_port}", Access(authority.file, key_file), tmp_path
         )
@@ -166,7 +166,7 @@ async def sent_beside(pipeline: Path, address: str, access: Access, folder: Path
         await sending.stop()
 
 
-async def load(pipeline: Path, *arguments: str) -> dict[str, Any]:
+async def load(pipeline: Path, *arguments: str, exit_code: int = 0) -> dict[str, Any]:
     """Run `trimtab load` in a process of its own; the figures it ends with."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trimtab", "load", str(pipeline), *arguments),
@@ -174,6 +174,6 @@ async def load(pipeline: Path, *arguments: str) -> dict[str, Any]:
         stderr=subprocess.STDOUT,
     )
     told = (await process.communicate())[0].decode()
-    assert process.returncode == 0, told
+    assert process.returncode == exit_code, told
     figures: dict[str, Any] = json.loads(told.splitlines()[-1])["figures"]
     return figures

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.digits import variants_of
 from trimtab_model_servers.digits.locator import Locator
 from trimtab_model_servers.digits.measure import locate_all, measure, read_all, wilson
-from trimtab_model_servers.digits.networks import VARIANTS, load, variants_of
+from trimtab_model_servers.digits.networks import VARIANTS, load
 from trimtab_model_servers.digits.pages import PageSource
 from trimtab_model_servers.digits.reader import Reader
 

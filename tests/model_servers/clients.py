@@ -8,7 +8,7 @@ import aiohttp
 import grpc
 import numpy as np
 
-from trimtab_model_servers.ports import Ports
+from trimtab_pipelines.processes.announced import ReplicaPorts
 from trimtab_protocol import InferRequest, InferResponse, RequestedOutput, Tensor, grpc_messages
 from trimtab_protocol.rest import HEADER_LENGTH, decode_response, encode_request
 
@@ -36,13 +36,15 @@ def x(array: Any, name: str = "x") -> Tensor:
     return Tensor.of(name, np.asarray(array, np.float32))
 
 
-async def call(session: aiohttp.ClientSession, ports: Ports, request: InferRequest) -> Answer:
+async def call(session: aiohttp.ClientSession, ports: ReplicaPorts, request: InferRequest) -> Answer:
     """Infer through the data port."""
     buffers, length = encode_request(request)
     return await post(session, ports, request.model_name, io.BytesIO(b"".join(buffers)), {HEADER_LENGTH: str(length)})
 
 
-async def post(session: aiohttp.ClientSession, ports: Ports, model: str, body: Any, headers: dict[str, str]) -> Answer:
+async def post(
+    session: aiohttp.ClientSession, ports: ReplicaPorts, model: str, body: Any, headers: dict[str, str]
+) -> Answer:
     """Send any body to the data port."""
     url = f"http://127.0.0.1:{ports.data_port}/v2/models/{model}/infer"
     async with session.post(url, data=body, headers=headers) as answer:
@@ -52,21 +54,23 @@ async def post(session: aiohttp.ClientSession, ports: Ports, model: str, body: A
         return Answer(200, decode_response(content, answer.headers.get(HEADER_LENGTH)))
 
 
-async def call_mlserver_rest(session: aiohttp.ClientSession, ports: Ports, model: str, payload: Any) -> tuple[int, Any]:
+async def call_mlserver_rest(
+    session: aiohttp.ClientSession, ports: ReplicaPorts, model: str, payload: Any
+) -> tuple[int, Any]:
     """Infer through MLServer's REST port."""
     url = f"http://127.0.0.1:{ports.http_port}/v2/models/{model}/infer"
     async with session.post(url, json=payload) as answer:
         return answer.status, await answer.json(content_type=None)
 
 
-async def call_mlserver_grpc(ports: Ports, request: InferRequest) -> InferResponse:
+async def call_mlserver_grpc(ports: ReplicaPorts, request: InferRequest) -> InferResponse:
     """Infer through MLServer's gRPC port; raises grpc.aio.AioRpcError where it refuses."""
     return grpc_messages.response_from_message(
         await call_mlserver_grpc_raw(ports, grpc_messages.request_to_message(request))
     )
 
 
-async def call_mlserver_grpc_raw(ports: Ports, message: Any) -> Any:
+async def call_mlserver_grpc_raw(ports: ReplicaPorts, message: Any) -> Any:
     """Send any message to MLServer's gRPC port."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel:
         infer = channel.unary_unary(

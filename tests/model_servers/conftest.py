@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
-from trimtab_model_servers.ports import Ports
 from trimtab_model_servers.settings import write_model_folder
+from trimtab_pipelines.processes.announced import ReplicaPorts
 
 SLOW_SECONDS = 0.6
 
@@ -24,7 +24,7 @@ SLOW_SECONDS = 0.6
 class Replica:
     """A running replica."""
 
-    ports: Ports
+    ports: ReplicaPorts
     process: ForkServerProcess
     start_seconds: float
 

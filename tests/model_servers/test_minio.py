@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 from tests.model_servers.minio import ACCESS_KEY, SECRET_KEY, ObjectStore, Proxy, minio
 from trimtab_model_servers import cache
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.store import SUFFIX, Limits, find_weights
+from trimtab_model_servers.fetched import SUFFIX, FetchLimits
+from trimtab_model_servers.store import find_weights
 
-IMPATIENT = Limits(connect_seconds=1.0, read_seconds=0.5, patience_seconds=1.0, total_seconds=60.0)
+IMPATIENT = FetchLimits(connect_seconds=1.0, read_seconds=0.5, patience_seconds=1.0, total_seconds=60.0)
 """For what is to be given up; whatever is to be fetched in the end is waited for as long as ever."""
 
 
@@ -119,7 +120,7 @@ def test_a_store_that_only_trickles_is_given_up(address: str, proxy: Proxy, dige
     with pytest.raises(
         ModelError, match=r"only [0-9]+ of 2000[0-9]+ bytes came in 1 s; is the object store overloaded"
     ):
-        find_weights(address, digest, Limits(total_seconds=1.0))
+        find_weights(address, digest, FetchLimits(total_seconds=1.0))
     assert kept(tmp_path) == []
 
 
@@ -169,7 +170,7 @@ def test_the_time_another_pod_took_in_vain_is_not_the_stores_silence(address: st
     with ThreadPoolExecutor(1) as pods:
         other = pods.submit(other_pod)
         fetching.wait()
-        found = find_weights(address, digest, Limits(patience_seconds=patience_seconds))
+        found = find_weights(address, digest, FetchLimits(patience_seconds=patience_seconds))
         other.result()
 
     assert isinstance(found, Path)

@@ -7,9 +7,10 @@ from safetensors.torch import save
 
 from tests.fakes.object_store import ObjectStore, object_store
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.store import Limits, find_weights
+from trimtab_model_servers.fetched import FetchLimits
+from trimtab_model_servers.store import find_weights
 
-IMPATIENT = Limits(connect_seconds=1.0, read_seconds=0.2, patience_seconds=0.5, total_seconds=60.0)
+IMPATIENT = FetchLimits(connect_seconds=1.0, read_seconds=0.2, patience_seconds=0.5, total_seconds=60.0)
 CONTENT = save({"weight": torch.arange(1000, dtype=torch.float32)})
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
@@ -101,7 +102,7 @@ def test_a_store_that_stalls_is_given_up(store: ObjectStore, tmp_path):
 def test_weights_above_the_bound_are_not_fetched(store: ObjectStore):
     address = store.put("models", "model.safetensors", CONTENT)
     with pytest.raises(ModelError, match=f"{len(CONTENT)} bytes are more than the 1000 allowed"):
-        find_weights(address, None, Limits(max_bytes=1000))
+        find_weights(address, None, FetchLimits(max_bytes=1000))
     assert not [request for request in store.requests if request.startswith("GET")]
 
 

@@ -17,8 +17,8 @@ from tests.model_servers.clients import a_request, call, x
 from tests.ports import held_port
 from tests.router.edge.identities import Holder
 from tests.router.edge.openssl import Authority
-from trimtab_model_servers.ports import Ports
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES, ModelSpec, model_spec
+from trimtab_pipelines.processes.announced import ReplicaPorts
 from trimtab_protocol.mutual_tls import MutualTls
 
 NOWHERE = json.dumps({"certificate": "/nowhere/tls.crt", "key": "/nowhere/tls.key", "ca": "/nowhere/ca.crt"})
@@ -49,7 +49,7 @@ async def test_a_pod_serves_until_nobody_asks_any_more(tmp_path: Path):
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
-    ports = Ports(**json.loads(await process.stdout.readline()))
+    ports = ReplicaPorts(**json.loads(await process.stdout.readline()))
     request = a_request("small", x([[1.0] * 4]))
     async with aiohttp.ClientSession() as session:
         assert await status(session, ports.data_port, "/v2/health/ready") == 200
@@ -80,7 +80,7 @@ async def test_a_pod_with_an_identity_tells_its_health_in_plain_text_and_nothing
             stdout=asyncio.subprocess.PIPE,
         )
         assert process.stdout is not None
-        ports = Ports(**json.loads(await process.stdout.readline()))
+        ports = ReplicaPorts(**json.loads(await process.stdout.readline()))
     async with aiohttp.ClientSession() as session:
         for path in ("/v2/health/live", "/v2/health/ready"):
             assert await status(session, health, path) == 200
@@ -101,7 +101,7 @@ async def test_a_pod_with_an_identity_tells_its_health_in_plain_text_and_nothing
     assert await asyncio.wait_for(process.wait(), 100) == 0
 
 
-async def only_the_data_port_listens_to_others(ports: Ports) -> None:
+async def only_the_data_port_listens_to_others(ports: ReplicaPorts) -> None:
     """MLServer's own ports load and unload models for anybody."""
     (await asyncio.open_connection("127.0.0.2", ports.data_port))[1].close()
     for port in (ports.http_port, ports.grpc_port):

@@ -14,7 +14,7 @@ from trimtab_model_servers.families.filterbank import mel_bands
 from trimtab_model_servers.families.pretrained import construct
 from trimtab_model_servers.families.speech import FrameReader, Transcriber, collapsed, heard, standardised
 from trimtab_model_servers.families.writing import writing_plan
-from trimtab_pipelines.spec import OperatingPoint
+from trimtab_pipelines.operating_point import OperatingPoint
 
 POINT = OperatingPoint(accuracy=0.5)
 SMALL_SPEECH = {

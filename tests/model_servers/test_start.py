@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_a_fork_starts_quickly(start, tmp_path):
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import trimtab_model_servers.server"], check=True)
     assert min(replica.start_seconds for replica in replicas) < (time.monotonic() - began) / 2
-    ports = [port for replica in replicas for port in replica.ports.as_dict().values()]
+    ports = [port for replica in replicas for port in asdict(replica.ports).values()]
     assert len(set(ports)) == len(ports)
 
 

@@ -14,7 +14,7 @@ from trimtab_model_servers.families.classifying_text import TextClassifier
 from trimtab_model_servers.families.pretrained import construct, load
 from trimtab_model_servers.families.writing import Writer, writing_plan
 from trimtab_model_servers.model import load_model
-from trimtab_pipelines.spec import OperatingPoint
+from trimtab_pipelines.operating_point import OperatingPoint
 
 POINT = OperatingPoint(accuracy=0.5)
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.builders import a_pipeline_document, a_stage, a_variant
-from trimtab_operator.isolation import network_policies
+from trimtab_operator.manifests.isolation import network_policies
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.edge import EdgeSettings, Identity
 from trimtab_pipelines.spec import InferencePipeline

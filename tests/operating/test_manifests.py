@@ -13,12 +13,12 @@ from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_stage, a_v
 from tests.definitions import define
 from tests.operating.scene import SETTINGS, Site
 from trimtab_kubernetes import Cluster
-from trimtab_operator.drift import contains
-from trimtab_operator.isolation import network_policies
-from trimtab_operator.profile_jobs import profile_job, profiler_account
-from trimtab_operator.replica_sets import deployment, memory_bytes, replica_set_budget, service
-from trimtab_operator.routers import router_objects
-from trimtab_operator.seldon import seldon_deployment
+from trimtab_operator.judging.drift import contains
+from trimtab_operator.manifests.isolation import network_policies
+from trimtab_operator.manifests.profile_jobs import profile_job, profiler_account
+from trimtab_operator.manifests.replica_sets import deployment, memory_bytes, replica_set_budget, service
+from trimtab_operator.manifests.routers import router_objects
+from trimtab_operator.manifests.seldon import seldon_deployment
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.edge import EdgeSettings, Identity, Tls
 from trimtab_pipelines.hosting import hosting_groups

@@ -5,7 +5,7 @@ import pytest
 from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.operating.scene import Site
 from trimtab_kubernetes import Cluster
-from trimtab_operator.plans import RETRY_SECONDS
+from trimtab_operator.judging.plans import RETRY_SECONDS
 from trimtab_pipelines.cluster import OPERATOR_MANAGER, replica_set_name, router_name
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.operating.scene import Site
 from trimtab_kubernetes import Cluster
-from trimtab_operator.refusals import LONGEST_PAUSE_SECONDS
+from trimtab_operator.judging.refusals import LONGEST_PAUSE_SECONDS
 from trimtab_operator.writer import SCALE_MANAGER
 from trimtab_pipelines.cluster import MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL, replica_set_name
 

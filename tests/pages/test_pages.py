@@ -9,16 +9,21 @@ from typing import Any
 import pytest
 import yaml
 
+from trimtab_pipelines.codes import CLIENT_BOUNDS, DOOR_REASONS
 from trimtab_pipelines.documents import load_edge, parse
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_router.edge.access_log import loggers
 from trimtab_router.edge.keys import digest_of, read_file
-from trimtab_router.edge.refused import REASONS
-from trimtab_router.metrics import Metrics
-from trimtab_router.refusal import CLIENT_BOUNDS
+from trimtab_router.telling.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "router" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("*/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 SECURITY, OBSERVE = ((ROOT / "docs" / name).read_text() for name in ("security.md", "observe.md"))
 LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]*))?\)")
 
@@ -86,7 +91,7 @@ def test_every_field_of_the_access_log_is_explained():
 
 
 def test_every_reason_of_the_door_is_explained():
-    assert (set(REASONS) | CLIENT_BOUNDS) - words(OBSERVE) == set()
+    assert (set(DOOR_REASONS) | CLIENT_BOUNDS) - words(OBSERVE) == set()
 
 
 def test_every_metric_named_exists():

@@ -9,17 +9,17 @@ import pytest
 from pydantic import BaseModel
 
 from tests.builders import a_pipeline
-from trimtab_pipelines import crd
-from trimtab_pipelines.crd_schema import structural
-from trimtab_pipelines.generated import differing, write_or_check
+from trimtab_pipelines.rendering import crd
+from trimtab_pipelines.rendering.crd_schema import structural
+from trimtab_pipelines.rendering.generated import differing, write_or_check
 from trimtab_pipelines.spec import InferencePipelineSpec
-from trimtab_pipelines.status import PLAN_CONDITIONS, ConditionType, InferencePipelineStatus
+from trimtab_pipelines.status import ConditionType, InferencePipelineStatus
 
 COMMITTED = Path(__file__).parents[2] / "charts/trimtab/charts/trimtab-crds/templates"
 CONDITION_PATH = re.compile(r'^\.status\.conditions\[\?\(@\.type=="(\w+)"\)\]\.(\w+)$')
 CONDITIONS = {
     "InferencePipeline": set(typing.get_args(ConditionType)),
-    "PipelinePlan": set(PLAN_CONDITIONS),
+    "PipelinePlan": {"Applied"},
 }
 PREDEFINED = {".metadata.creationTimestamp"}
 

@@ -96,6 +96,26 @@ WRONG: dict[str, tuple[Change, str]] = {
     "weights from nowhere": (set_variant(storageUri=""), "give family and storageUri, or a container"),
     "container without image": (set_variant(family="", container={"image": ""}), "image.*at least 1 chars"),
     "accuracy in percent": (set_variant(accuracy=93.1), "accuracy.*less than or equal to 1"),
+    "accuracy beside its interval": (
+        set_variant(accuracyEvidence={"low": 0.95, "high": 0.99}),
+        "accuracy must lie between accuracyEvidence.low and high",
+    ),
+    "a point's accuracy beside its interval": (
+        set_variant(operatingPoints=[{"accuracy": 0.9, "accuracyEvidence": {"high": 0.8}}]),
+        "accuracy must lie between accuracyEvidence.low and high",
+    ),
+    "two spellings of one knob": (
+        set_variant(operatingPoints=[{"accuracy": 0.9, "tokenDelta": -8, "merging": {"schedule": [4]}}]),
+        "tokenDelta is short for merging or prompts",
+    ),
+    "a size of nothing": (
+        set_variant(operatingPoints=[{"accuracy": 0.9, "inputSize": {}}]),
+        "give resolution, patch, or both",
+    ),
+    "a precision nobody knows": (
+        set_variant(operatingPoints=[{"accuracy": 0.9, "precision": "FP64"}]),
+        'precision: Unsupported value: "FP64"',
+    ),
     "malformed digest": (set_variant(digest="sha256:12"), "digest.*should match"),
     "no core": (set_variant(resources={"cpu": "0"}), "resources.cpu.*should match"),
     "no core, as a number": (set_variant(resources={"cpu": 0}), "resources.cpu.*greater than or equal to 1"),
@@ -103,7 +123,8 @@ WRONG: dict[str, tuple[Change, str]] = {
     "no budget": (set_spec(budget={"cores": "0m"}), "cores must be above 0, for instance 2 or 500m"),
     "no time": (set_spec(slo={"latency": "0ms"}), "latency must be above 0, for instance 250ms"),
     "time without unit": (set_spec(slo={"latency": "250"}), "slo.latency.*should match"),
-    "no interval": (set_spec(adaptation={"interval": 0}), "interval must be 1s or more, for instance 10s"),
+    "a number for a time": (set_spec(slo={"latency": 400}), "slo.latency: expected string"),
+    "no interval": (set_spec(adaptation={"interval": "0s"}), "interval must be 1s or more, for instance 10s"),
     "too short an interval": (set_spec(adaptation={"interval": "999ms"}), "interval must be 1s or more"),
     "a name that advice has": (
         lambda document: document["metadata"].update(name="x-advisory"),
@@ -149,13 +170,27 @@ async def test_a_pipeline_with_everything_comes_back_as_it_was(cluster: Cluster,
         resources={"cpu": 0.25, "memory": "1.5Gi", "gpu": 1},
         nodeSelector={"accelerator": "l4"},
         tolerations=[{"key": "gpu", "operator": "Exists", "tolerationSeconds": 30}],
-        operatingPoints=[{"accuracy": 0.9}, {"name": "merged", "tokenDelta": -8, "accuracy": 0.8}],
+        operatingPoints=[
+            {"accuracy": 0.9, "accuracyEvidence": {"source": "Measured", "samples": 100, "low": 0.83, "high": 0.94}},
+            {"name": "merged", "tokenDelta": -8, "accuracy": 0.8},
+            {
+                "name": "prompted",
+                "modalities": ["x"],
+                "merging": {"schedule": [16, 8], "rule": "bipartite"},
+                "prompts": {"count": 4, "mode": "Accumulate"},
+                "precision": "INT8",
+                "compiled": "inductor",
+                "inputSize": {"resolution": 160, "patch": 16},
+                "accuracy": 0.85,
+                "accuracyByTask": {"crops": {"value": 0.7, "low": 0.6, "samples": 90, "source": "Measured"}},
+            },
+        ],
     )
     stage = a_stage(variants=[tuned, served], pin={"operatingPoint": "merged"}, minReplicas=2, hosting="Separate")
     pipeline = a_pipeline(
         [stage],
         budget={"cores": 2.5, "gpus": 2, "surgeCores": "250m", "pool": "shared"},
-        objective={"goal": "MinCost", "accuracyFloor": 0.75},
+        objective={"goal": "MinCost", "accuracyFloor": 0.75, "accuracyBasis": "LowerBound"},
         adaptation={"interval": 2.5, "demandQuantile": 0.9},
         router={"replicas": 2, "resources": {"memory": "64Mi"}},
     )
@@ -165,8 +200,22 @@ async def test_a_pipeline_with_everything_comes_back_as_it_was(cluster: Cluster,
 
 async def test_a_plan_and_a_profile_come_back_as_they_were(cluster: Cluster, namespace: str):
     forecast = {"peakRps": 12.75, "observedRps": 0.1, "source": "lstm", "recentError": 0.125}
-    explanation = {"change": "first ×2", "runnerUp": {"stages": {"first": "small ×1"}, "objectiveLoss": 0.5}}
-    written = a_plan(a_pipeline(), serviceSeconds={"1": 0.004, "8": 0.0221}, cores="500m").model_dump(by_alias=True)
+    explanation = {
+        "change": "first ×2",
+        "accuracyBasis": "expected values",
+        "pointsLeftOut": ["first: small/worse"],
+        "runnerUp": {"stages": {"first": "small ×1"}, "objectiveLoss": 0.5},
+    }
+    point: dict[str, Any] = {
+        "accuracyByTask": {"crops": 0.7},
+        "reads": ["x"],
+        "serviceSeconds": {"1": 0.004, "8": 0.0221},
+    }
+    others: dict[str, Any] = {
+        "upgrades": [{"name": "more", "accuracy": 0.95} | point],
+        "fallbacks": [{"name": "less", "accuracy": 0.5}],
+    }
+    written = a_plan(a_pipeline(), cores="500m", **point, **others).model_dump(by_alias=True)
     written["spec"] |= {"forecast": forecast, "explanation": explanation, "createdAt": 1763713108.123456}
     plan = PipelinePlan.model_validate(written)
     profile = a_profile("first", [a_point_profile(cores=0.5)])

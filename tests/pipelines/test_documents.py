@@ -50,6 +50,14 @@ def test_a_plan_and_endpoints_written_are_read_back(tmp_path):
         ("a: 1\n---\nb: 2", "expected one document, found 2"),
         ("", "expected one document, found 0"),
         ("kind: InferencePipeline\nspec: !!python/object:os.system {}", "not YAML"),
+        (
+            "apiVersion: trimtab.dev/v2\nmetadata: {name: x}\nspec: {}",
+            "apiVersion: Input should be 'trimtab.dev/v1alpha1'",
+        ),
+        (
+            "kind: InferencePipeline\nspec:\n  slo: {}\n  slo: {}",
+            "the key 'slo' stands twice, first in line 3; keep one",
+        ),
         ("kind: Deployment\nmetadata: {name: x}\nspec: {}", "kind: Input should be 'InferencePipeline'"),
     ],
 )
@@ -60,6 +68,38 @@ def test_a_file_that_is_no_pipeline_is_named(tmp_path, text, complaint):
     with pytest.raises(DocumentError, match=r"pipeline\.yaml") as error:
         load_pipeline(path)
     assert complaint in str(error.value)
+
+
+@pytest.mark.parametrize("written", ["400", "0.4"])
+def test_a_time_without_its_unit_is_refused_with_what_may_be_meant(tmp_path, written):
+    text = dump_yaml(a_pipeline(slo={"latency": "100ms"})).replace("latency: 100ms", f"latency: {written}")
+    (tmp_path / "pipeline.yaml").write_text(text)
+
+    complaint = f"spec.slo.latency: {written} has no unit; write {written}ms or {written}s"
+    with pytest.raises(DocumentError, match=complaint):
+        load_pipeline(tmp_path)
+
+
+def test_amounts_may_be_numbers_as_everywhere_in_kubernetes(tmp_path):
+    text = dump_yaml(a_pipeline(budget={"cores": "2"}))
+    assert "cores: '2'" in text
+    (tmp_path / "pipeline.yaml").write_text(text.replace("cores: '2'", "cores: 2"))
+
+    assert load_pipeline(tmp_path).spec.budget.cores == 2.0
+
+
+def test_a_key_that_stands_twice_in_json_is_refused_too(tmp_path):
+    (tmp_path / "plan.json").write_text('{"kind": "PipelinePlan", "kind": "PipelinePlan"}')
+
+    with pytest.raises(DocumentError, match="the key 'kind' stands twice; keep one"):
+        load_plan(tmp_path / "plan.json")
+
+
+def test_what_yaml_merges_may_be_written_over(tmp_path):
+    (tmp_path / "pipeline.yaml").write_text("x: &x {name: a}\ny: {<<: *x, name: b}\n" + "z: 1")
+
+    with pytest.raises(DocumentError, match="x: unknown field"):
+        load_pipeline(tmp_path)
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.builders import a_point_profile, a_profile
-from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.verdict import Outcome, bar
 
 
 def test_a_measured_batch_answers_for_itself_and_others_by_the_fit():

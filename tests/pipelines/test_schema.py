@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from trimtab_pipelines.generated import differing, write_or_check
-from trimtab_pipelines.schema import SUFFIX, render
+from trimtab_pipelines.rendering.generated import differing, write_or_check
+from trimtab_pipelines.rendering.schema import SUFFIX, render
 
 FOLDER = Path(__file__).parents[2] / "pipelines" / "schema"
 

@@ -11,7 +11,7 @@ from trimtab_predictor.context import MEMORY_SECONDS, PERIODS_SECONDS, Context, 
 from trimtab_predictor.guarded import shipped_forecaster
 from trimtab_predictor.lstm import LstmForecaster, LstmWeights
 from trimtab_predictor.memory import LoadMemory
-from trimtab_router.load import KEPT_SECONDS
+from trimtab_router.telling.load import KEPT_SECONDS
 
 HOUR = 3600
 

@@ -307,7 +307,7 @@ def test_a_quantile_that_was_exceeded_again_and_again_is_widened_and_says_so() -
     *_, last = _answers(GuardedForecaster(Saying(level, p90=1.001)), load)
 
     assert last.source == "lstm"
-    assert last.reason.endswith("quantiles widened 5.0 times")
+    assert last.reason.endswith("quantiles widened by a factor of 5.0")
     assert last.at(0.9) == pytest.approx(last.peak_rps * 1.005, rel=1e-6)
 
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trimtab_pipelines.codes import Code
 from trimtab_protocol import ProtocolError
 from trimtab_protocol.text import MAX_HEADER_CHARACTERS, MAX_TEXT_BYTES, fits_header, header_value, told
-from trimtab_router.refusal import Code, Refusal
+from trimtab_router.refusal import Refusal
 
 
 @given(st.text(max_size=5000))

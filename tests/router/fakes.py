@@ -19,20 +19,21 @@ from opentelemetry.trace import Tracer
 from tests import builders
 from tests.builders import a_plan
 from trimtab.local.door import DoorPorts, make_sockets, open_ports
-from trimtab.local.processes import Module
 from trimtab_pipelines.edge import EdgeSettings
+from trimtab_pipelines.processes.module import Module
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, Tensor, grpc_messages, rest
 from trimtab_protocol.mutual_tls import MutualTls
-from trimtab_router.doors import FrontDoors
 from trimtab_router.edge import configuration
 from trimtab_router.edge.following import follow_keys
 from trimtab_router.edge.places import Doorstep, Sockets
 from trimtab_router.edge.program import command, program
 from trimtab_router.ingress.control import ControlIngress
+from trimtab_router.ingress.doors import FrontDoors
 from trimtab_router.limits import Limits
 from trimtab_router.router import Router
+from trimtab_router.stage.policies.view import Policy
 
 Model = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
@@ -58,13 +59,15 @@ class FakeReplica:
     """A model server of one stage.
 
     `gate` holds batches back while it is not set, `health` answers to probes. Each of `faults` is answered once, as an
-    HTTP status with a message; `refuse` may answer so by what is in the batch.
+    HTTP status with a message; `refuse` may answer so by what is in the batch. A batch takes `delay_seconds`, or what
+    `seconds` says of its operating point and rows.
     """
 
     model: Model = plus_one
     variants: Sequence[str] = ("small",)
     name: str = "replica-0"
     delay_seconds: float = 0.0
+    seconds: Callable[[str, int], float] | None = None
     faults: list[tuple[int, str]] = field(default_factory=list)
     refuse: Callable[[Mapping[str, np.ndarray]], tuple[int, str] | None] = lambda _: None
     seen: list[Seen] = field(default_factory=list)
@@ -135,8 +138,10 @@ class FakeReplica:
         self.most_running = max(self.most_running, self.running)
         try:
             await self.gate.wait()
-            if self.delay_seconds:
-                await asyncio.sleep(self.delay_seconds)
+            point = str(asked.parameters.get("operating_point", "default"))
+            delay_seconds = self.seconds(point, rows) if self.seconds else self.delay_seconds
+            if delay_seconds:
+                await asyncio.sleep(delay_seconds)
         finally:
             self.running -= 1
         fault = self.faults.pop(0) if self.faults else self.refuse(inputs)
@@ -147,7 +152,10 @@ class FakeReplica:
             variant,
             outputs,
             id=asked.id,
-            parameters={"operating_point": "default", "compute_seconds": self.delay_seconds},
+            parameters={
+                "operating_point": asked.parameters.get("operating_point", "default"),
+                "compute_seconds": delay_seconds,
+            },
         )
         buffers, length = rest.encode_response(response, frozenset(tensor.name for tensor in outputs))
         return web.Response(body=b"".join(buffers), headers={rest.HEADER_LENGTH: str(length)})
@@ -309,6 +317,7 @@ async def a_rig(
     ready: bool = True,
     edge: EdgeSettings | None = None,
     otlp: str | None = None,
+    policy: Policy | None = None,
     **plan: Any,
 ) -> AsyncIterator[Rig]:
     """A router over these fakes, by stage; they are started and stopped with it."""
@@ -318,7 +327,7 @@ async def a_rig(
     edge = edge or EdgeSettings()
     limits = limits or Limits().with_clients(edge.clients)
     tls = MutualTls(edge.replicas).connecting if edge.replicas else lambda: None
-    router = Router(pipeline, a_plan(pipeline, **plan), limits=limits, tracer=tracer, tls=tls)
+    router = Router(pipeline, a_plan(pipeline, **plan), limits=limits, policy=policy, tracer=tracer, tls=tls)
     router.apply_endpoints(endpoints_of(replicas))
     doors = FrontDoors(router)
     await doors.open_alone("127.0.0.1", 0)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from trimtab_protocol.http import ConnectionBroken, HttpConnection, request_head
-from trimtab_router.call import Call
+from trimtab_router.admission.call import Call
 
 PATIENT = {"timeout": 60_000_000}
 NASTY = "a\r\nx-evil: 1"

@@ -43,6 +43,14 @@ BAD_REQUESTS = [
     ),
     (a_request(parameters={"timeout": True}), "parameter 'timeout' is True; it must be an integer"),
     (a_request(requested_outputs=(RequestedOutput("z"),)), "unknown output 'z'; sample gives: y"),
+    (
+        a_request(requested_outputs=(RequestedOutput("y", {"shared_memory_region": "r"}),)),
+        "output 'y': shared memory is not supported; leave it out",
+    ),
+    (
+        a_request(requested_outputs=(RequestedOutput("y", {"classification": 3}),)),
+        r"output 'y': classification \(class_count\) is not supported; leave it out",
+    ),
 ]
 
 
@@ -66,6 +74,28 @@ def _matches(pattern, text):
     import re  # noqa: PLC0415 - only here
 
     return re.search(pattern, text) is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        ("/v2/repository/index", "RepositoryIndex"),
+        ("/v2/models/sample/stats", "ModelStatistics"),
+        ("/v2/trace/setting", "TraceSetting"),
+        ("/v2/logging", "LogSettings"),
+        ("/v2/systemsharedmemory/status", "SystemSharedMemoryStatus"),
+    ],
+)
+async def test_calls_of_extensions_that_are_not_there_are_refused_by_name(rig, path, method):
+    status, error = await rig.get(path)
+    assert status == 404
+    assert path in error["error"]
+
+    call = f"/inference.GRPCInferenceService/{method}"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await (await rig.channel()).unary_unary(call, None, None)(b"")
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "nothing is served there" in (caught.value.details() or "")
 
 
 @pytest.mark.parametrize(

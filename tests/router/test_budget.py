@@ -7,9 +7,10 @@ import pytest
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.test_deadlines import blocked
+from trimtab_pipelines.codes import Code
 from trimtab_pipelines.edge import ClientLimits, EdgeSettings
-from trimtab_router.budget import SMALL_BYTES, Budget
-from trimtab_router.refusal import Code, Refusal
+from trimtab_router.admission.budget import SMALL_BYTES, Budget
+from trimtab_router.refusal import Refusal
 
 
 def test_a_reservation_grows_and_ends_once():

@@ -9,7 +9,7 @@ import pytest
 from tests.builders import a_plan, a_variant
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig, endpoints_of, until
 from trimtab_pipelines.documents import write_json
-from trimtab_router.plans import FileWatcher
+from trimtab_router.following.plans import FileWatcher
 from trimtab_router.router import Router
 
 PATIENT = {"timeout": 60_000_000}

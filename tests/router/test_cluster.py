@@ -21,7 +21,7 @@ from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.cluster import ClusterWatcher
+from trimtab_router.following.cluster import ClusterWatcher
 from trimtab_router.router import Router
 
 

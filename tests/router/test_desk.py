@@ -14,6 +14,7 @@ from trimtab_router.stage.policies.view import Departure, NotBefore, Policy
 from trimtab_router.stage.slot import NOTHING, Slot
 from trimtab_router.stage.suspects import Suspects
 from trimtab_router.stage.work import Work
+from trimtab_router.wish import NO_WISH, Wish
 
 READY = frozenset({"small"})
 FAST = {"name": "fast", "accuracy": 0.5}
@@ -66,9 +67,11 @@ class Desktop:
     def failed(self, request_id, message):  # noqa: ARG002 - of a tally
         self.told.append(message)
 
-    def take(self, rows=1, deadline=100.0, value=0.0):
+    def take(self, rows=1, deadline=100.0, value=0.0, wish=NO_WISH):
         x = np.full((rows, 4), value, np.float32)
-        work = Work(Caller(), Runnable("stage-0", rows, {"x": x}), deadline=deadline, now=self.clock.now)
+        certain = self.desk.stage.certainty is not None
+        runnable = Runnable("stage-0", rows, {"x": x})
+        work = Work(Caller(), runnable, deadline=deadline, now=self.clock.now, wish=wish, looked_at_again=certain)
         refusal = self.desk.refusal_of(work, self.clock.now)
         if refusal is None:
             self.desk.take(work)
@@ -103,12 +106,27 @@ def test_rows_are_dropped_in_the_moment_they_cannot_make_it_any_more():
     top = Desktop()
     top.take()
     top.settle()
-    work = top.take(deadline=3.0)
+    patient, work = top.take(), top.take(deadline=3.0)
     top.clock.run(1.999)
     assert why(work) is None
 
     top.clock.run(2.01)
     assert why(work) == "Predicted"
+    assert why(patient) is None
+    assert top.desk.queue.rows == 1
+
+
+def test_past_drops_rows_in_the_moment_their_deadline_is_past():
+    top = Desktop(drop_policy="Past")
+    top.take()
+    top.settle()
+    work = top.take(deadline=0.3)
+    top.clock.run(0.299)
+    assert why(work) is None
+
+    top.clock.run(0.301)
+    assert why(work) == "Past"
+    assert top.desk.queue.rows == 0
 
 
 @pytest.mark.parametrize(("policy", "reason"), [("UrgentFirst", "Predicted"), ("SlackFit", None)])
@@ -127,6 +145,28 @@ def test_door_and_drops_count_the_fastest_point_allowed(policy, reason):
         assert all(work.owner.refusal is None for work in early)
         top.end(top.sent[0])
         assert (top.sent[1].point.name, top.sent[1].rows) == ("fast", 8)
+
+
+@pytest.mark.parametrize(("policy", "names"), [("UrgentFirst", ["default", "fast"]), ("SlackFit", ["fast", "default"])])
+def test_the_points_of_a_plan_are_there_preferred_first_with_what_it_says_of_them(policy, names):
+    better = FAST | {"accuracy": 0.95, "accuracyByTask": {"crops": 0.7}, "reads": ["x"], "serviceSeconds": {1: 2.0}}
+    outlook = Desktop(policy, upgrades=[better]).desk.outlook
+    points = outlook.points("small")
+
+    assert [point.name for point in points] == names
+    assert outlook.key("small") == ("small", "default")
+    told = {point.name: (point.accuracy_for("crops"), point.accuracy_for("faces"), point.reads) for point in points}
+    assert told == {"default": (0.9, 0.9, None), "fast": (0.7, 0.95, {"x"})}
+
+
+@pytest.mark.parametrize(("task", "point"), [("", "default"), ("faces", "default"), ("crops", "fast")])
+def test_the_task_of_the_most_urgent_row_says_which_point_is_the_better_one(task, point):
+    quick = FAST | {"serviceSeconds": {1: 0.1, 8: 0.4}, "accuracyByTask": {"crops": 0.99}}
+    top = Desktop("SlackFit", fallbacks=[quick])
+    top.take(wish=Wish(task=task))
+    top.settle()
+
+    assert top.sent[0].point.name == point
 
 
 def test_a_fallback_of_unknown_speed_is_none():

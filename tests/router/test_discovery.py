@@ -6,7 +6,7 @@ import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
 from trimtab_pipelines.routing import Endpoint
-from trimtab_router.discovery import endpoints_of
+from trimtab_router.following.discovery import endpoints_of
 
 CONTAINER = {"family": "", "storageUri": "", "container": {"image": "someone/else:1", "port": 8000, "modelName": "m"}}
 PIPELINE = a_pipeline(

@@ -9,8 +9,9 @@ import pytest
 from aiohttp import web
 
 from trimtab.local.door import make_sockets
+from trimtab_pipelines.codes import DOOR_REASONS
 from trimtab_router.edge.envoy import Envoy
-from trimtab_router.edge.refused import REASONS, answered, refused_since
+from trimtab_router.edge.refused import answered, refused_since
 from trimtab_router.edge.replies import local_replies
 
 
@@ -63,7 +64,7 @@ def test_each_reason_that_callers_are_told_is_counted():
         if header["header"]["key"] == "x-trimtab-reason"
     ]
 
-    assert set(headers) - {"Timeout"} == set(REASONS), json.dumps(headers)
+    assert set(headers) - {"Timeout"} == set(DOOR_REASONS), json.dumps(headers)
 
 
 class FakeEnvoy:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
 from trimtab_pipelines.router_state import EndpointState
+from trimtab_router.carriage import replicas
 from trimtab_router.carriage.replicas import Replica
 from trimtab_router.limits import Limits
 
@@ -171,6 +172,20 @@ async def test_draining_answers_what_was_accepted_and_refuses_the_rest(over_grpc
         replica.gate.set()
         assert not isinstance(await accepted, str)
         await draining
+
+
+async def test_who_answers_batches_stays_ready_however_late_its_probe(monkeypatch):
+    monkeypatch.setattr(replicas, "PROBE_TIMEOUT_SECONDS", 0.05)
+    busy = FakeReplica()
+    async with a_rig(a_pipeline(1), {"stage-0": [busy]}) as rig:
+        answered(await rig.rest(a_request(value=7.0)), 1, 7)
+        busy.health.clear()
+        before = busy.probes
+        while busy.probes < before + 2:
+            answered(await rig.rest(a_request(value=7.0, parameters=PATIENT)), 1, 7)
+        assert rig.router.state().stages["stage-0"].ready_replicas == 1
+        await rig.until(lambda: not rig.router.state().stages["stage-0"].ready_replicas)
+        busy.health.set()
 
 
 async def test_a_probe_asked_before_a_doubt_does_not_dispel_it():

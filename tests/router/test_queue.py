@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from trimtab_router.graph import Runnable
 from trimtab_router.refusal import Refusal
-from trimtab_router.stage.policies.view import Company
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.work import Served, Slice, Work
 
@@ -19,10 +18,12 @@ class Caller:
 
     def __init__(self) -> None:
         self.outputs = None
+        self.served = ()
         self.refusal: Refusal | None = None
 
     def work_completed(self, work, outputs, served):  # noqa: ARG002 - the protocol of an owner
         self.outputs = outputs
+        self.served = served
 
     def work_refused(self, refusal):
         self.refusal = refusal
@@ -47,7 +48,7 @@ def a_queue(*works, max_rows=1000):
 def take(queue, rows, reads=None):
     """Remove what may leave with the most urgent slice, so many rows at most."""
     head = queue.head()
-    batch = Company(queue.beside(head, reads), 0, 0).first(rows) if head else []
+    batch = queue.beside(head, reads).first(rows) if head else []
     queue.remove(batch)
     return batch
 

@@ -5,7 +5,7 @@ import pytest
 
 from trimtab_pipelines.ends import End
 from trimtab_pipelines.router_state import Served
-from trimtab_router.recent import RecentOutcomes
+from trimtab_router.telling.recent import RecentOutcomes
 
 
 def test_nothing_happened():

@@ -5,9 +5,9 @@ import pytest
 from tests.builders import a_pipeline, a_plan, a_variant
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError
-from trimtab_router.load import KEPT_SECONDS, ArrivalCounter, RowCounter
 from trimtab_router.stage.binding import effective_variant, least_loaded, variant_for
 from trimtab_router.stage.service_time import ServiceTimes, interpolate, wait_for_others
+from trimtab_router.telling.load import KEPT_SECONDS, ArrivalCounter, RowCounter
 
 KEY = ("small", "default")
 

@@ -6,9 +6,10 @@ import time
 import pytest
 
 from tests.router.fakes import seconds_in
+from trimtab_pipelines.codes import Code
 from trimtab_pipelines.ends import End
-from trimtab_router.refusal import Code, Refusal
-from trimtab_router.turnstile import MAX_WAITING, PER_TURN, Turnstile
+from trimtab_router.admission.turnstile import MAX_WAITING, PER_TURN, Turnstile
+from trimtab_router.refusal import Refusal
 
 
 async def test_a_crowd_enters_in_order_a_few_each_turn_of_the_loop():

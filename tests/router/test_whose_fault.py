@@ -13,7 +13,7 @@ from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, an_env
 from trimtab.local.door import make_sockets
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_protocol import grpc_messages
-from trimtab_router.call import Call
+from trimtab_router.admission.call import Call
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from trimtab_router.call import Call
 )
 async def test_what_the_door_refuses_is_the_callers_fault_or_ours(status, reason, code, callers):
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        rig.router.count_refused_at_door({(status, reason): 3})
+        rig.router.accounts.refused_at_door({(status, reason): 3})
 
         assert await rig.metric("trimtab_refusals_total", code=code, reason=reason) == 3
         assert await rig.metric("trimtab_callers_faults_total") == (3 if callers else 0)

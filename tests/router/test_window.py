@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from trimtab_router.window import FLOOR_REQUESTS, MOST_REQUESTS, Bounds, Observation, Window
+from trimtab_router.admission.window import ASSUMED_RPS, FLOOR_REQUESTS, MOST_REQUESTS, Bounds, Observation, Window
 
 SLO = 0.5
 STEP = 0.01
@@ -99,7 +99,20 @@ def test_after_an_overload_it_opens_again():
     server = settled(400.0, 4000.0)
     server.run(10.0, 100.0)
 
-    assert server.window.limit == MOST_REQUESTS
+    assert server.window.limit == ASSUMED_RPS * SLO
+
+
+def test_where_more_was_answered_more_may_come_at_once():
+    server = settled(4000.0, 3000.0)
+
+    assert server.window.limit >= 0.95 * 3000.0 * SLO
+
+
+@pytest.mark.parametrize("rate", [400.0, 1000.0])
+def test_a_flood_after_calm_costs_about_a_second(rate):
+    server = settled(rate, 50.0)
+
+    assert server.run(10.0, 10 * rate) >= 0.85 * rate
 
 
 def test_a_late_loop_leaves_less_time_and_one_stall_does_not_count():

@@ -71,7 +71,7 @@ class ClusterDocuments:
 
 
 def within_schedulable(pipeline: InferencePipeline) -> tuple[InferencePipeline, str]:
-    """Return the pipeline with the budget its nodes have room for, and a remark where that is less than asked for."""
+    """The pipeline with the budget its nodes have room for, and a remark where that is less than asked for."""
     schedulable = (pipeline.status or {}).get("schedulable")
     if not isinstance(schedulable, Mapping):
         return pipeline, ""

@@ -7,7 +7,7 @@ from trimtab_pipelines.cluster import ADAPTER_MANAGER
 
 
 def event_of(tick: Tick, pipeline: Object) -> Object | None:
-    """Return the event of a tick, or None where nothing changed that is in force."""
+    """The event of a tick, or None where nothing changed that is in force."""
     if tick.decided != "changed" or tick.plan is None or tick.pipeline.spec.mode != "Auto":
         return None
     spec, now_seconds = tick.plan.spec, tick.now_seconds

@@ -17,12 +17,12 @@ class Known(Cache[Belonging]):
         super().__init__(belonging_of)
 
     def belonging(self, kind: str, namespace: str, owner: str) -> list[Object]:
-        """Return the profiles of a pipeline, or the slices of a Service."""
+        """The profiles of a pipeline, or the slices of a Service."""
         return self.group((kind, namespace, owner))
 
 
 def belonging_of(found: Object) -> Belonging:
-    """Return what an object belongs to."""
+    """What an object belongs to."""
     kind, (namespace, owner) = found["kind"], key_of(found)
     if kind == PROFILE:
         owner = str(found.get("spec", {}).get("pipeline", ""))

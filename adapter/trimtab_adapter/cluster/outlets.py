@@ -1,7 +1,7 @@
-"""Puts plans into the cluster by server-side apply. A plan somebody else wrote is gone on from, unless it is broken.
+"""Puts plans into the cluster by server-side apply. If somebody else wrote a valid plan, we continue from it.
 
-Which writes are our own is told by the object's generation, not by its contents: the watch may bring back our last but
-one plan after we wrote the next, and that is nobody else's.
+A broken plan is replaced. The object's generation tells which writes are our own, not its contents: the watch may
+bring back our last plan but one after we wrote the next.
 """
 
 import logging
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from trimtab_adapter.cluster.known import PIPELINE, PLAN, Known
-from trimtab_adapter.explain import line
+from trimtab_adapter.planning.explain import line
 from trimtab_adapter.tick import Tick, essence
 from trimtab_kubernetes import Cluster, ClusterError, Conflict
 from trimtab_kubernetes.objects import Key, Object, owner_reference
@@ -37,7 +37,7 @@ class ClusterOutlets:
         self._attempted: deque[tuple[object, ...]] = deque(maxlen=ATTEMPTS_REMEMBERED)
 
     def take_up(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
-        """Return the plan in the API where somebody else wrote it since, and it can be used; else our own."""
+        """The plan in the API where somebody else wrote it since, and it can be used; else our own."""
         found = self._considered = self._known.get(PLAN, self._key)
         if found is None or self._is_ours(found) or self._refused == identity(found):
             return own
@@ -153,7 +153,7 @@ class ClusterOutlets:
 
 
 def identity(found: Object) -> Identity:
-    """Return which state of which object it is; its generation grows with each change of its spec."""
+    """Which state of which object it is; its generation grows with each change of its spec."""
     return str(found["metadata"].get("uid", "")), int(found["metadata"].get("generation", 0))
 
 

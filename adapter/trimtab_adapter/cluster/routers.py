@@ -1,4 +1,4 @@
-"""Shell: asks each router of a pipeline itself. Where they are, the EndpointSlices of their Service say.
+"""Shell: asks each router of a pipeline itself. Their addresses come from the EndpointSlices of the router's Service.
 
 A router that is ready and does not answer is left out, and the sum says so: it may be too low. What a router that is
 gone had counted goes on counting in the past, so that replacing a router does not look like a load that vanished.
@@ -43,7 +43,7 @@ class RoutersSource:
         return sum(address.ready for address in self._addresses())
 
     async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:
-        """Return the arrivals all routers counted; raise ObservationError where none answers."""
+        """The arrivals all routers counted; raise ObservationError where none answers."""
         answers = await self._ask(seconds)
         loads = {url: Load(now_seconds, answer.history_rps) for url, answer in answers.items() if answer is not None}
         missing = [url for url, answer in answers.items() if answer is None]
@@ -52,7 +52,7 @@ class RoutersSource:
         return Load(now_seconds, merged, f"no answer from {', '.join(missing)}" if missing else "")
 
     async def state(self) -> State:
-        """Return what all routers measured; raise ObservationError where none answers."""
+        """What all routers measured; raise ObservationError where none answers."""
         sources = [RouterSource(self._client, address.url) for address in self._addresses()]
         found = await asyncio.gather(*(source.state() for source in sources), return_exceptions=True)
         states = [state for state in found if isinstance(state, State)]
@@ -61,7 +61,7 @@ class RoutersSource:
         return merge_states(states)
 
     async def _ask(self, seconds: int) -> dict[str, Load | None]:
-        """Return each answer, None for a router that ought to have answered; raise where no ready one did."""
+        """Each answer, None for a router that ought to have answered; raise where no ready one did."""
         asked = self._addresses()
         if not any(address.ready for address in asked):
             name = f"{self._key[0]}/{router_admin_name(self._key[1])}"
@@ -87,7 +87,7 @@ class RoutersSource:
 
 
 def addresses(slices: Iterable[Object]) -> list[Address]:
-    """Return the administrative addresses of all routers that serve, those that are ending included; each once."""
+    """The administrative addresses of all routers that serve, those that are ending included; each once."""
     found: dict[str, bool] = {}
     for one in slices:
         port = _admin_port(one.get("ports") or [])

@@ -2,13 +2,12 @@
 
 import argparse
 import asyncio
-import logging
 import os
 import socket
 
 import httpx
 
-from trimtab_adapter.cluster.fleet import Fleet, Surroundings
+from trimtab_adapter.cluster.loops import Loops, Surroundings
 from trimtab_adapter.forecasting import TrainedWeights
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.prometheus import Server, trust
@@ -18,8 +17,6 @@ from trimtab_kubernetes.lease import Lease, Timing, leading
 from trimtab_kubernetes.process import observed, told_to_stop, until
 from trimtab_pipelines.cluster import ADAPTER_MANAGER
 from trimtab_pipelines.documents import DocumentError, load_pools
-
-log = logging.getLogger(__name__)
 
 LEASE = Timing(lease_seconds=10, renew_within_seconds=7.0, every_seconds=2.0)
 HTTP_TIMEOUT_SECONDS = 2.0
@@ -42,7 +39,7 @@ async def adapt_cluster(options: argparse.Namespace) -> str:
 
 
 def adapters_lease(cluster: Cluster, namespace: str, identity: str) -> Lease:
-    """Return a claim to lead among the adapters."""
+    """A claim to lead among the adapters."""
     return Lease(cluster, namespace, ADAPTER_MANAGER, identity, LEASE)
 
 
@@ -51,14 +48,14 @@ async def take_part(options: argparse.Namespace, cluster: Cluster, lease: Lease,
 
     While the API server is away the leader plans on with what it knows. It writes nothing until it is certain to lead.
     """
-    metrics, fleets = AdapterMetrics(), list[Fleet]()
+    metrics, started = AdapterMetrics(), list[Loops]()
     async with (
         cluster,
         httpx.AsyncClient(timeout=HTTP_TIMEOUT_SECONDS, trust_env=False) as routers,
         httpx.AsyncClient(
             timeout=PROMETHEUS_TIMEOUT_SECONDS, trust_env=False, verify=trust(options.prometheus_ca)
         ) as asking,
-        observed(options.health_port, options.metrics_port, metrics.registry, lambda: _late(fleets)),
+        observed(options.health_port, options.metrics_port, metrics.registry, lambda: _late(started)),
     ):
         prometheus = None
         if options.prometheus is not None:
@@ -69,18 +66,18 @@ async def take_part(options: argparse.Namespace, cluster: Cluster, lease: Lease,
         namespaces = [name for name in options.namespaces.split(",") if name]
 
         async def plan() -> None:
-            fleet = Fleet(around, namespaces)
-            fleets[:] = [fleet]
+            loops = Loops(around, namespaces)
+            started[:] = [loops]
             try:
-                await fleet.run()
+                await loops.run()
             finally:
-                fleets.clear()
+                started.clear()
 
         async with leading(lease, plan, go_on=True) as planning:
             await until(stop, planning)
 
 
-def _late(fleets: list[Fleet]) -> str:
+def _late(started: list[Loops]) -> str:
     """Well is who plans in time for every pipeline, and who waits while another adapter leads."""
-    late = [name for fleet in fleets for name in fleet.late()]
+    late = [name for loops in started for name in loops.late()]
     return f"no tick for three intervals: {', '.join(late[:10])}" if late else ""

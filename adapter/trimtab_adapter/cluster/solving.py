@@ -19,7 +19,7 @@ class Solving:
         self._pools = {name: ThreadPoolExecutor(1, thread_name_prefix=f"solve-{name}") for name in pools}
 
     def threads(self, pipeline: InferencePipeline) -> Executor:
-        """Return where to decide for a pipeline."""
+        """Where to decide for a pipeline."""
         return self._pools.get(pipeline.spec.budget.pool or "", self._shared)
 
     def close(self) -> None:

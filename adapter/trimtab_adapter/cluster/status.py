@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trimtab_adapter.explain import line
+from trimtab_adapter.planning.explain import line
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes.conditions import Finding, conditions, ill, well
 from trimtab_kubernetes.times import rfc3339
@@ -23,7 +23,7 @@ _METRICS, _FORECAST, _PLAN = ADAPTER_CONDITIONS
 
 
 def status_of(tick: Tick, before: Mapping[str, Any], observed_generation: int) -> dict[str, Any]:
-    """Return the adapter's part of the status.
+    """The adapter's part of the status.
 
     Args:
         tick: what was found and decided.
@@ -43,7 +43,7 @@ def status_of(tick: Tick, before: Mapping[str, Any], observed_generation: int) -
 
 
 def visible(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what of a status is worth a write when it changes."""
+    """What of a status is worth a write when it changes."""
     conditions = [
         (c["type"], c["status"], c["reason"], _FIGURES.sub("#", c.get("message", "")), c.get("observedGeneration"))
         for c in status.get("conditions", ())

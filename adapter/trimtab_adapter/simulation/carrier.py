@@ -5,9 +5,9 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from trimtab_adapter.simulation.chance import FanOut, ServiceTimes
+from trimtab_adapter.simulation.chance import DrawnTimes, FanOut
 from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
-from trimtab_pipelines.spec import Stage
+from trimtab_pipelines.stages import Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.endings import Answered, Ending, Lost
@@ -44,7 +44,7 @@ class Batches:
 
 @lru_cache(maxsize=4096)
 def rows_of(count: int) -> Array:
-    """Return an array of so many rows; only its length means anything."""
+    """An array of so many rows; only its length means anything."""
     return np.zeros(count, dtype=np.int8)
 
 
@@ -56,6 +56,7 @@ class DrawnCarrier:
         clock: the clock.
         times: draws the seconds of its batches.
         fan_outs: draws the rows of its counted outputs, by the name of the count.
+        certainties: draws how certain the model is of each row, evenly from 0 to 1, where the stage tells it.
         transfer_seconds: of each service time, what passes on the way.
         machine: that all stages share.
         on_idle: called when a replica that drains has no batch left.
@@ -64,13 +65,14 @@ class DrawnCarrier:
     desk: Desk
     """Whose batches it carries; it is told of every replica."""
 
-    def __init__(  # noqa: PLR0913 - wired together in one place
+    def __init__(
         self,
         stage: Stage,
         *,
         clock: Clock,
-        times: ServiceTimes,
+        times: DrawnTimes,
         fan_outs: Mapping[str, FanOut],
+        certainties: np.random.Generator,
         transfer_seconds: float,
         machine: Machine,
         on_idle: Callable[[SimulatedReplica], None],
@@ -80,6 +82,7 @@ class DrawnCarrier:
         self._clock = clock
         self._draws = times
         self._fan_outs = fan_outs
+        self._certainties = certainties
         self._transfer_seconds = transfer_seconds
         self._machine = machine
         self._on_idle = on_idle
@@ -128,4 +131,7 @@ class DrawnCarrier:
     def _rows_out(self, rows: int) -> Mapping[str, Array]:
         own = rows_of(rows)
         counted = {name: rows_of(fan_out.draw(rows)) for name, fan_out in self._fan_outs.items()}
-        return {o.name: own if o.counted_by is None else counted[o.counted_by] for o in self.stage.outputs}
+        given = {o.name: own if o.counted_by is None else counted[o.counted_by] for o in self.stage.outputs}
+        if self.stage.certainty is not None:
+            given[self.stage.certainty] = self._certainties.random(rows)
+        return given

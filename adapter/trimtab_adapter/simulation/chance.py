@@ -7,16 +7,16 @@ from itertools import cycle, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.options import PlanningError
+from trimtab_adapter.planning.options import PlanningError
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_pipelines.profile import ModelProfile, PointProfile
-from trimtab_pipelines.spec import Stage
+from trimtab_pipelines.stages import Stage
 
 _P99_DEVIATIONS = 2.3263  # of a normal distribution; its 99 % quantile
 _BLOCK = 8192
 
 
-class ServiceTimes:
+class DrawnTimes:
     """Seconds of a stage's batches: log-normal through the profile's median and p99, or the median itself.
 
     Between profiled batch sizes a straight line, since the router sends whatever number of rows waits.
@@ -31,7 +31,7 @@ class ServiceTimes:
         self._laws: dict[tuple[str, str, int], tuple[float, float]] = {}
 
     def draw(self, variant: str, point: str, rows: int) -> float:
-        """Return the seconds this batch takes."""
+        """The seconds this batch takes."""
         law = self._laws.get((variant, point, rows))
         if law is None:
             law = self._laws[variant, point, rows] = self._law(variant, point, rows)
@@ -55,19 +55,19 @@ class ServiceTimes:
 
 
 def at_sizes(known: Mapping[int, float], rows: Sequence[int] | NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return what is known of some batch sizes for others: on the straight line between, the nearest one's beyond."""
+    """What is known of some batch sizes for others: on the straight line between, the nearest one's beyond."""
     sizes = sorted(known)
     return np.interp(rows, sizes, [known[size] for size in sizes])
 
 
 def _deviation(profile: PointProfile, rows: int) -> float:
-    """Return the standard deviation of the logarithm of a batch's seconds, by the profile's median and p99."""
+    """The standard deviation of the logarithm of a batch's seconds, by the profile's median and p99."""
     median, high = (between_sizes(profile, rows, quantile) for quantile in (0.5, 0.99))
     return math.log(max(high / median, 1.0)) / _P99_DEVIATIONS
 
 
 def between_sizes(profile: PointProfile, rows: int, quantile: float) -> float:
-    """Return a quantile of the seconds of a batch, on the straight line between the profiled sizes beside it."""
+    """A quantile of the seconds of a batch, on the straight line between the profiled sizes beside it."""
     sizes = sorted(measurement.batch_size for measurement in profile.measurements)
     below = max((size for size in sizes if size <= rows), default=None)
     above = min((size for size in sizes if size >= rows), default=None)
@@ -85,12 +85,12 @@ class FanOut:
         self._draws = cycle(random.choice(len(weights), size=_BLOCK, p=shares).tolist())
 
     def draw(self, rows: int) -> int:
-        """Return the rows of so many input rows together."""
+        """The rows of so many input rows together."""
         return sum(islice(self._draws, rows))
 
 
 def fan_outs(stage: Stage, conditions: Conditions, random: np.random.Generator) -> Mapping[str, FanOut]:
-    """Return the fan-out of each counted output of a stage, by the name of its count; outputs that share one agree."""
+    """The fan-out of each counted output of a stage, by the name of its count; outputs that share one agree."""
     found: dict[str, FanOut] = {}
     for output in stage.outputs:
         if output.counted_by is not None and output.counted_by not in found:
@@ -100,6 +100,6 @@ def fan_outs(stage: Stage, conditions: Conditions, random: np.random.Generator) 
 
 
 def around(mean: float) -> tuple[float, ...]:
-    """Return the probabilities of 0, 1, 2 … that put all weight on the whole numbers around a mean."""
+    """The probabilities of 0, 1, 2 … that put all weight on the whole numbers around a mean."""
     below = math.floor(mean)
     return (*([0.0] * below), 1.0 - (mean - below), mean - below)

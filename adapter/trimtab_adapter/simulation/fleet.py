@@ -15,7 +15,7 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.rollout import HostingSet, Room, Target, decide
 
 
-class Fleet:
+class SimulatedFleet:
     """All replicas of a pipeline.
 
     Args:

@@ -53,7 +53,7 @@ class Simulated:
     duration_seconds: float
 
     def share(self, end: End) -> float:
-        """Return the share of the requests that ended so; 0 without any."""
+        """The share of the requests that ended so; 0 without any."""
         return float((self.ends == end).mean()) if self.ends.size else 0.0
 
     @property
@@ -62,7 +62,7 @@ class Simulated:
         return 1.0 - self.share(OK) if self.ends.size else 0.0
 
     def latency(self, quantile: float) -> float:
-        """Return a quantile of the latency of the answers; NaN without any."""
+        """A quantile of the latency of the answers; NaN without any."""
         answered = self.latency_seconds[self.ends <= LATE]
         return float(np.quantile(answered, quantile)) if answered.size else float("nan")
 

@@ -19,7 +19,7 @@ class Machine:
     busy: int = 0
 
     def finish(self, begin_seconds: float, work_seconds: float, others: int, processor: int) -> float:
-        """Return when a batch is done beside so many other busy replicas."""
+        """When a batch is done beside so many other busy replicas."""
         work_seconds *= 1.0 + self.contention * others
         if not self.speeds:
             return begin_seconds + work_seconds

@@ -13,26 +13,28 @@ from numpy.typing import NDArray
 
 from trimtab_adapter.deliberation import outgrown
 from trimtab_adapter.observation import Load, ObservationError, seconds_to_ask
-from trimtab_adapter.options import PlanningError
-from trimtab_adapter.simulation.adaptation import Adaptation
+from trimtab_adapter.planning.options import PlanningError
 from trimtab_adapter.simulation.agenda import Agenda
 from trimtab_adapter.simulation.carrier import Batches, DrawnCarrier, rows_of
-from trimtab_adapter.simulation.chance import ServiceTimes, fan_outs
+from trimtab_adapter.simulation.chance import DrawnTimes, fan_outs
 from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.fleet import Fleet
+from trimtab_adapter.simulation.fleet import SimulatedFleet
 from trimtab_adapter.simulation.outcome import Second, Simulated
 from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
+from trimtab_adapter.simulation.slow_loop import SlowLoop
 from trimtab_pipelines.ends import FAILED, LATE, OK, End
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_protocol.tensors import Array
 from trimtab_router.course import Course, Journey
 from trimtab_router.graph import Graph, Walk
-from trimtab_router.load import ArrivalCounter, RowCounter
 from trimtab_router.stage.desk import GRACE_SECONDS, Desk
 from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Clock
+from trimtab_router.telling.load import ArrivalCounter, RowCounter
+from trimtab_router.wish import NO_WISH, Wish
 
 _LOOK_SECONDS = 1.0  # the router counts whole seconds: looking more often would see nothing new
 
@@ -52,7 +54,10 @@ class Scenario:
         history_rps: load of the seconds before the first, so that a forecaster has something to go by.
         conditions: how the machines behave.
         policy: decides every departure; the pipeline's own where it is None.
-        seed: of service times and fan-outs.
+        rows: of the requests, which take turns with these; one row each where there are none.
+        wishes: of the requests, in turns too; nothing but an answer where there are none.
+        lacks: the optional inputs that requests come without, in turns too.
+        seed: of service times, fan-outs and certainties.
     """
 
     pipeline: InferencePipeline
@@ -60,11 +65,14 @@ class Scenario:
     arrivals_seconds: NDArray[np.float64]
     duration_seconds: float
     plan: PipelinePlan
-    adaptation: Adaptation | None = None
+    adaptation: SlowLoop | None = None
     changes: tuple[tuple[float, PipelinePlan], ...] = ()
     history_rps: tuple[int, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     policy: Policy | None = None
+    rows: tuple[int, ...] = ()
+    wishes: tuple[Wish, ...] = ()
+    lacks: tuple[frozenset[str], ...] = ()
     seed: int = 0
 
 
@@ -76,19 +84,21 @@ def simulate(scenario: Scenario) -> Simulated:
 def carriers_of(
     scenario: Scenario, clock: Clock, on_idle: Callable[[SimulatedReplica], None]
 ) -> dict[str, DrawnCarrier]:
-    """Return who carries the batches of each stage; `on_idle` is called when a draining replica has none left."""
+    """Who carries the batches of each stage; `on_idle` is called when a draining replica has none left."""
     conditions, stages = scenario.conditions, scenario.pipeline.spec.order
-    streams = iter(np.random.default_rng(scenario.seed).spawn(2 * len(stages)))
+    spawned = np.random.default_rng(scenario.seed).spawn(3 * len(stages))
+    streams, certainties = iter(spawned), spawned[2 * len(stages) :]
     machine = Machine(conditions.contention, conditions.speeds)
     carriers: dict[str, DrawnCarrier] = {}
-    for stage in stages:
+    for stage, certainty in zip(stages, certainties, strict=True):
         if stage.name not in scenario.profiles:
             raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
         carriers[stage.name] = DrawnCarrier(
             stage,
             clock=clock,
-            times=ServiceTimes(stage, scenario.profiles[stage.name], conditions, next(streams)),
+            times=DrawnTimes(stage, scenario.profiles[stage.name], conditions, next(streams)),
             fan_outs=fan_outs(stage, conditions, next(streams)),
+            certainties=certainty,
             transfer_seconds=conditions.transfer_seconds,
             machine=machine,
             on_idle=on_idle,
@@ -111,9 +121,12 @@ class _Simulation:
         self.course = Course(self.graph, self.desks, self.agenda)
         spec, conditions = scenario.pipeline.spec, scenario.conditions
         limit = spec.budget.cores + spec.budget.surge_cores
-        self.fleet = Fleet(self.carriers, limit, conditions.startup_seconds, self.agenda)
+        self.fleet = SimulatedFleet(self.carriers, limit, conditions.startup_seconds, self.agenda)
         self.wanted = tuple(output.name for output in spec.outputs)
-        self.inputs = {tensor.name: rows_of(1) for tensor in spec.inputs}
+        self.names = tuple(tensor.name for tensor in spec.inputs)
+        self.request_rows = scenario.rows or (1,)
+        self.lacks = scenario.lacks or (frozenset[str](),)
+        self.wishes = scenario.wishes or (NO_WISH,)
         self.arrivals = scenario.arrivals_seconds.tolist()
         self.received = 0
         size = len(self.arrivals)
@@ -179,10 +192,15 @@ class _Simulation:
         if self.received < len(self.arrivals):
             self.agenda.at(self.arrivals[self.received], self._arrive)
         self.counter.record(now)
-        deadline = now + self.scenario.pipeline.spec.slo.latency_seconds
-        walk = Walk(self.graph, self.inputs, self.wanted)
+        wish = self.wishes[index % len(self.wishes)]
+        deadline = now + self._promised_seconds(wish)
+        walk = Walk(self.graph, self._inputs(index), self.wanted)
         ended = partial(self._ended, index)
-        journey = Journey(self.course, walk, deadline=deadline, arrived_at=now, ended=ended)
+        journey = Journey(self.course, walk, deadline=deadline, arrived_at=now, ended=ended, wish=wish)
+        refusal = self.course.refusal_of(wish, walk)
+        if refusal is not None:
+            journey.work_refused(refusal)
+            return
         before = self.scenario.conditions.before_seconds
         if before:
             self.agenda.at(now + before, partial(self.course.advance, journey))
@@ -200,7 +218,14 @@ class _Simulation:
         self.latency[index], self.accuracy[index] = latency, journey.accuracy
         self.variants[index] = {stage: served[0].variant for stage, served in journey.served.items()}
         self.rows.record(self.agenda.now, journey.rows_by_stage)
-        self._end(index, OK if latency <= self.scenario.pipeline.spec.slo.latency_seconds else LATE)
+        self._end(index, OK if latency <= self._promised_seconds(journey.wish) else LATE)
+
+    def _inputs(self, index: int) -> Mapping[str, Array]:
+        rows, lacks = self.request_rows[index % len(self.request_rows)], self.lacks[index % len(self.lacks)]
+        return {name: rows_of(rows) for name in self.names if name not in lacks}
+
+    def _promised_seconds(self, wish: Wish) -> float:
+        return wish.timeout_seconds or self.scenario.pipeline.spec.slo.latency_seconds
 
     def _end(self, index: int, end: End) -> None:
         self.ends[index] = end

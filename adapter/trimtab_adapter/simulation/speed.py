@@ -29,7 +29,7 @@ class Speed:
         object.__setattr__(self, "_done", tuple(accumulate(work, initial=0.0)))
 
     def finish(self, begin_seconds: float, work_seconds: float) -> float:
-        """Return when work is done that takes so many seconds at the usual speed."""
+        """When work is done that takes so many seconds at the usual speed."""
         if work_seconds <= 0.0:
             return begin_seconds
         since, speeds, done = self.since_seconds, self.speeds, self._done

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from trimtab_adapter.program import Program, Solution
 from trimtab_adapter.solvers import exact, gurobi, highs
+from trimtab_adapter.solvers.program import Program, Solution
 from trimtab_adapter.solvers.signature import Solver, SolverUnavailable
 
 SOLVERS: Mapping[str, Solver] = {"Exact": exact.solve, "HiGHS": highs.solve, "Gurobi": gurobi.solve}
 
 
 def solver_of(name: Literal["Exact", "HiGHS", "Gurobi"]) -> Solver:
-    """Return the solver of that name; it never raises, but lets `exact` answer and notes why."""
+    """The solver of that name; it never raises, but lets `exact` answer and notes why."""
     return exact.solve if name == "Exact" else _or_exact(SOLVERS[name])
 
 

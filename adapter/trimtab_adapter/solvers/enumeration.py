@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.program import TOLERANCE, Program
+from trimtab_adapter.solvers.program import TOLERANCE, Program
 from trimtab_adapter.solvers.table import Floats, Table
 
 MOST_CHOICES = 20_000  # and a pipeline has at most 32 stages, half of the axes an array may have
 
 
 def choices(table: Table) -> int:
-    """Return how many choices there are."""
+    """How many choices there are."""
     return math.prod(column.index.size for column in table.columns)
 
 
 def best_of_all(program: Program, table: Table) -> list[int] | None:
-    """Return the picks of the best choice, None where none keeps every constraint."""
+    """The picks of the best choice, None where none keeps every constraint."""
     columns = table.columns
     value = functools.reduce(np.multiply if table.is_product else np.add, _axes([c.value for c in columns]))
     possible = _latency(program, [column.seconds for column in columns]) <= program.slo_seconds + TOLERANCE

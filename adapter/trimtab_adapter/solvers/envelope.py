@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from trimtab_adapter.program import Program
 from trimtab_adapter.solvers.labels import Labels
+from trimtab_adapter.solvers.program import Program
 from trimtab_adapter.solvers.table import Floats
 
 Amount = TypeVar("Amount", float, Floats)
 
-# What completions like the one it stands for reach, as slope and intercept; the pick of its first stage; its line
-# without that stage, None behind the last one. A plain tuple, since a solve makes thousands.
+# One line: slope, intercept, the option picked in the first stage, and the line of the remaining stages (None behind
+# the last one). A plain tuple, since a solve makes thousands.
 Line = tuple[float, float, int, Any]
 Lines = list[Line]  # slopes rising, intercepts falling
 _SLOPE = itemgetter(0)
@@ -40,12 +40,12 @@ class Prices:
     floor: float = 0.0
 
     def of(self, cost: Amount, seconds: Amount, cores: Amount, gpus: Amount) -> Amount:
-        """Return a cost with what seconds, cores and GPUs are worth."""
+        """A cost with what seconds, cores and GPUs are worth."""
         priced = cost + self.second * seconds + self.core * cores
         return priced + self.gpu * gpus if self.gpu else priced
 
     def unused(self, program: Program) -> float:
-        """Return what the whole SLO, budget and floor are worth: each bound begins with it."""
+        """What the whole SLO, budget and floor are worth: each bound begins with it."""
         # An SLO or budget may be infinite; then its price is 0 and 0 · ∞ would be no number.
         seconds = self.second * program.slo_seconds if self.second else 0.0
         cores = self.core * program.cores if self.core else 0.0
@@ -62,7 +62,7 @@ class Envelopes:
     is_product: bool
 
     def bound(self, stage: int, labels: Labels) -> Floats:
-        """Return the most that labels of the stages before `stage` can reach, of shape [labels]."""
+        """The most that labels of the stages before `stage` can reach, of shape [labels]."""
         lines = self.suffixes[stage]
         worth = self.worth * labels.value
         priced_costs = self.prices.of(labels.cost, labels.flow_seconds, labels.cores, labels.gpus)
@@ -74,7 +74,7 @@ class Envelopes:
         return np.asarray(best - priced_costs)
 
     def greedy(self) -> tuple[list[int], float]:
-        """Return the choice that reaches the bound at the root, and the bound."""
+        """The choice that reaches the bound at the root, and the bound."""
         at = self.worth if self.is_product else 0.0
         slope, intercept, pick, rest = max(self.suffixes[0], key=lambda line: line[0] * at + line[1])
         bound, picks = slope * at + intercept, []
@@ -109,7 +109,7 @@ def suffixes(
 
 
 def span(worth: float, values: Sequence[Floats], *, is_product: bool) -> tuple[list[float], list[float]]:
-    """Return the least and the greatest that prefixes before each stage can be worth, rounding included."""
+    """The least and the greatest that prefixes before each stage can be worth, rounding included."""
     if is_product:
         least = np.cumprod([worth, *(value.min() for value in values)])
         most = np.cumprod([worth, *(value.max() for value in values)])

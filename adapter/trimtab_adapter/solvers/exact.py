@@ -19,13 +19,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.program import TOLERANCE, Option, Program, Solution
 from trimtab_adapter.solvers.enumeration import MOST_CHOICES, best_of_all, choices
 from trimtab_adapter.solvers.frontier import undominated
 from trimtab_adapter.solvers.grid import MOST_COUNTED, count
 from trimtab_adapter.solvers.labels import Labels, root
 from trimtab_adapter.solvers.limits import SOLVE_SECONDS, seconds_left
 from trimtab_adapter.solvers.pricing import Priced, price
+from trimtab_adapter.solvers.program import TOLERANCE, Option, Program, Solution
 from trimtab_adapter.solvers.table import Floats, Table, tabulate
 
 WIDTHS = (48, 400, 6_000, 50_000)  # labels a stage keeps in each pass; where even the last is too few, the gap says so
@@ -37,11 +37,11 @@ class _Bound(Protocol):
     """What says at most how much labels can reach."""
 
     def bound(self, stage: int, labels: Labels) -> Floats:
-        """Return the most that labels of the stages before `stage` can reach, of shape [labels]."""
+        """The most that labels of the stages before `stage` can reach, of shape [labels]."""
 
 
 def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
-    """Return an optimal solution, or None where no choice keeps every constraint.
+    """An optimal solution, or None where no choice keeps every constraint.
 
     Where the time is up it is the best found, with the gap that is left; None then only means that none was found.
     """
@@ -59,7 +59,7 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
 
 
 def search(program: Program, table: Table, widths: Sequence[int] = WIDTHS, until: float = math.inf) -> Solution | None:
-    """Return a solution and its gap: the most that a better choice, among those that had to be given up, could gain.
+    """A solution and its gap: the most that a better choice, among those that had to be given up, could gain.
 
     Without a gap None is a proof too; where even the last of the `widths` was too few, it only means that no choice was
     found.
@@ -93,7 +93,7 @@ def search(program: Program, table: Table, widths: Sequence[int] = WIDTHS, until
 
 
 def _bounds(program: Program, table: Table, priced: Priced, target: float) -> list[_Bound]:
-    """Return what prices promise, and where that does not prove the target what counting promises too."""
+    """What prices promise, and where that does not prove the target what counting promises too."""
     best = priced.envelopes[0]
     if best.greedy()[1] <= target:
         return [best]
@@ -197,7 +197,7 @@ class _Search:
         return labels.take(undominated(_respects(table, labels), self.until))
 
     def _room(self, stage: int) -> int:
-        """Return how many labels may be extended by a stage."""
+        """How many labels may be extended by a stage."""
         columns = self.table.columns
         if stage == len(columns):
             return self.width
@@ -215,14 +215,14 @@ def _target(program: Program, known: list[Option] | None) -> float:
 
 
 def _start(labels: Labels, awaited: tuple[tuple[int, ...], ...], predecessors: tuple[int, ...]) -> Floats:
-    """Return when the stage's inputs are there; a group is read as a whole or not at all."""
+    """When the stage's inputs are there; a group is read as a whole or not at all."""
     if not predecessors:
         return np.zeros(labels.value.size)
     return np.asarray(labels.finish[[n for n, group in enumerate(awaited) if group[0] in predecessors]].max(axis=0))
 
 
 def _respects(table: Table, labels: Labels) -> list[Floats]:
-    """Return what a label must be no worse in to dominate another, less being better; each of shape [labels]."""
+    """What a label must be no worse in to dominate another, less being better; each of shape [labels]."""
     respects = [labels.cost, -labels.value, *labels.finish]
     if table.cores_bind:
         respects.append(labels.cores)

@@ -12,7 +12,7 @@ _LATER = np.triu(np.ones((_BLOCK, _BLOCK), dtype=np.bool_), 1)
 
 
 def undominated(respects: Sequence[NDArray[np.float64]], until: float = math.inf) -> NDArray[np.intp]:
-    """Return the indices of the candidates that no other equals or beats in all respects; each has shape [candidates].
+    """The indices of the candidates that no other equals or beats in all respects; each has shape [candidates].
 
     Of equal candidates the first in the sorted order stays. Less is better in every respect. Those not looked at when
     the monotonic clock reads `until` stay too.

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.program import Program
 from trimtab_adapter.solvers.envelope import Prices, span
 from trimtab_adapter.solvers.labels import Labels
 from trimtab_adapter.solvers.meter import Meter, Resource, meter
+from trimtab_adapter.solvers.program import Program
 from trimtab_adapter.solvers.table import Floats, Table
 
 KNOTS = 6
 CELLS = {1: 128, 2: 32}  # of each resource, by how many are counted
 MOST_COUNTED = max(CELLS)
-_NEVER = -1e30  # what cannot be completed reaches; finite, so that chords stay numbers
+_NEVER = -1e30  # bound of a label without completion; finite, so that interpolation does not give NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class _Axis:
     apart: float
 
     def at(self, worths: Floats) -> tuple[NDArray[np.intp], Floats]:
-        """Return the knot below each worth, and how far it is to the next, from 0 to 1."""
+        """The knot below each worth, and how far it is to the next, from 0 to 1."""
         place = np.minimum(np.maximum((worths - self.least) / self.apart, 0.0), KNOTS - 1.0)
         knot = np.minimum(place.astype(np.intp), KNOTS - 2)
         return knot, np.asarray(place - knot)
 
     def knots(self) -> Floats:
-        """Return the worth of each knot."""
+        """The worth of each knot."""
         return np.asarray(self.least + self.apart * np.arange(KNOTS))
 
 
@@ -54,7 +54,7 @@ class Grid:
     reach: Sequence[Floats]  # the most that the stages from k on add, of shape [knots, cells left, …]
 
     def bound(self, stage: int, labels: Labels) -> Floats:
-        """Return the most that labels of the stages before `stage` can reach, of shape [labels]."""
+        """The most that labels of the stages before `stage` can reach, of shape [labels]."""
         place, apart = np.zeros(1, dtype=np.intp), 1
         for each in reversed(self.meters):
             place = place + apart * each.left(stage, labels)
@@ -88,7 +88,7 @@ def count(program: Program, table: Table, best: Prices, resources: Sequence[Reso
 def _before(
     rest: Floats, knot: NDArray[np.intp], beyond: Floats, filled: Sequence[tuple[int, ...]], priced: Floats
 ) -> Floats:
-    """Return the reach before a stage, [knots, cells left, …], of what it is behind: the best of its options.
+    """The reach before a stage, [knots, cells left, …], of what it is behind: the best of its options.
 
     Of shape [options, knots]: the knot below the worth behind, and how far beyond it is; [options]: cells of each
     resource, priced cost.

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from trimtab_adapter.program import Program, Solution
 from trimtab_adapter.solvers.limits import SOLVE_SECONDS, seconds_left
 from trimtab_adapter.solvers.linear import SOLVER_TOLERANCE, Linear, solve_by
+from trimtab_adapter.solvers.program import Program, Solution
 from trimtab_adapter.solvers.signature import SolverUnavailable
 
 _TOO_LARGE = 10010  # Gurobi's number of the error
 
 
 def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
-    """Return an optimal solution, None where no choice keeps every constraint.
+    """An optimal solution, None where no choice keeps every constraint.
 
     Where the time is up the best plan found comes with the gap that is left. Raises SolverUnavailable where Gurobi is
     not installed, not licensed, or not for a program of this size.
@@ -39,7 +39,9 @@ def _gurobi() -> Any:
     try:
         return importlib.import_module("gurobipy")
     except ImportError as error:
-        raise SolverUnavailable("Gurobi is not installed: pip install 'trimtab[gurobi]'") from error
+        raise SolverUnavailable(
+            "Gurobi is not installed: pip install '.[gurobi]' in a clone, else 'trimtab[gurobi]'"
+        ) from error
 
 
 @cache

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from trimtab_adapter.program import Program, Solution
 from trimtab_adapter.solvers.limits import SOLVE_SECONDS, seconds_left
 from trimtab_adapter.solvers.linear import SOLVER_TOLERANCE, Linear, solve_by
+from trimtab_adapter.solvers.program import Program, Solution
 from trimtab_adapter.solvers.signature import SolverUnavailable
 
 
 def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
-    """Return an optimal solution, None where no choice keeps every constraint; raise SolverUnavailable without HiGHS.
+    """An optimal solution, None where no choice keeps every constraint; raise SolverUnavailable without HiGHS.
 
     Where the time is up the best plan found comes with the gap that is left.
     """
@@ -24,7 +24,9 @@ def _highspy() -> Any:
     try:
         return importlib.import_module("highspy")
     except ImportError as error:
-        raise SolverUnavailable("HiGHS is not installed: pip install 'trimtab[solvers]'") from error
+        raise SolverUnavailable(
+            "HiGHS is not installed: pip install '.[solvers]' in a clone, else 'trimtab[solvers]'"
+        ) from error
 
 
 def _run(highspy: Any, built: Linear, time_limit_seconds: float) -> tuple[list[float], float] | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.program import Program
+from trimtab_adapter.solvers.program import Program
 from trimtab_adapter.solvers.table import Floats
 
 
@@ -24,7 +24,7 @@ class Labels:
     option: NDArray[np.intp]
 
     def take(self, which: NDArray[np.intp]) -> "Labels":
-        """Return these of the labels."""
+        """These of the labels."""
         return Labels(
             value=self.value[which],
             cost=self.cost[which],
@@ -39,7 +39,7 @@ class Labels:
 
 
 def root(program: Program) -> Labels:
-    """Return the one label in which nothing is chosen yet."""
+    """The one label in which nothing is chosen yet."""
     zero, nothing = np.zeros(1), np.zeros(1, dtype=np.intp)
     start = np.full(1, 1.0 if program.metric == "Product" else 0.0)
     same = np.array([program.other_than is not None])

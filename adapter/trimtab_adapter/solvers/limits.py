@@ -27,7 +27,7 @@ def limited(seconds: float = DECISION_SECONDS) -> Iterator[None]:
 
 
 def seconds_left(at_most: float = SOLVE_SECONDS) -> float:
-    """Return how long a solve may take that begins now; 0 where the time is up."""
+    """How long a solve may take that begins now; 0 where the time is up."""
     return max(0.0, min(at_most, _end.get() - time.monotonic()))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.program import TOLERANCE, Program, Solution
+from trimtab_adapter.solvers.program import TOLERANCE, Program, Solution
 from trimtab_adapter.solvers.signature import SolverUnavailable
 from trimtab_adapter.solvers.table import Floats, Table, tabulate
 
@@ -40,7 +40,7 @@ class Rows:
             self.upper.append(upper)
 
     def compressed(self) -> tuple[NDArray[np.int32], NDArray[np.int32], Floats]:
-        """Return starts of the rows, columns and coefficients."""
+        """Starts of the rows, columns and coefficients."""
         starts = np.cumsum([0, *(len(row) for row in self.entries)], dtype=np.int32)
         columns = np.array([column for row in self.entries for column in row], dtype=np.int32)
         return starts, columns, np.array([value for row in self.entries for value in row.values()], dtype=np.float64)
@@ -67,7 +67,7 @@ class Linear:
         return len(self.worth) - 1
 
     def picks(self, values: Sequence[float]) -> list[int]:
-        """Return which option each stage takes, as its place in the table's column."""
+        """Which option each stage takes, as its place in the table's column."""
         return [int(np.argmax(np.asarray(values)[stage.start : stage.stop])) for stage in self.stages]
 
     def forbid(self, picks: Sequence[int]) -> None:

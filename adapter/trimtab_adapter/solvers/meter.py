@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.program import TOLERANCE, Program
 from trimtab_adapter.solvers.labels import Labels
+from trimtab_adapter.solvers.program import TOLERANCE, Program
 from trimtab_adapter.solvers.table import Floats, Table
 
 Resource = Literal["second", "core", "gpu", "floor"]
@@ -24,7 +24,10 @@ _SPARE = 1e-6  # of what may be lost: where next to nothing may be, cells would 
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """One resource in cells: options are counted to take no more than they do, labels to have no less left."""
+    """One resource in cells, rounded so that no feasible completion is excluded.
+
+    What options take is rounded down; what labels have left is rounded up.
+    """
 
     resource: Resource
     total: float
@@ -34,13 +37,13 @@ class Meter:
     is_product: bool
 
     def filled(self, stage: int) -> list[int]:
-        """Return the whole cells that each option of a stage surely fills; too many where it does not fit."""
+        """The whole cells that each option of a stage surely fills; too many where it does not fit."""
         cells = self.taken[stage] * (self.cells / self.total) + _WHOLE
         filled: list[int] = np.minimum(cells, self.cells + 1.0).astype(np.intp).tolist()
         return filled
 
     def left(self, stage: int, labels: Labels) -> NDArray[np.intp]:
-        """Return the cells that labels of the stages before `stage` have left, none where they have less than none."""
+        """The cells that labels of the stages before `stage` have left, none where they have less than none."""
         cells = (self.total - self._spent(stage, labels)) * (self.cells / self.total) + _LEFT
         return np.minimum(np.maximum(cells, 0.0), self.cells).astype(np.intp)
 
@@ -74,5 +77,5 @@ def meter(program: Program, table: Table, resource: Resource, cells: int) -> Met
 
 
 def _additive(values: Floats, *, is_product: bool) -> Floats:
-    """Return what adds up where the values multiply; a value of nothing loses all."""
+    """What adds up where the values multiply; a value of nothing loses all."""
     return np.asarray(np.log(np.maximum(values, 1e-300))) if is_product else values

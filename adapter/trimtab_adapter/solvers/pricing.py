@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trimtab_adapter.program import Program
 from trimtab_adapter.solvers.envelope import Envelopes, Prices, suffixes
 from trimtab_adapter.solvers.meter import Resource
+from trimtab_adapter.solvers.program import Program
 from trimtab_adapter.solvers.table import Table
 
 RAISES = 30
 TANGENTS = 4
-CLOSE = 1e-3  # of the objective's scale: what a better price could still lower the bound by, not worth seeking
+CLOSE = 1e-3  # of the objective's scale: a price that can lower the bound by no more is refined no further
 
 
 @dataclass(frozen=True, slots=True, eq=False)

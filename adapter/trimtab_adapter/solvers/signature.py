@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from trimtab_adapter.program import Program, Solution
+from trimtab_adapter.solvers.program import Program, Solution
 
 Solver = Callable[[Program], Solution | None]
 
 
-class SolverUnavailable(Exception):  # noqa: N818  (an expected outcome, not an error)
+class SolverUnavailable(Exception):
     """This solver cannot answer this program here; the message says why and what would help."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.program import TOLERANCE, Program
 from trimtab_adapter.solvers.frontier import undominated
+from trimtab_adapter.solvers.program import TOLERANCE, Program
 
 Floats = NDArray[np.float64]
 

@@ -7,15 +7,15 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from trimtab.local.leash import die_with_parent
 from trimtab_pipelines.edge import Identity
+from trimtab_pipelines.processes.leash import die_with_parent
 from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
 
 CANNOT_SERVE = 1
 
 
 def serve(folder: str, log: str, ready: Connection, identity: Identity | None) -> None:
-    """Serve a folder of models until SIGTERM; send the ports as a dictionary once ready. Does not return."""
+    """Serve a folder of models until SIGTERM; send the ports once ready. Does not return."""
     os.setsid()  # Ctrl-C in the terminal is the supervisor's to handle
     die_with_parent()
     threading.Thread(target=_die_with_supervisor, name="watch supervisor", daemon=True).start()
@@ -29,7 +29,7 @@ def serve(folder: str, log: str, ready: Connection, identity: Identity | None) -
     code = 0
     try:
         shown = MutualTls(identity) if identity else None
-        run(Path(folder), lambda ports: ready.send(ports.as_dict()), identity=shown)
+        run(Path(folder), ready.send, identity=shown)
     except (ModelError, UnusableIdentity, OSError) as error:
         sys.stderr.write(f"{error}\n")
         code = CANNOT_SERVE

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from trimtab.local.processes import Module, StartError
+from trimtab_pipelines.processes.module import Module, StartError
 from trimtab_router.edge.places import Sockets
 
 _LOOK_SECONDS = 0.02
@@ -35,7 +35,7 @@ async def start_door(pipeline: Path, sockets: Sockets, edge: Path | None, ports:
     arguments += ["--rest-port", str(ports.rest_port), "--grpc-port", str(ports.grpc_port)]
     if edge is not None:
         arguments += ["--edge", str(edge)]
-    return await Module.start("trimtab_router.edge", arguments, log, "the door")
+    return await Module.start("trimtab_router.edge", arguments, log, "the door", is_read=False)
 
 
 async def open_ports(door: Module, sockets: Sockets, timeout_seconds: float) -> DoorPorts:

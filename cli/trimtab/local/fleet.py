@@ -8,13 +8,15 @@ from pathlib import Path
 
 from trimtab.local import rollout
 from trimtab.local.hosting import hosted_variants
-from trimtab.local.processes import said
 from trimtab.local.replicas import ReplicaProcess
 from trimtab.local.rollout import Action, MarkDraining, Replica, Resize, Start, Stop, Target
+from trimtab.local.silence import Silence
 from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge import Identity
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.processes.announced import ReplicaPorts
+from trimtab_pipelines.processes.module import said
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import InferencePipeline
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 HEALTHY_SECONDS = 1.0
+COMPUTING_SHARE = 0.05
+"""Of a core, what a process uses at the least that has something to do."""
 FRUITLESS_STARTS = 3
 
 
@@ -54,13 +58,20 @@ class Site:
 
 @dataclass(slots=True)
 class Member:
-    """One replica: how the rollout sees it, its process, and where it listens once ready."""
+    """One replica: how the rollout sees it, its process, and where it listens once ready.
+
+    `silence` is there while its router cannot use it; `computed` is when it was looked at last, and what it had
+    computed by then, in seconds. `hung` says that it was killed for its silence.
+    """
 
     replica: Replica
     process: ReplicaProcess
     started_at: float
     ready_at: float | None = None
     address: str = ""
+    silence: Silence | None = None
+    computed: tuple[float, float] = (0.0, 0.0)
+    hung: bool = False
 
 
 @dataclass(slots=True)
@@ -71,7 +82,8 @@ class Fleet:
         site: where they belong.
         clock: monotonic seconds.
         on_change: called when a replica became ready or ended.
-        on_death: called with a replica's name and what it said when it ended unasked.
+        on_death: called when a replica ended unasked, with what happened and what it said.
+        on_trouble: called with what the disk refuses.
         targets: what the plan in force asks for.
         starts: replicas started so far.
         hopeless: by stage, why its replicas never came up, once that has happened three times in a row.
@@ -81,6 +93,7 @@ class Fleet:
     clock: Callable[[], float]
     on_change: Callable[[], None]
     on_death: Callable[[str, str], None]
+    on_trouble: Callable[[str], None] = log.warning
     targets: tuple[Target, ...] = ()
     starts: int = 0
     hopeless: dict[str, str] = field(default_factory=dict)
@@ -125,15 +138,37 @@ class Fleet:
         """Take a plan for the pipeline as what should run."""
         self.targets = tuple(Target(s.name, s.variant, s.replicas, s.cores) for s in plan.spec.stages)
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the router cannot use a replica that says it is ready."""
+        return any(member.silence for member in self._members.values())
+
     def observe(self, state: RouterState) -> None:
-        """Learn from the router which draining replicas have no batch left."""
+        """Learn from the router which draining replicas have no batch left, and which ready ones it cannot use."""
         for member in self._members.values():
             replica = member.replica
+            stage = state.stages.get(replica.stage)
+            seen = stage.endpoints.get(replica.name) if stage else None
             if replica.state == "draining":
-                stage = state.stages.get(replica.stage)
-                seen = stage.endpoints.get(replica.name) if stage else None
                 idle = seen is not None and not seen.ready and not seen.inflight_batches
                 member.replica = replace(replica, idle=idle)
+            elif replica.state == "ready":
+                # One that was refused for who it is says nothing of whether it works.
+                self._listen(member, silent=seen is not None and not seen.ready and not seen.refused)
+
+    def _listen(self, member: Member, *, silent: bool) -> None:
+        """Kill a replica that hangs; another takes its place as for any that ended."""
+        now, process = self.clock(), member.process
+        (before, computed_before), computed = member.computed, process.cpu_seconds
+        member.computed = now, computed
+        if not silent:
+            member.silence = None
+            return
+        computes = not process.waits or computed - computed_before > COMPUTING_SHARE * (now - before)
+        member.silence = Silence.after(member.silence, now, computes=computes)
+        if member.silence.hangs(now):
+            member.hung = True
+            process.kill()
 
     def step(self, serving: Mapping[str, str]) -> Sequence[Action]:
         """Do what is next; `serving` is the variant the router sends each stage's batches to."""
@@ -155,8 +190,13 @@ class Fleet:
         """Tell the router which replicas there are, where that has changed."""
         stages = {stage.name: self._endpoints(stage.name) for stage in self.site.pipeline.spec.stages}
         if stages != self._listed.stages or not self.site.endpoints_file.exists():
-            self._listed = Endpoints(generation=self._listed.generation + 1, stages=stages)
-            write_json(self.site.endpoints_file, self._listed)
+            listed = Endpoints(generation=self._listed.generation + 1, stages=stages)
+            try:
+                write_json(self.site.endpoints_file, listed)
+            except OSError as error:
+                self.on_trouble(f"the router is not told of a change of replicas: {error.strerror}")
+                return
+            self._listed = listed
 
     async def stop(self) -> None:
         """Stop them all and wait until they are gone."""
@@ -188,7 +228,13 @@ class Fleet:
         name = f"{action.stage}-{self.starts}"
         self.starts += 1
         folder = site.folder / "models" / name
-        write_model_folder(site.pipeline, site.pipeline_folder, action.stage, variants, folder, action.cores)
+        try:
+            write_model_folder(site.pipeline, site.pipeline_folder, action.stage, variants, folder, action.cores)
+        except OSError as error:
+            self._failures[action.stage] = self._failures.get(action.stage, 1) + 1
+            self._not_before[action.stage] = self.clock() + rollout.backoff_seconds(self._failures[action.stage])
+            self.on_trouble(f"no replica of stage {action.stage} is started: {error.strerror}")
+            return
         words = site.folder / "logs" / f"{name}.log"
         process = ReplicaProcess(
             folder,
@@ -203,11 +249,11 @@ class Fleet:
         self._launches.add(launch)
         launch.add_done_callback(self._launches.discard)
 
-    def _ready(self, name: str, ports: Mapping[str, int]) -> None:
+    def _ready(self, name: str, ports: ReplicaPorts) -> None:
         member = self._members[name]
         if member.replica.state == "starting":
             member.replica = replace(member.replica, state="ready")
-        member.address, member.ready_at = f"{HOST}:{ports['data_port']}", self.clock()
+        member.address, member.ready_at = f"{HOST}:{ports.data_port}", self.clock()
         log.info("%s is ready after %.2f s", name, self.clock() - member.started_at)
         self.on_change()
 
@@ -227,7 +273,9 @@ class Fleet:
         words = said(member.process.log)
         if member.ready_at is None and self._failures[stage] >= FRUITLESS_STARTS:
             self.hopeless[stage] = f"stage {stage}: its replica does not start{words}"
-        self.on_death(member.replica.name, words)
+        if member.hung:
+            words = f"the router had no answer from it, and it computed nothing; it was killed{words}"
+        self.on_death(f"replica {member.replica.name} {'hung' if member.hung else 'ended'}", words)
 
     def _endpoints(self, stage: str) -> tuple[Endpoint, ...]:
         target = next((target for target in self.targets if target.stage == stage), None)

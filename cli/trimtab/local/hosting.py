@@ -1,6 +1,7 @@
 """Which variants one replica loads: all of its stage where memory allows; changing them then starts nothing. Pure."""
 
-from trimtab_pipelines.spec import InferencePipeline, Stage
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
 
 MEMORY_SHARE = 0.6
 

@@ -13,12 +13,12 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from trimtab.local.processes import Module, StartError
 from trimtab_loadtester.attack import AttackOptions, Progress, attack
 from trimtab_loadtester.load import LoadSpec
 from trimtab_loadtester.results import Results
 from trimtab_loadtester.wire import OPEN, Access
 from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.processes.module import Module, StartError
 
 STOP_SECONDS = 5.0
 

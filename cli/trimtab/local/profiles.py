@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.hardware import this_machine
 from trimtab_profiler.profile import PROFILE_FILE, OnProgress, ProfileOptions, profile, write_profiles
+from trimtab_profiler.subject import subject_of
 
 CACHE_VARIABLE = "TRIMTAB_CACHE"
 
@@ -28,39 +29,58 @@ def cache_folder() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "trimtab")
 
 
-def usable(profiles: Mapping[str, ModelProfile], pipeline: InferencePipeline) -> str:
-    """Say why these profiles cannot be used here; empty where they can."""
-    machine = this_machine()
+def unfit(profiles: Mapping[str, ModelProfile], pipeline_file: Path, pipeline: InferencePipeline) -> str:
+    """Say why these profiles cannot be trusted here; empty where they can."""
+    machine, folder = this_machine(), _folder(pipeline_file)
     for stage in pipeline.spec.stages:
         found = profiles.get(stage.name)
         if found is None:
             return f"it has no profile of stage {stage.name}"
+        if found.spec.pipeline != pipeline.name:
+            return f"it is of pipeline {found.spec.pipeline}"
         hardware = found.spec.hardware
         if (hardware.processor, hardware.node_cores) != (machine.processor, machine.node_cores):
             return f"it was measured on {hardware.node_cores} × {hardware.processor}"
         for variant in stage.variants:
             if not any(point.variant == variant.name for point in found.spec.points):
                 return f"it has no variant {variant.name} of stage {stage.name}"
+            subject = found.spec.subjects.get(variant.name)
+            if subject is not None and (other := subject.differs(subject_of(variant, folder))):
+                return f"variant {variant.name} of stage {stage.name} was measured with {other}"
     return ""
 
 
-def existing(pipeline_file: Path, pipeline: InferencePipeline, chosen: Path | None) -> ProfileChoice | None:
-    """Find a profile that needs no measuring; None where there is none for this machine.
+def existing(
+    pipeline_file: Path, pipeline: InferencePipeline, chosen: Path | None, tell: Callable[[str], None] = lambda _: None
+) -> ProfileChoice | None:
+    """Find a profile that needs no measuring; None where there is none to be trusted here.
+
+    Args:
+        pipeline_file: what is asked for.
+        pipeline: the same, read.
+        chosen: the file that the user named, used whatever it was measured on.
+        tell: called with a line for each profile that is not used, or used though it is of something else.
 
     Raises:
-        DocumentError: the chosen file cannot be used. One for other hardware can: the user said so.
+        DocumentError: the chosen file has no profile of a stage.
     """
     if chosen is not None:
-        missing = {stage.name for stage in pipeline.spec.stages} - load_profiles(chosen).keys()
+        found = load_profiles(chosen)
+        missing = {stage.name for stage in pipeline.spec.stages} - found.keys()
         if missing:
             raise DocumentError(f"{chosen}: no profile of stage {', '.join(sorted(missing))}")
+        if reason := unfit(found, pipeline_file, pipeline):
+            tell(f"! profile {chosen} is used as asked, but {reason}")
         return ProfileChoice(chosen, "as asked")
     for path, why in (
         (_folder(pipeline_file) / PROFILE_FILE, "measured on this kind of machine"),
         (_cached(pipeline_file) / PROFILE_FILE, "measured here before"),
     ):
-        if path.exists() and not usable(load_profiles(path), pipeline):
-            return ProfileChoice(path, why)
+        if path.exists():
+            reason = unfit(load_profiles(path), pipeline_file, pipeline)
+            if not reason:
+                return ProfileChoice(path, why)
+            tell(f"profile {path} is not used: {reason}")
     return None
 
 

@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver
@@ -20,10 +21,14 @@ import psutil
 
 from trimtab.local import child
 from trimtab_pipelines.edge import Identity
+from trimtab_pipelines.processes.announced import ReplicaPorts
+from trimtab_pipelines.processes.module import SAFE_PATH
 
 PRELOADED = ["trimtab_model_servers.server", "trimtab.local.child"]
 STOP_PATIENCE_SECONDS = 10.0
+_WAITING = frozenset({psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_IDLE})
 
+_starting = threading.Lock()
 log = logging.getLogger(__name__)
 
 
@@ -33,7 +38,7 @@ class ReplicaProcess:
     Args:
         folder: what it serves.
         log: where what it says goes.
-        on_ready: called once with its ports by name.
+        on_ready: called once with its ports.
         on_end: called once when it has ended, whatever the reason.
         identity: what it and its router show each other.
     """
@@ -42,7 +47,7 @@ class ReplicaProcess:
         self,
         folder: Path,
         log: Path,
-        on_ready: Callable[[dict[str, int]], None],
+        on_ready: Callable[[ReplicaPorts], None],
         on_end: Callable[[], None],
         identity: Identity | None = None,
     ) -> None:
@@ -60,6 +65,23 @@ class ReplicaProcess:
         """The process's id; None before it has one."""
         return self._process.pid if self._process else None
 
+    @property
+    def cpu_seconds(self) -> float:
+        """What it has computed so far, over all threads; 0 where it is gone."""
+        try:
+            times = psutil.Process(self.pid).cpu_times() if self.pid else None
+        except psutil.Error:
+            return 0.0
+        return times.user + times.system if times else 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it neither runs nor would if it had a processor: it waits for an event, or was stopped."""
+        try:
+            return psutil.Process(self.pid).status() in _WAITING if self.pid else True
+        except psutil.Error:
+            return True
+
     async def start(self) -> None:
         """Fork it."""
         context = multiprocessing.get_context("forkserver")
@@ -68,7 +90,7 @@ class ReplicaProcess:
         process = context.Process(target=child.serve, args=asked, name=self.folder.name, daemon=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            await asyncio.to_thread(process.start)  # the first one waits for the fork server's imports
+            await asyncio.to_thread(_fork, process)  # the first one waits for the fork server's imports
         except (OSError, EOFError) as error:  # the fork server has just died; the next start makes another
             log.warning("%s cannot be forked: %s", self.folder.name, error)
             self._ports.close()
@@ -91,6 +113,10 @@ class ReplicaProcess:
         self._signal(signal.SIGTERM)
         if self._deadline is None:
             self._deadline = self._loop.call_later(STOP_PATIENCE_SECONDS, self._signal, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End it at once; it is one that would not heed being asked."""
+        self._signal(signal.SIGKILL)
 
     async def ended(self) -> None:
         """Wait until it is gone."""
@@ -136,7 +162,26 @@ def begin_fork_server(modules: Sequence[str] = ()) -> None:
         modules: what this pipeline's replicas import beside what all do.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, *modules])
-    forkserver.ensure_running()
+    _ensure_fork_server()
+
+
+def _ensure_fork_server() -> None:
+    """Start it where it does not run; like our other processes it imports nothing from the working directory."""
+    with _starting:
+        before = os.environ.get(SAFE_PATH)
+        os.environ[SAFE_PATH] = "1"  # it takes nothing but our own environment
+        try:
+            forkserver.ensure_running()
+        finally:
+            if before is None:
+                del os.environ[SAFE_PATH]
+            else:
+                os.environ[SAFE_PATH] = before
+
+
+def _fork(process: ForkServerProcess) -> None:
+    _ensure_fork_server()
+    process.start()
 
 
 def end_fork_server() -> None:

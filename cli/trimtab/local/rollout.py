@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from trimtab_pipelines import rollout
+from trimtab_pipelines.backoff import pause_seconds
 from trimtab_pipelines.rollout import HostingSet, ReplicaState, Room
 
 DRAIN_LIMIT_SECONDS = 30.0
@@ -81,10 +82,8 @@ Action = Start | Resize | MarkDraining | Stop
 
 
 def backoff_seconds(failures: int) -> float:
-    """Seconds to wait before a start that follows this many failures in a row: at once, then doubling."""
-    if failures <= 1:
-        return 0.0
-    return float(min(FIRST_BACKOFF_SECONDS * 2 ** (min(failures, 32) - 2), LONGEST_BACKOFF_SECONDS))
+    """Seconds to wait before a start that follows this many failures in a row: after one it starts at once."""
+    return pause_seconds(failures - 1, FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS)
 
 
 def servable(replica: Replica, target: Target, cores_of: Mapping[str, float]) -> frozenset[str]:
@@ -94,7 +93,7 @@ def servable(replica: Replica, target: Target, cores_of: Mapping[str, float]) ->
     return frozenset(fitting | {replica.variant})
 
 
-def decide(  # noqa: PLR0913  (all that is true now, and the bound)
+def decide(
     targets: Sequence[Target],
     replicas: Sequence[Replica],
     *,
@@ -103,7 +102,7 @@ def decide(  # noqa: PLR0913  (all that is true now, and the bound)
     now: float,
     not_before: Mapping[str, float] | None = None,
 ) -> list[Action]:
-    """Return what to do next.
+    """What to do next.
 
     Args:
         targets: What should run, one a stage; together within `limit_cores`.

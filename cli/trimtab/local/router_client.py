@@ -8,13 +8,14 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
+from trimtab_pipelines import router_metrics as names
 from trimtab_pipelines.ends import End
 from trimtab_pipelines.router_state import STATE_PATH, RouterState
 
 TIMEOUT_SECONDS = 2.0
 
 
-class RouterUnreachable(Exception):  # noqa: N818 - reads as what happened
+class RouterUnreachable(Exception):
     """The router did not answer, or answered nonsense."""
 
 
@@ -22,7 +23,8 @@ class RouterUnreachable(Exception):  # noqa: N818 - reads as what happened
 class Counters:
     """The router's counters at one moment; all grow from the router's start.
 
-    `latency_buckets` maps upper edges in seconds to how many answers took at most that.
+    `latency_buckets` maps upper edges in seconds to how many answers took at most that; `callers_faults` are those of
+    all requests that were refused or dropped by the caller's own doing.
     """
 
     received: int = 0
@@ -31,35 +33,39 @@ class Counters:
     latency_buckets: Mapping[float, float] = field(default_factory=dict)
     accuracy_sum: float = 0.0
     accuracy_count: int = 0
+    callers_faults: int = 0
+    pipeline: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the text Prometheus would scrape."""
-        received, accuracy_sum, accuracy_count = 0, 0.0, 0
+        received, accuracy_sum, accuracy_count, callers_faults, pipeline = 0, 0.0, 0, 0, ""
         outcomes, drops, buckets = dict.fromkeys((end.word for end in End), 0), {}, {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 labels, value = sample.labels, sample.value
-                if sample.name == "trimtab_requests_received_total":
-                    received = int(value)
-                elif sample.name == "trimtab_requests_total":
+                if sample.name == names.RECEIVED:
+                    received, pipeline = int(value), labels.get("pipeline", "")
+                elif sample.name == names.CALLERS_FAULTS:
+                    callers_faults = int(value)
+                elif sample.name == names.REQUESTS:
                     outcomes[labels["outcome"]] = int(value)
-                elif sample.name == "trimtab_drops_total":
+                elif sample.name == names.DROPS:
                     drops[f"{labels['stage']}: {labels['reason']}"] = int(value)
-                elif sample.name == "trimtab_request_latency_seconds_bucket":
+                elif sample.name == f"{names.LATENCY_SECONDS}_bucket":
                     buckets[float(labels["le"])] = value
-                elif sample.name == "trimtab_served_accuracy_sum":
+                elif sample.name == f"{names.SERVED_ACCURACY}_sum":
                     accuracy_sum = value
-                elif sample.name == "trimtab_served_accuracy_count":
+                elif sample.name == f"{names.SERVED_ACCURACY}_count":
                     accuracy_count = int(value)
-        return cls(received, outcomes, drops, buckets, accuracy_sum, accuracy_count)
+        return cls(received, outcomes, drops, buckets, accuracy_sum, accuracy_count, callers_faults, pipeline)
 
 
 class RouterClient:
     """One router, by its administrative port."""
 
-    def __init__(self, admin_port: int) -> None:
-        self.url = f"http://127.0.0.1:{admin_port}"
+    def __init__(self, admin_port: int, host: str = "127.0.0.1") -> None:
+        self.url = f"http://{host}:{admin_port}"
         self._client = httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_SECONDS, trust_env=False)
 
     async def state(self) -> RouterState:

@@ -1,7 +1,7 @@
 """Shell: everything that runs on this machine for one pipeline. The only one that starts, stops and restarts processes.
 
 It follows plan.json, moves the replicas towards it step by step, and keeps router and adapter alive. What is in its run
-folder is described in docs/architecture.md.
+folder is described in docs/how-it-runs.md.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from typing import Self
 import psutil
 from watchfiles import awatch
 
+from trimtab.local import logs
 from trimtab.local.door import DoorPorts, make_sockets, open_ports, start_door
 from trimtab.local.fleet import Fleet, Site
+from trimtab.local.hearing import KILL_SECONDS, wait_for_end
 from trimtab.local.hosting import memory_bytes_per_replica
-from trimtab.local.ports import RouterPorts
-from trimtab.local.processes import Module, StartError
 from trimtab.local.replicas import begin_fork_server
 from trimtab.local.rollout import backoff_seconds
 from trimtab.local.router_client import RouterClient, RouterUnreachable
@@ -30,6 +30,8 @@ from trimtab_model_servers.families.registry import modules_to_preload
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError, load_edge, load_pipeline, load_published_plan, write_json
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.processes.announced import RouterPorts
+from trimtab_pipelines.processes.module import Module, StartError
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.edge.places import Sockets
@@ -39,7 +41,13 @@ log = logging.getLogger(__name__)
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 HEALTHY_SECONDS = 10.0
-BUSY_POLL_SECONDS, CALM_POLL_SECONDS = 0.1, 1.0
+BUSY_POLL_SECONDS, CALM_POLL_SECONDS = 0.1, 0.5
+ROUTER_SILENCES = 3
+"""A router that listens and gives no answer so often in a row, each time for two seconds, hangs."""
+ADAPTER_SILENT_SECONDS = 20.0
+"""The adapter gives a sign of life each second, but none while it computes a decision."""
+MOST_FAULTS = 1000
+TRIM_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,7 @@ class Supervisor:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _first_ready: asyncio.Event = field(default_factory=asyncio.Event)
     _log: logging.FileHandler | None = None
+    _router_silences: int = 0
 
     def __post_init__(self) -> None:
         self.pipeline = load_pipeline(self.setup.pipeline_file)
@@ -113,7 +122,7 @@ class Supervisor:
         home = self.setup.pipeline_file.resolve()
         folder, identity = home if home.is_dir() else home.parent, load_edge(self.setup.edge).replicas
         site = Site(self.pipeline, folder, self.setup.folder, limit, memory, identity)
-        self.fleet = Fleet(site, time.monotonic, self._changed.set, self._note_death)
+        self.fleet = Fleet(site, time.monotonic, self._changed.set, self.note, self.note)
 
     @property
     def plan_file(self) -> Path:
@@ -145,8 +154,8 @@ class Supervisor:
             async with asyncio.timeout(timeout_seconds):
                 await asyncio.wait({waiting, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            logs = self.setup.folder / "logs"
-            raise StartError(f"the pipeline was not ready within {timeout_seconds:g} s; see {logs}") from None
+            written = self.setup.folder / "logs"
+            raise StartError(f"the pipeline was not ready within {timeout_seconds:g} s; see {written}") from None
         finally:
             waiting.cancel()
         self.raise_failure()
@@ -194,8 +203,10 @@ class Supervisor:
     async def _start(self) -> None:
         folder = self.setup.folder
         folder.mkdir(parents=True, exist_ok=True)
-        for old in (self.plan_file, self.decisions_file, self.fleet.site.endpoints_file):
+        for old in (self.plan_file, self.fleet.site.endpoints_file):
             old.unlink(missing_ok=True)
+        if self.setup.profiles_file is not None:
+            self.decisions_file.unlink(missing_ok=True)
         for former in ("models", "logs"):
             shutil.rmtree(folder / former, ignore_errors=True)
         self._write_log(folder / "logs" / "supervisor.log")
@@ -214,11 +225,12 @@ class Supervisor:
             self._tasks.append(asyncio.create_task(door, name="door"))
         self._tasks += [
             asyncio.create_task(self._follow_plan(), name="plan"),
+            asyncio.create_task(self._trim_logs(), name="logs"),
             asyncio.create_task(self._keep("router", lambda: self.router, self._start_router), name="router"),
         ]
         if self.setup.profiles_file is not None:
             await self._start_adapter()
-            adapter = self._keep("adapter", lambda: self.adapter, self._start_adapter)
+            adapter = self._keep("adapter", lambda: self.adapter, self._start_adapter, ADAPTER_SILENT_SECONDS)
             self._tasks.append(asyncio.create_task(adapter, name="adapter"))
 
     def _write_log(self, path: Path) -> None:
@@ -240,13 +252,15 @@ class Supervisor:
             ports += ["--sockets", str(self.sockets.folder)]
         else:
             ports += ["--rest-port", str(self.rest_port or self.setup.rest_port)]
-        logs = self.setup.folder / "logs" / "router.log"
-        self.router = await Module.start("trimtab_router", [*files, *ports], logs, "the router")
+        written = self.setup.folder / "logs" / "router.log"
+        self._router_silences = -1000  # until it listens, none counts
+        self.router = await Module.start("trimtab_router", [*files, *ports], written, "the router")
         try:
-            announced = RouterPorts.parse(await self.router.announcement(START_SECONDS))
+            announced = await self.router.announcement(RouterPorts, START_SECONDS)
         except StartError:
             await self.router.stop(STOP_SECONDS)  # one that hangs would never be replaced
             raise
+        self._router_silences = 0
         if self.sockets is None:
             self.rest_port = announced.rest_port
         if announced.admin_port != self.admin_port:
@@ -257,8 +271,8 @@ class Supervisor:
         if self.sockets is None:
             raise StartError("a door needs the sockets of its router")
         wanted = DoorPorts(self.rest_port or self.setup.rest_port, self.grpc_port or self.setup.grpc_port)
-        logs = self.setup.folder / "logs" / "door.log"
-        self.door = await start_door(self.setup.pipeline_file, self.sockets, self.setup.edge, wanted, logs)
+        written = self.setup.folder / "logs" / "door.log"
+        self.door = await start_door(self.setup.pipeline_file, self.sockets, self.setup.edge, wanted, written)
         try:
             opened = await open_ports(self.door, self.sockets, START_SECONDS)
         except StartError:
@@ -269,35 +283,49 @@ class Supervisor:
     async def _start_adapter(self) -> None:
         arguments = ["--pipeline", str(self.setup.pipeline_file), "--profiles", str(self.setup.profiles_file)]
         arguments += ["--plan", str(self.plan_file), "--decisions", str(self.decisions_file)]
-        arguments += ["--router", self.client.url]
+        arguments += ["--router", self.client.url, "--beat"]
         if self.setup.prometheus is not None:
             arguments += ["--prometheus", self.setup.prometheus]
-        logs = self.setup.folder / "logs" / "adapter.log"
-        self.adapter = await Module.start("trimtab_adapter", arguments, logs, "the adapter")
+        written = self.setup.folder / "logs" / "adapter.log"
+        self.adapter = await Module.start("trimtab_adapter", arguments, written, "the adapter")
 
-    async def _keep(self, name: str, module: Callable[[], Module | None], start: Callable[[], Awaitable[None]]) -> None:
-        """Start a process again whenever it ends; raises StartError for one that never came up."""
+    async def _keep(
+        self,
+        name: str,
+        module: Callable[[], Module | None],
+        start: Callable[[], Awaitable[None]],
+        silent_seconds: float | None = None,
+    ) -> None:
+        """Start a process again whenever it ends, or says nothing for so long; StartError where it never came up."""
         failures, began = 0, time.monotonic()
         while True:
             running = module()
             if running is not None:
-                code = await running.wait()
+                code = await self._ended(running, silent_seconds)
                 healthy = time.monotonic() - began > HEALTHY_SECONDS
                 failures = 1 if healthy else failures + 1
                 if not self._first_ready.is_set() and failures > 1:
                     raise StartError(running.obituary(code))
-                self.faults.append(Fault(time.time(), f"the {name} ended", f"exit code {code}"))
-                log.warning("the %s ended with exit code %s", name, code)
+                self.note(f"the {name} ended", f"exit code {code}")
             await asyncio.sleep(backoff_seconds(failures))
             began = time.monotonic()
             try:
                 await start()
-            except StartError as error:
+            except (StartError, OSError) as error:
                 log.warning("%s", error)
 
-    def _note_death(self, name: str, words: str) -> None:
-        self.faults.append(Fault(time.time(), f"replica {name} ended", words.strip("; ")))
-        log.warning("replica %s ended unasked%s", name, words)
+    async def _ended(self, module: Module, silent_seconds: float | None) -> int:
+        if silent_seconds is None:
+            return await module.wait()
+        what = f"no sign of life for {silent_seconds:g} s; it was killed"
+        return await wait_for_end(module, silent_seconds, lambda: self.note(f"{module.name} hung", what))
+
+    def note(self, what: str, detail: str = "") -> None:
+        """Keep what happened unasked; the same that goes on is kept once, and the oldest give way."""
+        log.warning("%s%s", what, f": {detail}" if detail else "")
+        if not (self.faults and self.faults[-1].what == what and not detail):
+            self.faults.append(Fault(time.time(), what, detail.strip("; ")))
+            del self.faults[:-MOST_FAULTS]
 
     async def _follow_plan(self) -> None:
         written = str(self.plan_file.resolve())
@@ -306,6 +334,12 @@ class Supervisor:
             self.setup.folder, watch_filter=lambda _, path: path == written, recursive=False, step=20
         ):
             self._read_plan()
+
+    async def _trim_logs(self) -> None:
+        while True:
+            await asyncio.sleep(TRIM_SECONDS)
+            with suppress(OSError):  # what cannot be cut now can be a minute later
+                logs.trim(self.setup.folder / "logs")
 
     def _read_plan(self) -> None:
         """Take the plan on disk; one that cannot be used is logged, and the last good one stays."""
@@ -336,7 +370,7 @@ class Supervisor:
                     raise StartError(reason)
             if self.fleet.settled and self.state is not None and self.state.ready:
                 self._first_ready.set()
-            calm = self.fleet.settled and self._first_ready.is_set()
+            calm = self.fleet.settled and self._first_ready.is_set() and not self.fleet.in_doubt
             pause = min(CALM_POLL_SECONDS if calm else BUSY_POLL_SECONDS, self.fleet.wakes_at - time.monotonic())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), max(pause, 0.01))
@@ -353,5 +387,14 @@ class Supervisor:
         except RouterUnreachable as error:
             self.state = None
             log.debug("%s", error)
+            await self._doubt_router()
             return
+        self._router_silences = 0
         self.fleet.observe(self.state)
+
+    async def _doubt_router(self) -> None:
+        """Kill a router that listens and does not answer; another takes its place."""
+        self._router_silences += 1
+        if self._router_silences >= ROUTER_SILENCES and self.router is not None and self.router.running:
+            self.note("the router hung", f"no answer, {ROUTER_SILENCES} times in a row; it was killed")
+            await self.router.stop(KILL_SECONDS)

@@ -166,7 +166,7 @@ def _mark_faults(figure: go.Figure, run: Run) -> None:
             figure.add_vline(x=at, line={"color": RED, "width": 1, "dash": "dot"}, opacity=0.6)
 
 
-def _line(  # noqa: PLR0913  (what plotly calls a line)
+def _line(
     figure: go.Figure,
     curve: Curve,
     name: str,

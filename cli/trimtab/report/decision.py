@@ -9,10 +9,12 @@ import plotly.graph_objects as go
 
 from trimtab.decisions import (
     ALTERNATIVE_COLUMNS,
+    POINT_COLUMNS,
     PRICE_COLUMNS,
     STAGE_COLUMNS,
     Decision,
     alternative_rows,
+    point_rows,
     price_rows,
     stage_rows,
     words,
@@ -21,10 +23,10 @@ from trimtab.report import layout
 from trimtab.report.charts import BLUE, GREY, ORANGE, RED
 from trimtab.report.layout import Charts
 from trimtab.report.summary import Card
-from trimtab_adapter.explain import line
-from trimtab_adapter.options import Question
-from trimtab_adapter.prices import Outlook, cores_curve, latency_curve, outlook
-from trimtab_adapter.program import Program
+from trimtab_adapter.planning.explain import line
+from trimtab_adapter.planning.options import Question
+from trimtab_adapter.planning.prices import Outlook, cores_curve, latency_curve, outlook
+from trimtab_adapter.solvers.program import Program
 from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -43,7 +45,7 @@ def write_decision(path: Path, pipeline: InferencePipeline, decision: Decision) 
 
 
 def render(pipeline: InferencePipeline, decision: Decision) -> str:
-    """Return the page as HTML."""
+    """The page as HTML."""
     drawn: Charts = {}
     load_rps = decision.question.load_rps
     title = f"{pipeline.name} at {load_rps:g} requests/s"
@@ -52,7 +54,7 @@ def render(pipeline: InferencePipeline, decision: Decision) -> str:
         layout.card_row(_cards(decision)),
         layout.section("Accuracy against cores", CORES_NOTE, _cores_chart(decision), drawn),
         layout.section("Accuracy against latency", LATENCY_NOTE, _latency_chart(decision), drawn),
-        _tables(decision),
+        _tables(pipeline, decision),
     ]
     return layout.page(f"{title} · Trimtab", "\n".join(body), drawn)
 
@@ -84,11 +86,14 @@ def _cards(decision: Decision) -> list[Card]:
     ]
 
 
-def _tables(decision: Decision) -> str:
+def _tables(pipeline: InferencePipeline, decision: Decision) -> str:
     stages = layout.table(STAGE_COLUMNS, stage_rows(decision.plan), numbers=range(2, len(STAGE_COLUMNS)))
     said = "".join(f"<p class='note'>{escape(words_)}</p>" for words_ in words(decision.plan))
     prices = layout.table(PRICE_COLUMNS, price_rows(decision), numbers=range(1, 5))
+    points = point_rows(pipeline, decision.plan)
+    listed = layout.table(POINT_COLUMNS, points, numbers=range(2, 5)) if points else ""
     written = f"<section><h2>This plan</h2>{stages}{said}</section>"
+    written += f"<section><h2>Operating points, preferred first</h2>{listed}</section>" if points else ""
     written += f"<section><h2>What the next step would cost</h2>{prices}</section>"
     if decision.alternatives:
         others = layout.table(ALTERNATIVE_COLUMNS, alternative_rows(decision), numbers=range(1, 5))
@@ -130,7 +135,7 @@ def _milliseconds(point: Outlook) -> float:
     return 1000 * point.latency_seconds
 
 
-def _curve(  # noqa: PLR0913 (what a curve is)
+def _curve(
     figure: go.Figure,
     program: Program,
     points: Sequence[Outlook],

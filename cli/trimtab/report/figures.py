@@ -15,7 +15,11 @@ LOAD_WINDOW_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one run; NaN where nothing was measured."""
+    """The figures of one run; NaN where nothing was measured.
+
+    What was refused or dropped by callers' own doing says nothing of how well the pipeline serves: `slo_fraction` is of
+    all other requests.
+    """
 
     received: int
     outcomes: Mapping[str, int]
@@ -30,6 +34,7 @@ class Figures:
     variant_changes: Mapping[str, int]
     load_low_rps: float
     load_high_rps: float
+    callers_faults: int = 0
 
     @property
     def accounted(self) -> bool:
@@ -54,10 +59,11 @@ def figures_of(run: Run) -> Figures:
     quantiles = _quantiles(run)
     received, outcomes = _outcomes(run)
     expected, measured = _accuracies(run)
+    faults = 0 if run.results or not run.samples else run.samples[-1].counters.callers_faults
     return Figures(
         received=received,
         outcomes=outcomes,
-        slo_fraction=outcomes.get("ok", 0) / received if received else math.nan,
+        slo_fraction=outcomes.get("ok", 0) / (received - faults) if received > faults else math.nan,
         expected_accuracy=expected,
         measured_accuracy=measured,
         p50_seconds=quantiles[0],
@@ -68,6 +74,7 @@ def figures_of(run: Run) -> Figures:
         variant_changes=run.variant_changes(),
         load_low_rps=low,
         load_high_rps=high,
+        callers_faults=faults,
     )
 
 

@@ -17,7 +17,7 @@ ALONE = "alone"
 
 
 def page(title: str, body: str, drawn: Charts) -> str:
-    """Return a page as HTML; `drawn` are the charts its sections made."""
+    """A page as HTML; `drawn` are the charts its sections made."""
     data = {name: json.loads(plotly.io.to_json(chart)) for name, chart in drawn.items()}
     for chart in data.values():
         chart["layout"].pop("template", None)
@@ -34,7 +34,7 @@ def page(title: str, body: str, drawn: Charts) -> str:
 
 
 def section(title: str, note: str, chart: go.Figure | None, drawn: Charts) -> str:
-    """Return a titled box, with a chart where there is one; the chart is added to `drawn`."""
+    """A titled box, with a chart where there is one; the chart is added to `drawn`."""
     box = ""
     if chart is not None:
         name = f"chart-{len(drawn)}"
@@ -44,7 +44,7 @@ def section(title: str, note: str, chart: go.Figure | None, drawn: Charts) -> st
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: range) -> str:
-    """Return a table; the columns of `numbers` are aligned to the right."""
+    """A table; the columns of `numbers` are aligned to the right."""
     kind = ["number" if n in numbers else "text" for n in range(len(heads))]
     head = "".join(f"<th class='{k}'>{escape(h)}</th>" for k, h in zip(kind, heads, strict=True))
     lines = ("".join(f"<td class='{k}'>{escape(c)}</td>" for k, c in zip(kind, row, strict=True)) for row in rows)
@@ -52,7 +52,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: range) -
 
 
 def card_row(shown: Iterable[Card]) -> str:
-    """Return figures to see at a glance, side by side."""
+    """Figures to see at a glance, side by side."""
     return f"<div class='cards'>{''.join(map(_card, shown))}</div>"
 
 

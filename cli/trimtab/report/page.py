@@ -24,7 +24,7 @@ def write_report(path: Path, runs: Sequence[Run]) -> None:
 
 
 def render(runs: Sequence[Run]) -> str:
-    """Return the page as HTML."""
+    """The page as HTML."""
     drawn: Charts = {}
     run = runs[0]
     body = [_head(run), layout.card_row(cards(run))]
@@ -34,7 +34,7 @@ def render(runs: Sequence[Run]) -> str:
         *_sections(run, drawn),
         _changes(run),
         _faults(run),
-        "<footer>Drag over a chart to look closer, double-click to see all of it.</footer>",
+        FOOTER,
     ]
     return layout.page(f"{run.title} · Trimtab", "\n".join(filter(None, body)), drawn)
 

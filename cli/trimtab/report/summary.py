@@ -34,7 +34,7 @@ def cards(run: Run) -> list[Card]:
         Card(
             "within the SLO",
             _percent(figures.slo_fraction),
-            f"of {slo_ms:g} ms, all received count",
+            f"of {slo_ms:g} ms, all received count" + _left_out(figures.callers_faults),
             kept,
         ),
         Card("accuracy measured", _four(figures.measured_accuracy), f"expected {_four(figures.expected_accuracy)}"),
@@ -105,6 +105,10 @@ def _row(title: str, figures: Figures) -> tuple[str, ...]:
         str(figures.outcomes.get("dropped", 0)),
         str(figures.outcomes.get("failed", 0)),
     )
+
+
+def _left_out(callers_faults: int) -> str:
+    return f" but {callers_faults} ended so by their callers' own doing" if callers_faults else ""
 
 
 def _percent(fraction: float) -> str:

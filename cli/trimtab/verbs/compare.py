@@ -28,18 +28,19 @@ from trimtab.record import save
 from trimtab.report.figures import Figures, figures_of
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_comparison
-from trimtab.session import RunFolder, Session
+from trimtab.run_folder import RunFolder
+from trimtab.session import Session
 from trimtab.timeline import Run
 from trimtab.verbs.demo import DEMO_SECONDS, accounting
-from trimtab_adapter.baselines import static_plan
+from trimtab_adapter.planning.baselines import static_plan
 from trimtab_pipelines.documents import load_profiles
-from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.verdict import Outcome, bar
 
 CLIMBING_SEED = 1  # of the bundled load: it visits every rate once on the way up, and most of them on the way down
 ADAPTIVE, LIGHTEST, HEAVIEST = "adaptive", "static-lightest", "static-heaviest"
 
 
-def command(  # noqa: PLR0913, PLR0917  (one for each option)
+def command(
     pipeline: PipelineArgument,
     load: LoadOption = None,
     trace: TraceOption = None,

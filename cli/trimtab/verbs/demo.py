@@ -16,10 +16,11 @@ from trimtab.record import save
 from trimtab.report.figures import Figures, figures_of
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
-from trimtab.session import RunFolder, Session
+from trimtab.run_folder import RunFolder
+from trimtab.session import Session
 from trimtab_loadtester.load import LoadSpec
 from trimtab_pipelines.documents import load_profiles
-from trimtab_pipelines.outcome import Bar, Outcome, bar
+from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 DEMO_SECONDS = 180.0
 

@@ -9,10 +9,9 @@ import typer
 from trimtab.decisions import (
     ALTERNATIVE_COLUMNS,
     PRICE_COLUMNS,
-    STAGE_COLUMNS,
     alternative_rows,
     price_rows,
-    stage_rows,
+    stage_tables,
     terminal_table,
     words,
 )
@@ -20,12 +19,12 @@ from trimtab.deployed import grounds
 from trimtab.options import InClusterOption, NamespaceOption, PipelineArgument, ProfilesOption, WhatIfOption, console
 from trimtab.report.decision import write_decision
 from trimtab.verbs.plan import decision_at
-from trimtab_adapter.what_if import WhatIfError
+from trimtab_adapter.planning.what_if import WhatIfError
 from trimtab_pipelines.documents import load_plan
 from trimtab_pipelines.plan import PipelinePlan
 
 
-def command(  # noqa: PLR0913, PLR0917 (one for each option)
+def command(
     pipeline: PipelineArgument,
     load: Annotated[
         float | None,
@@ -49,11 +48,10 @@ def command(  # noqa: PLR0913, PLR0917 (one for each option)
     made_from = replace(made_from, plan=current or made_from.plan)
     load_rps, document = _load(load, made_from.plan), made_from.pipeline
     decision = decision_at(made_from, load_rps, what_if or [])
-    console.print(
-        terminal_table(STAGE_COLUMNS, stage_rows(decision.plan), f"{document.name} at {load_rps:g} requests/s")
-    )
+    for table in stage_tables(document, decision.plan, f"{document.name} at {load_rps:g} requests/s"):
+        console.print(table)
     for line in words(decision.plan):
-        console.print(line)
+        console.print(line, markup=False)
     console.print()
     console.print(terminal_table(PRICE_COLUMNS, price_rows(decision), "what the next step would cost"))
     if decision.alternatives:
@@ -62,7 +60,7 @@ def command(  # noqa: PLR0913, PLR0917 (one for each option)
     if out is not None:
         write_decision(out, document, decision)
         console.print(f"page: {out}")
-    return 0
+    return 0 if decision.plan.spec.feasible else 1
 
 
 def _load(load: float | None, current: PipelinePlan | None) -> float:

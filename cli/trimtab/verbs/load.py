@@ -1,7 +1,8 @@
 """`trimtab load`: push a pipeline that runs already, and account for every request."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -23,10 +24,10 @@ from trimtab_loadtester.progress import progress_bar
 from trimtab_loadtester.wire import Access
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.ends import End
-from trimtab_pipelines.outcome import Outcome, bar
+from trimtab_pipelines.verdict import Outcome, bar
 
 
-def command(  # noqa: PLR0913, PLR0917  (one for each option)
+def command(
     pipeline: PipelineArgument,
     load: LoadOption = None,
     trace: TraceOption = None,
@@ -39,8 +40,14 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     ca: Annotated[Path | None, typer.Option(help="Use TLS; the authority that signed the door's certificate")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File with the key that the door asks for")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for requests.npz and load.json")] = None,
+    least_within_slo: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Exit with 1 where a smaller share is answered within the SLO")
+    ] = 0.0,
 ) -> int:
-    """Send a load to a pipeline that runs already: open loop, real inputs, every request accounted for."""
+    """Send a load to a pipeline that runs already: open loop, real inputs, every request accounted for.
+
+    Exits with 1 where a request failed, none was answered, or too few within the SLO.
+    """
     document = load_pipeline(pipeline)
     order = load_order(load, trace, speed_up, scale, duration, seed)
     if order is None:
@@ -51,9 +58,19 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     summary = results.summary()
     if out is not None:
         results.save(out)
+    outcome = load_outcome(summary, least_within_slo)
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+def load_outcome(summary: Mapping[str, Any], least_within_slo: float) -> Outcome:
+    """Judge a load by its summary."""
     figures = {name: value for name, value in summary.items() if not isinstance(value, dict)}
     ends = sum(summary[end.word] for end in End)
-    Outcome(
-        name="load", figures=figures, bars=(bar("requests without an outcome", summary["received"] - ends, "==", 0),)
-    ).print()
-    return 0
+    bars = (
+        bar("requests without an outcome", summary["received"] - ends, "==", 0),
+        bar("failed requests", summary["failed"], "==", 0),
+        bar("answered requests", summary["ok"] + summary["late"], ">=", 1),
+        bar("fraction within the SLO", summary["slo_fraction"] or 0.0, ">=", least_within_slo),
+    )
+    return Outcome(name="load", figures=figures, bars=bars)

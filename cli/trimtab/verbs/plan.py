@@ -6,19 +6,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from trimtab.decisions import ALTERNATIVE_COLUMNS, STAGE_COLUMNS, Decision, alternative_rows, stage_rows, terminal_table
+from trimtab.decisions import ALTERNATIVE_COLUMNS, Decision, alternative_rows, stage_tables, terminal_table
 from trimtab.decisions import words as words_of
 from trimtab.deployed import Grounds, grounds
 from trimtab.options import InClusterOption, NamespaceOption, PipelineArgument, ProfilesOption, WhatIfOption, console
-from trimtab_adapter.baselines import static_plan
-from trimtab_adapter.decide import Situation, plan_of, question_of
-from trimtab_adapter.least_bad import answer
-from trimtab_adapter.what_if import WhatIfError, alternatives
+from trimtab_adapter.planning.baselines import static_plan
+from trimtab_adapter.planning.decide import Situation, plan_of, question_of
+from trimtab_adapter.planning.least_bad import answer
+from trimtab_adapter.planning.what_if import WhatIfError, alternatives
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 
 
-def command(  # noqa: PLR0913, PLR0917 (one for each option)
+def command(
     pipeline: PipelineArgument,
     load: Annotated[float, typer.Option("--load", min=0.0, help="Requests per second to plan for")],
     profiles: ProfilesOption = None,
@@ -37,16 +37,17 @@ def command(  # noqa: PLR0913, PLR0917 (one for each option)
     made_from = grounds(pipeline, profiles, in_cluster=in_cluster, namespace=namespace)
     decision = None if baseline else decision_at(made_from, load, what_if or [])
     plan = decision.plan if decision else _static(made_from, baseline or "lightest", load)
-    console.print(terminal_table(STAGE_COLUMNS, stage_rows(plan)))
+    for table in stage_tables(made_from.pipeline, plan):
+        console.print(table)
     for line in words_of(plan):
-        console.print(line)
+        console.print(line, markup=False)
     if decision and decision.alternatives:
         console.print()
         console.print(terminal_table(ALTERNATIVE_COLUMNS, alternative_rows(decision), "what if"))
     if out is not None:
         write_json(out, plan)
         console.print(f"written to {out}")
-    return 0
+    return 0 if plan.spec.feasible else 1
 
 
 def _static(made_from: Grounds, baseline: Literal["lightest", "heaviest"], load_rps: float) -> PipelinePlan:

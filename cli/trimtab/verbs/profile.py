@@ -13,12 +13,13 @@ from trimtab.deployed import which
 from trimtab.in_cluster import Tell, connected, profile_anew
 from trimtab.options import NamespaceOption, PipelineArgument, console
 from trimtab.preparation import measuring, prepare
-from trimtab_pipelines.outcome import Outcome
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.verdict import Outcome
 from trimtab_profiler.profile import ProfileOptions, fit_errors, profile, write_profiles
+from trimtab_profiler.strategies import write_strategies
 
 
-def command(  # noqa: PLR0913  (one for each option)
+def command(
     pipeline: PipelineArgument,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for profile.yaml; default: beside the pipeline")
@@ -43,6 +44,9 @@ def command(  # noqa: PLR0913  (one for each option)
     for found in profiles.values():
         console.print(_table(found))
     console.print(f"written to {path}")
+    strategies = write_strategies(document, profiles, out or home)
+    if strategies is not None:
+        console.print(f"the cheapest splits of a request's rows over operating points: {strategies}")
     Outcome(name="profile", figures=_figures(profiles)).print()
     return 0
 

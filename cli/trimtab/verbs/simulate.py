@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,24 +27,24 @@ from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
 from trimtab.simulated import run_of
 from trimtab.verbs.demo import accounting
-from trimtab_adapter.decide import initial_plan
-from trimtab_adapter.simulation.adaptation import Adaptation, forecaster_knowing
+from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.simulation.conditions import Conditions, Failure
 from trimtab_adapter.simulation.outcome import Simulated
 from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_adapter.simulation.slow_loop import SlowLoop, forecaster_knowing
 from trimtab_loadtester.arrivals import poisson_arrivals
 from trimtab_loadtester.load import LoadError
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError, load_pipeline, load_plan, load_profiles
-from trimtab_pipelines.outcome import Outcome
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.verdict import Outcome
 from trimtab_profiler.profile import PROFILE_FILE
 
 _FAILURE = re.compile(r"^(?P<stage>[A-Za-z0-9_-]+)@(?P<seconds>[0-9.]+)$")
 
 
-def command(  # noqa: PLR0913, PLR0917  (one for each option)
+def command(
     pipeline: PipelineArgument,
     profiles: Annotated[
         Path | None, typer.Option("--profiles", help="Profile to go by; default: the one beside the pipeline")
@@ -75,7 +76,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     adaptation = None
     if fixed is None:
         forecaster = forecaster_knowing(document.spec.adaptation, arrivals, len(rates), started_at)
-        adaptation = Adaptation(forecaster, origin_seconds=started_at)
+        adaptation = SlowLoop(forecaster, origin_seconds=started_at)
     scenario = Scenario(
         pipeline=document,
         profiles=found_profiles,
@@ -107,7 +108,7 @@ def _profiles(pipeline_file: Path, document: InferencePipeline, chosen: Path | N
     beside = (pipeline_file if pipeline_file.is_dir() else pipeline_file.parent) / PROFILE_FILE
     if chosen is None and beside.exists():
         chosen = beside
-    choice = known_profiles.existing(pipeline_file, document, chosen)
+    choice = known_profiles.existing(pipeline_file, document, chosen, partial(console.print, markup=False))
     if choice is None:
         raise DocumentError(f"{document.name} has no profile: give --profiles FILE, or measure with `trimtab profile`")
     console.print(f"profile {choice.path} ({choice.why})")

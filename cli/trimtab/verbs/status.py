@@ -1,6 +1,9 @@
 """`trimtab status`: what a running router serves now, or how the pipelines of a cluster are."""
 
 import asyncio
+import json
+import sys
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -9,21 +12,71 @@ from rich.table import Table
 from trimtab.in_cluster import all_pipelines, connected
 from trimtab.local.router_client import Counters, RouterClient
 from trimtab.options import console
-from trimtab_pipelines.router_state import RouterState
+from trimtab_loadtester.load import LoadError
+from trimtab_pipelines.router_state import RouterState, Served
 from trimtab_pipelines.status import condition_of
 
 
 def command(
-    port: Annotated[int, typer.Option(help="The router's administrative port")] = 8082,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The router's administrative port")] = 8082,
+    address: Annotated[str | None, typer.Option(help="host:port of a router elsewhere; instead of --port")] = None,
     *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead")] = False,
     cluster: Annotated[bool, typer.Option("--cluster", help="Show the pipelines of the cluster instead")] = False,
     namespace: Annotated[str | None, typer.Option(help="With --cluster: only those of this namespace")] = None,
 ) -> int:
-    """Show what a router on this machine runs now, and what became of its requests."""
+    """Show what a router runs now, and what became of its requests; exits with 1 where it is not ready."""
     if cluster:
-        console.print(_pipelines(asyncio.run(_listed(namespace))))
+        found = asyncio.run(_listed(namespace))
+        if as_json:
+            _write(found)
+        else:
+            console.print(_pipelines(found))
         return 0
-    state, counters = asyncio.run(_ask(port))
+    state, counters = asyncio.run(_ask(*_place(address, port)))
+    if as_json:
+        told = {"received": counters.received, **counters.outcomes, "callers_faults": counters.callers_faults}
+        _write({"pipeline": counters.pipeline, **state.model_dump(), "since_start": told, "drops": counters.drops})
+    else:
+        _show(state, counters)
+    return 0 if state.ready else 1
+
+
+def _place(address: str | None, port: int) -> tuple[str, int]:
+    if address is None:
+        return "127.0.0.1", port
+    host, _, number = address.removeprefix("http://").rstrip("/").rpartition(":")
+    if not host or not number.isdecimal() or not 1 <= int(number) <= 65535:
+        raise LoadError(f"--address {address!r} must be HOST:PORT, such as 127.0.0.1:8082")
+    return host, int(number)
+
+
+def _show(state: RouterState, counters: Counters) -> None:
+    applied = state.plan_applied_at
+    since = "" if applied is None else f" since {datetime.fromtimestamp(applied, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    ready = "ready" if state.ready else "not ready"
+    console.print(f"{counters.pipeline or 'pipeline'}: {ready}, plan {state.plan_generation}{since}", markup=False)
+    console.print(_stages(state))
+    for name, stage in state.stages.items():
+        for replica, seen in stage.endpoints.items():
+            if seen.refused:
+                console.print(f"stage {name}: {replica} gets no work: {seen.refused}", markup=False)
+    if state.served is not None:
+        console.print(f"last minute: {_minute(state.served)}")
+    counts = " · ".join(f"{outcome} {count}" for outcome, count in counters.outcomes.items())
+    theirs = f" · of these by callers' own doing {counters.callers_faults}" if counters.callers_faults else ""
+    console.print(f"received {counters.received} · {counts}{theirs}")
+    for why, count in sorted(counters.drops.items()):
+        console.print(f"dropped in {why}: {count}", markup=False)
+
+
+def _minute(served: Served) -> str:
+    p99 = "–" if served.p99_seconds is None else f"{1000 * served.p99_seconds:.0f} ms"
+    accuracy = "–" if served.accuracy is None else f"{served.accuracy:.4f}"
+    return f"{served.received} received, {served.answered} answered, p99 {p99}, expected accuracy {accuracy}"
+
+
+def _stages(state: RouterState) -> Table:
     table = Table("stage", "variant", "batch", "point", "replicas", "queue", "service ratio", box=None, pad_edge=False)
     for name, stage in state.stages.items():
         table.add_row(
@@ -35,15 +88,7 @@ def command(
             str(stage.queue_rows),
             "–" if stage.service_ratio is None else f"{stage.service_ratio:.2f}",
         )
-    console.print(f"plan {state.plan_generation}, {'ready' if state.ready else 'not ready'}")
-    console.print(table)
-    for name, stage in state.stages.items():
-        for replica, seen in stage.endpoints.items():
-            if seen.refused:
-                console.print(f"stage {name}: {replica} gets no work: {seen.refused}")
-    counts = " · ".join(f"{outcome} {count}" for outcome, count in counters.outcomes.items())
-    console.print(f"received {counters.received} · {counts}")
-    return 0
+    return table
 
 
 def _pipelines(found: list[dict[str, Any]]) -> Table:
@@ -59,13 +104,17 @@ def _pipelines(found: list[dict[str, Any]]) -> Table:
     return table
 
 
+def _write(facts: object) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+
+
 async def _listed(namespace: str | None) -> list[dict[str, Any]]:
     async with connected() as cluster:
         return await all_pipelines(cluster, namespace)
 
 
-async def _ask(port: int) -> tuple[RouterState, Counters]:
-    client = RouterClient(port)
+async def _ask(host: str, port: int) -> tuple[RouterState, Counters]:
+    client = RouterClient(port, host)
     try:
         return await client.state(), await client.counters()
     finally:

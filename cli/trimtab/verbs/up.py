@@ -25,14 +25,16 @@ from trimtab.options import (
     load_order,
 )
 from trimtab.preparation import choose_profiles, prepare
-from trimtab.record import save
+from trimtab.report.figures import figures_of
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
-from trimtab.session import RunFolder, Session
-from trimtab_pipelines.documents import load_plan
+from trimtab.run_folder import RunFolder
+from trimtab.session import Session
+from trimtab.verbs.demo import accounting
+from trimtab_pipelines.documents import DocumentError, load_plan
 
 
-def command(  # noqa: PLR0913, PLR0917  (one for each option)
+def command(
     pipeline: PipelineArgument,
     load: LoadOption = None,
     trace: TraceOption = None,
@@ -52,6 +54,8 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
 ) -> int:
     """Serve a pipeline on this machine, adapted to its load, until Ctrl-C or the end of the load."""
     document = prepare(pipeline)
+    if folder is not None and folder.resolve() == (pipeline if pipeline.is_dir() else pipeline.parent).resolve():
+        raise DocumentError(f"--folder {folder} is the pipeline's own, whose files a run writes over; give another")
     order = load_order(load, trace, speed_up, scale, duration, seed)
     stands = door(edge)
     check_load(order, stands["edge"])
@@ -62,10 +66,13 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
         session = Session(document.name, setup, order, duration)
         with watching(session, console):
             run = asyncio.run(session.run())
-        if folder is not None:
-            save(run, folder)
     print_summary(run, console)
     if report is not None:
         write_report(report, [run])
         console.print(f"report: {report}")
-    return 0
+    if run.results is None:
+        return 0
+    broken = [bar for bar in accounting(figures_of(run)) if not bar.holds]
+    for bar in broken:
+        console.print(f"! {bar.bar}: {bar.value:g}, where {bar.bound} is right", markup=False)
+    return 1 if broken else 0

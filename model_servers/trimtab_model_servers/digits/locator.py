@@ -19,7 +19,6 @@ MAX_OBJECTS: Final = 4
 TYPICAL_SIDE_PX: Final = 27.0
 """A cell that predicts 0 for the logarithm of the size means a box of this side."""
 
-_CELL: Final = 4
 _PEAK_RADIUS_PX: Final = 9.0
 """A centre is a peak when no score within about this distance is higher; digits lie at least 20 px apart."""
 

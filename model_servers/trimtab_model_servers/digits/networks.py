@@ -6,7 +6,7 @@ names: family (``locate`` or ``read``) and the configuration as JSON.
 
 import json
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -17,7 +17,6 @@ from trimtab_model_servers.digits.layers import fold
 from trimtab_model_servers.digits.locator import Locator, LocatorConfig
 from trimtab_model_servers.digits.reader import Reader, ReaderConfig
 
-Family = Literal["locate", "read"]
 Config = LocatorConfig | ReaderConfig
 Network = TypeVar("Network", bound=Locator | Reader)
 
@@ -38,16 +37,6 @@ VARIANTS: Final[dict[str, Config]] = {
 
 class WeightsError(ValueError):
     """A weights file that cannot become a network; the message names the file and what is wrong with it."""
-
-
-def family_of(variant: str) -> Family:
-    """Name the stage that ``variant`` belongs to."""
-    return "locate" if isinstance(_config(variant), LocatorConfig) else "read"
-
-
-def variants_of(family: Family) -> tuple[str, ...]:
-    """List the variants of one stage, lightest first."""
-    return tuple(name for name in VARIANTS if family_of(name) == family)
 
 
 def build(variant: str | Config, *, seed: int | None = None) -> Locator | Reader:
@@ -73,7 +62,7 @@ def for_serving(network: Network) -> Network:
 
 def save(network: Locator | Reader, config: Config, path: Path, training: dict[str, str] | None = None) -> None:
     """Write a folded network as float16, with what is needed to build it again and ``training`` as it stands."""
-    family: Family = "locate" if isinstance(config, LocatorConfig) else "read"
+    family = "locate" if isinstance(config, LocatorConfig) else "read"
     tensors = {name: tensor.half().contiguous() for name, tensor in network.state_dict().items()}
     described = {"family": f"digits-{family}", "config": config.model_dump_json()}
     save_file(tensors, path, metadata={**(training or {}), **described})

@@ -134,6 +134,7 @@ def _photo_regions(split: Split) -> tuple[NDArray[np.uint8], ...]:
 
 def _extra_missing(error: ModuleNotFoundError) -> ModuleNotFoundError:
     return ModuleNotFoundError(
-        f"the digits pages need {error.name!r}, which the extra 'digits' brings: pip install 'trimtab[digits]'",
+        f"the digits pages need {error.name!r}, which the extra 'digits' brings: "
+        "pip install '.[digits]' in a clone, else 'trimtab[digits]'",
         name=error.name,
     )

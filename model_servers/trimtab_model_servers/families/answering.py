@@ -14,7 +14,7 @@ from trimtab_model_servers.families.parameters import Parameters, read_parameter
 from trimtab_model_servers.families.pretrained import architecture_of, build_model
 from trimtab_model_servers.families.sequences import framed, known, lengths, packed, padded
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.spec import OperatingPoint
+from trimtab_pipelines.operating_point import OperatingPoint
 
 QUESTION_TOKENS = 64
 

@@ -1,9 +1,13 @@
-"""torchvision's residual networks, from ResNet-18 to ResNet-152: FP32 [B, 3, 224, 224] to logits FP32 [B, 1000]."""
+"""torchvision's residual networks, from ResNet-18 to ResNet-152: FP32 [B, 3, 224, 224] to logits FP32 [B, 1000].
+
+They are convolutions up to their last layer, so an operating point may have them look at a smaller image.
+"""
 
 import re
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import interpolate
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torchvision import models
 
@@ -12,8 +16,11 @@ from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.store import Seed, find_weights
 from trimtab_model_servers.weights import load_weights
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.spec import OperatingPoint
+from trimtab_pipelines.operating_point import OperatingPoint
 
+KNOBS = frozenset({"inputSize"})
+LEAST_RESOLUTION = 32
+"""Pixels a side; a residual network halves its image five times."""
 _NORMALISATION = re.compile(r"^bn(\d)$")
 
 
@@ -24,15 +31,19 @@ class Classifier:
     network: torch.nn.Module
 
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Map `image` [B, 3, 224, 224] to `logits` [B, 1000]."""
-        del point  # one way to run
-        return {"logits": self.network(inputs["image"].contiguous(memory_format=torch.channels_last))}
+        """Map `image` [B, 3, 224, 224] to `logits` [B, 1000]; a point's resolution is what it is resized to first."""
+        image = inputs["image"]
+        side = point.input_size.resolution if point.input_size else None
+        if side is not None and image.shape[-2:] != (side, side):
+            image = interpolate(image, (side, side), mode="bilinear", antialias=True)
+        return {"logits": self.network(image.contiguous(memory_format=torch.channels_last))}
 
 
 def build(spec: ModelSpec) -> Built:
     """Build the network the family's name ends in, with stored or random weights."""
     if spec.parameters:
         raise ModelError(f"family {spec.family!r} has no parameters; remove {', '.join(spec.parameters)}")
+    _require_resolutions(spec)
     construct = getattr(models, spec.family.rpartition("/")[2])
     weights = find_weights(spec.storage_uri, spec.digest)
     if isinstance(weights, Seed):
@@ -47,6 +58,16 @@ def build(spec: ModelSpec) -> Built:
     merge_normalisations(network)
     served = network.to(memory_format=torch.channels_last)
     return Built(Classifier(served), "random" if isinstance(weights, Seed) else "stored")
+
+
+def _require_resolutions(spec: ModelSpec) -> None:
+    for point in spec.operating_points:
+        size = point.input_size
+        if size is not None and (size.patch is not None or (size.resolution or 0) < LEAST_RESOLUTION):
+            raise ModelError(
+                f"operating point {point.name!r}: inputSize of family {spec.family!r} is a resolution of "
+                f"{LEAST_RESOLUTION} pixels or more, and no patch; it has none"
+            )
 
 
 def merge_normalisations(network: torch.nn.Module) -> None:

@@ -17,7 +17,7 @@ from trimtab_model_servers.families.parameters import Parameters, read_parameter
 from trimtab_model_servers.store import Seed, find_weights
 from trimtab_model_servers.weights import load_weights
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.spec import OperatingPoint
+from trimtab_pipelines.operating_point import OperatingPoint
 
 CANDIDATES = 300
 CROP_PIXELS = 224

@@ -12,7 +12,7 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.store import Seed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.spec import OperatingPoint
+from trimtab_pipelines.operating_point import OperatingPoint
 
 _CLASSES = {"digits/locator": Locator, "digits/reader": Reader}
 

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 import torch
 from pydantic import Field
 
+from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.spec import OperatingPoint
+from trimtab_pipelines.operating_point import OperatingPoint
+
+KNOBS = frozenset({"modalities"})
 
 
 class EchoParameters(Parameters):
@@ -29,7 +32,7 @@ class Echo:
 
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
         """Add and wait."""
-        del point  # there is one way to echo
+        del point  # whatever else it reads, the answer is made of one input
         x = inputs[self.source]
         y = (x + self.parameters.increment).to(x.dtype)
         if self.parameters.delay_seconds:
@@ -39,4 +42,8 @@ class Echo:
 
 def build(spec: ModelSpec) -> Built:
     """Build an echo between the stage's first input and first output; it has no weights."""
-    return Built(Echo(read_parameters(EchoParameters, spec), spec.inputs[0].name, spec.outputs[0].name), "none")
+    source = spec.inputs[0].name
+    for point in spec.operating_points:
+        if point.modalities and source not in point.modalities:
+            raise ModelError(f"operating point {point.name!r} leaves out {source!r}, which is what an echo answers")
+    return Built(Echo(read_parameters(EchoParameters, spec), source, spec.outputs[0].name), "none")

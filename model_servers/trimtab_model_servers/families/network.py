@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from trimtab_pipelines.spec import OperatingPoint
+from trimtab_pipelines.operating_point import OperatingPoint
 
 
 class Network(Protocol):

@@ -19,7 +19,10 @@ from trimtab_pipelines.model_spec import ModelSpec
 try:
     TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes
 except ModuleNotFoundError as error:
-    raise ModelError("families transformers/… need transformers: pip install 'trimtab[transformers]'") from error
+    raise ModelError(
+        "families transformers/… need transformers: "
+        "pip install '.[transformers]' in a clone, else 'trimtab[transformers]'"
+    ) from error
 _CLASSES: dict[str, Any] = {
     name: getattr(TRANSFORMERS, name)  # imports what it is in, now, so that a fork server has it
     for architecture in ARCHITECTURES.values()

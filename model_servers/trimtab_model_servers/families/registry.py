@@ -1,6 +1,10 @@
-"""The families by name, and how each is built. A family's module is imported only when a model asks for it."""
+"""The families by name, and how each is built. A family's module is imported only when a model asks for it.
 
-from collections.abc import Callable
+A module has `build(spec)`. Where its models can run a batch in several ways, it has `KNOBS` too: the fields of an
+operating point that it acts on, by the names they have in a document. A point that turns another is refused.
+"""
+
+from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -35,13 +39,25 @@ def build(spec: ModelSpec) -> "Built":
     """Build a model with its weights.
 
     Raises:
-        ModelError: no such family, a parameter the family does not know, or weights that cannot be used.
+        ModelError: no such family, a parameter or a knob the family does not know, or weights that cannot be used.
     """
     module = FAMILIES.get(spec.family)
     if module is None:
         raise ModelError(f"unknown family {spec.family!r}; there are: {', '.join(sorted(FAMILIES))}")
-    construct: Callable[[ModelSpec], Built] = import_module(f"{_PACKAGE}.{module}").build
+    family = import_module(f"{_PACKAGE}.{module}")
+    _require_known(spec, getattr(family, "KNOBS", frozenset()))
+    construct: Callable[[ModelSpec], Built] = family.build
     return construct(spec)
+
+
+def _require_known(spec: ModelSpec, known: Collection[str]) -> None:
+    for point in spec.operating_points:
+        for knob, words in point.knobs.items():
+            if knob not in known:
+                raise ModelError(
+                    f"family {spec.family!r} knows no {knob}, which operating point {point.name!r} asks for ({words}); "
+                    f"of an operating point it knows: {', '.join(sorted(known)) or 'nothing but its name'}"
+                )
 
 
 def modules_to_preload(pipeline: InferencePipeline) -> list[str]:

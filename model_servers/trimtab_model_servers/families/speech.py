@@ -17,7 +17,7 @@ from trimtab_model_servers.families.pretrained import architecture_of, build_mod
 from trimtab_model_servers.families.sequences import NO_TOKEN, packed, widened
 from trimtab_model_servers.families.writing import text_of, writing_plan
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.spec import OperatingPoint
+from trimtab_pipelines.operating_point import OperatingPoint
 
 CLIPS_AT_ONCE = 4  # a second of sound takes 6.5 MB in each of wav2vec's first layers; more at once are no faster
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from trimtab_pipelines.routing import Endpoint
-from trimtab_pipelines.spec import Stage
+from trimtab_pipelines.stages import Stage
 from trimtab_protocol import InferResponse, Parameters, Tensor
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http import Tls

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 from urllib.parse import quote
 
@@ -35,7 +36,7 @@ from trimtab_router.stage.slot import Slot
 log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_SECONDS = 1.0
-PROBE_TIMEOUT_SECONDS = 5.0
+PROBE_TIMEOUT_SECONDS = 1.5
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_PROBE_BYTES = 2**20
 JSON_MULTIPLE = 16
@@ -77,6 +78,7 @@ class Replica:
         self.slot = Slot(endpoint.name)
         """What its stage's desk sees of it."""
         self._held = 0
+        self._answered_at = -inf
         self._on_change = on_change
         self._ready: frozenset[str] = frozenset()
         self._reads_binary = True
@@ -140,6 +142,7 @@ class Replica:
             return Lost(f"{self.name} gave no answer within {batch.timeout_seconds:.1f} s", delivered=delivered)
         except ConnectionBroken as error:
             return Lost(f"{self.name}: {error}", delivered=delivered)
+        self._answered_at = asyncio.get_running_loop().time()
         answer = self._read(batch, reply)
         if isinstance(answer, Lost) or (reply.status == 200 and not isinstance(answer, InferResponse)):
             connection.close()  # whatever comes on it next may be another's
@@ -224,6 +227,7 @@ class Replica:
         return self._doubted.is_set()
 
     async def _probe_variants(self) -> frozenset[str]:
+        began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 probe = await self._probe_connection()
@@ -234,7 +238,8 @@ class Replica:
             if self._probe is not None:
                 self._probe.close()
                 self._probe = None
-            return frozenset()
+            # One that answers batches is no less ready for being too busy to say so.
+            return self._ready if isinstance(error, TimeoutError) and self._answered_at > began else frozenset()
         self._note_refused("")
         return frozenset(variant for variant, ready in answers.items() if ready)
 

@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from trimtab_pipelines.spec import Stage
+from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import DTYPES, Tensor
 from trimtab_protocol.tensors import Array
@@ -24,7 +24,7 @@ def most_answer_bytes(stage: Stage, rows: int, otherwise: int) -> int:
     return total
 
 
-class BrokenAnswer(Exception):  # noqa: N818 - reads as what happened
+class BrokenAnswer(Exception):
     """A model server's answer is not what the stage promises."""
 
 

@@ -11,7 +11,7 @@ from trimtab_router.edge import configuration
 from trimtab_router.edge.places import Doorstep, Sockets
 from trimtab_router.edge.program import command, program
 from trimtab_router.edge.sizes import payload_bytes
-from trimtab_router.telemetry import ENDPOINT_VARIABLE, collector
+from trimtab_router.telling.telemetry import ENDPOINT_VARIABLE, collector
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

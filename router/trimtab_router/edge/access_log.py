@@ -34,7 +34,7 @@ _LINE = {
 
 
 def loggers(which: str) -> list[Json]:
-    """Return the access loggers: the count always, the lines as the settings say (`Off`, `Refused`, `All`)."""
+    """The access loggers: the count always, the lines as the settings say (`Off`, `Refused`, `All`)."""
     refused = {"or_filter": {"filters": [_refused(), _grpc_refused(), _reset()]}}
     found = [_count() | {"filter": refused}]
     if which != "Off":
@@ -50,7 +50,7 @@ def loggers(which: str) -> list[Json]:
 
 
 def tracing(pipeline: str) -> Json:
-    """Return the configuration of spans; the router's are children of the door's."""
+    """The configuration of spans; the router's are children of the door's."""
     provider = typed(
         "envoy.tracers.opentelemetry",
         "envoy.config.trace.v3.OpenTelemetryConfig",

@@ -34,7 +34,7 @@ _TRUSTED_CAS = "/etc/ssl/certs/ca-certificates.crt"
 
 
 def bootstrap(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp: str | None = None) -> Json:
-    """Return Envoy's whole configuration.
+    """Envoy's whole configuration.
 
     Args:
         settings: what was asked of the door.

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import aiohttp
 
+from trimtab_pipelines.codes import OVERLOAD
 from trimtab_pipelines.documents import write_atomically
 from trimtab_router.edge.bootstrap import REQUESTS
-from trimtab_router.edge.refused import OVERLOAD, STATS, answered, came_over_http2, refused_since
+from trimtab_router.edge.refused import STATS, answered, came_over_http2, refused_since
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 2.0
 
 
-class EnvoyAway(Exception):  # noqa: N818 - reads as what happened
+class EnvoyAway(Exception):
     """Envoy did not answer its administration's socket."""
 
 

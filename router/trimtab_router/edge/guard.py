@@ -16,7 +16,7 @@ _SERVED = "served"
 
 
 def guard(identity: Identity, *, port: int, served_port: int, folder: Path) -> Json:
-    """Return Envoy's whole configuration.
+    """Envoy's whole configuration.
 
     Args:
         identity: the certificate to show, and whom to let in.

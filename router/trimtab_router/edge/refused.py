@@ -8,27 +8,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
+from trimtab_pipelines.codes import DOOR_REASONS, OVERLOAD
+
 _STAT = re.compile(
     r"^door\.answered\.detail\.(?P<detail>.+)\.status\.(?P<status>\d+)\.reason\.(?P<reason>[^.]*): (?P<count>\d+)$"
 )
-OVERLOAD = "Overload"
-"""Too many requests are under way: the door refuses for want of room, or in a flood before it reads."""
 _CAME_OVER_HTTP2 = re.compile(r"^http\.door\.downstream_rq_http2_total: (\d+)$", re.MULTILINE)
 STATS = r"^(door\.answered|http\.door\.downstream_rq_http2_total)"
 """Which of Envoy's counters are read here."""
-REASONS = {
-    "Malformed": 400,
-    "Unauthenticated": 401,
-    "Forbidden": 403,
-    "NotFound": 404,
-    "RequestTimeout": 408,
-    "PayloadTooLarge": 413,
-    "ClientRate": 429,
-    OVERLOAD: 429,
-    "HeadersTooLarge": 431,
-    "RouterAway": 503,
-}
-"""Why the door refuses, with the HTTP status; over gRPC the status is always 200, and the reason says which it is."""
 _BY_DETAIL = {
     "jwt_authn": "Unauthenticated",
     "local_rate_limited": "ClientRate",
@@ -80,8 +67,8 @@ def _refusal(written_status: str, reason: str, detail: str) -> tuple[int, str] |
     if detail.startswith(_COUNTED_BY_ROUTER):
         return None
     reason = _BY_RESET.get(detail, reason)
-    if reason in REASONS:
-        return (status if status >= 400 else REASONS[reason]), reason
+    if reason in DOOR_REASONS:
+        return (status if status >= 400 else DOOR_REASONS[reason]), reason
     return (status, _reason(status, detail)) if status >= 400 else None
 
 

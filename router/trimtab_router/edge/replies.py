@@ -21,7 +21,7 @@ NOT_FOUND = (
 
 
 def local_replies(max_payload_bytes: int, max_headers_kib: int) -> Json:
-    """Return the configuration of answers that Envoy gives itself: JSON for REST, the bare words for gRPC."""
+    """The configuration of answers that Envoy gives itself: JSON for REST, the bare words for gRPC."""
     sizes = (
         _mapper(
             _status(413), "PayloadTooLarge", text=f"the body is too large; at most {max_payload_bytes} bytes are taken"

@@ -39,14 +39,14 @@ _UNBUFFERED: Json = {"@type": API + "envoy.extensions.filters.http.buffer.v3.Buf
 
 
 def discovery(routes: Json) -> bytes:
-    """Return the answer to Envoy's question for its routes; the same routes have the same version."""
+    """The answer to Envoy's question for its routes; the same routes have the same version."""
     content = json.dumps(routes, sort_keys=True)
     version = hashlib.sha256(content.encode()).hexdigest()[:16]
     return json.dumps({"version_info": version, "type_url": KIND, "resources": [routes]}).encode()
 
 
 def door_routes(settings: EdgeSettings, keys: Iterable[HashedKey], *, pipeline: str, longest_seconds: float) -> Json:
-    """Return Envoy's route configuration.
+    """Envoy's route configuration.
 
     Args:
         settings: what was asked of the door.

@@ -31,7 +31,7 @@ class Counted:
 
 
 def share(since: Counted, counted: Counted) -> float:
-    """Return the share (0 to `MOST`) of all requests to refuse unread, from what went by in between.
+    """The share (0 to `MOST`) of all requests to refuse unread, from what went by in between.
 
     Args:
         since: the count before.

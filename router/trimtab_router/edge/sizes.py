@@ -2,7 +2,7 @@
 
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.budget import LARGE_SHARE, SMALL_BYTES
+from trimtab_router.admission.budget import LARGE_SHARE, SMALL_BYTES
 
 MEBIBYTE = 2**20
 HEAP_SHARE = 0.7

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from trimtab_pipelines.documents import write_atomically
+from trimtab_router.admission.pacing import Pacer
 from trimtab_router.edge import shedding
 from trimtab_router.edge.envoy import Envoy, EnvoyAway
 from trimtab_router.edge.shedding import Counted
-from trimtab_router.pacing import Pacer
 
 log = logging.getLogger(__name__)
 

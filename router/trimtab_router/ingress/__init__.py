@@ -7,7 +7,7 @@ from typing import Any
 
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec
-from trimtab_router.admission import VERSION
+from trimtab_router.admission.checks import VERSION
 
 SERVER_NAME = "trimtab"
 SERVER_VERSION = "2"

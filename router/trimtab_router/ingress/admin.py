@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from trimtab_pipelines.router_state import HISTORY_SECONDS, LOAD_PATH, STATE_PATH, Told
+from trimtab_pipelines.router_state import HISTORY_SECONDS, LOAD_PATH, STATE_PATH, WELCOME_PATH, Told
 from trimtab_router.ingress.audit import AdminCall, Audit
 from trimtab_router.router import Router
 
@@ -40,7 +40,7 @@ class AdminIngress:
             "/metrics": self._metrics,
             LOAD_PATH: self._load,
             STATE_PATH: self._state,
-            "/trimtab/v1/welcome": self._welcome,
+            WELCOME_PATH: self._welcome,
         }
 
     def server(self) -> web.Server:

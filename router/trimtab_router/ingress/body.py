@@ -12,9 +12,10 @@ import numpy as np
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from trimtab_pipelines.codes import Code
 from trimtab_protocol import Buffer
-from trimtab_router.budget import Reservation
-from trimtab_router.refusal import Code, Refusal, invalid
+from trimtab_router.admission.budget import Reservation
+from trimtab_router.refusal import Refusal, invalid
 
 _PIECE_BYTES = 256 * 1024
 """Unpacked at a time, between which others have their turn."""

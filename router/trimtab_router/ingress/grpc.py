@@ -9,7 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,16 +17,17 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from google.protobuf.message import DecodeError
 
-from trimtab_protocol import Buffer, grpc_messages
+from trimtab_pipelines.codes import Code
+from trimtab_protocol import Buffer, Parameters, grpc_messages
 from trimtab_protocol.extensions import REASON_HEADER, STAGE_HEADER
 from trimtab_protocol.text import told
-from trimtab_router.admission import check_model
-from trimtab_router.budget import Reservation
+from trimtab_router.admission.budget import Reservation
+from trimtab_router.admission.checks import check_model
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
 from trimtab_router.ingress.answering import read_in_time
 from trimtab_router.ingress.body import Unpacking, read_body
 from trimtab_router.ingress.receiving import Described, client, cut, receive, request_id
-from trimtab_router.refusal import Code, Refusal, failure, invalid
+from trimtab_router.refusal import Refusal, failure, invalid
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
@@ -134,6 +135,7 @@ class GrpcIngress:
             call = await receive(router, request, reservation, arrived_at, partial(self._describe, request))
             response = await router.infer(call)
             reservation.answered()
+            response = replace(response, parameters=_common(response.parameters))
             message = grpc_messages.response_to_message(response).SerializeToString()
             trailing = _identity(call.request_id)
             del call, response  # while the answer waits for its reader it is all there is
@@ -212,6 +214,11 @@ def _deadline_seconds(metadata: Mapping[str, str]) -> float | None:
     if match is None:
         raise invalid(f"grpc-timeout is {text[:40]!r}; it must be up to 8 digits and one of H, M, S, m, u, n")
     return int(match[1]) * _TIMEOUT_SECONDS[match[2]]
+
+
+def _common(parameters: Parameters) -> Parameters:
+    """Parameters of the kinds every client reads: some know no floating-point ones and lose them."""
+    return {name: str(value) if isinstance(value, float) else value for name, value in parameters.items()}
 
 
 def _parse(method: str, message: bytes) -> Any:

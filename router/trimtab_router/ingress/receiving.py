@@ -9,8 +9,8 @@ from aiohttp import web
 from trimtab_protocol import PendingRequest, ProtocolError
 from trimtab_protocol.extensions import CLIENT_HEADER
 from trimtab_protocol.text import header_value
-from trimtab_router.budget import Reservation
-from trimtab_router.call import Call
+from trimtab_router.admission.budget import Reservation
+from trimtab_router.admission.call import Call
 from trimtab_router.refusal import Refusal, failure, malformed
 from trimtab_router.router import Router
 
@@ -31,17 +31,19 @@ Describe = Callable[[Reservation], Awaitable[Described]]
 async def receive(
     router: Router, request: web.BaseRequest, reservation: Reservation, arrived_at: float, describe: Describe
 ) -> Call:
-    """Return the call that a request is; raises Refusal, already counted."""
+    """The call that a request is; raises Refusal, already counted."""
     headers = request.headers
     try:
         described = await describe(reservation)
     except ProtocolError as error:
-        raise router.turn_away(malformed(error)) from error
+        raise router.accounts.turned_away(malformed(error)) from error
     except Refusal as refusal:
-        raise router.turn_away(refusal) from refusal
+        raise router.accounts.turned_away(refusal) from refusal
     except Exception as error:
         log.exception("a request cannot be read")
-        raise router.turn_away(failure("InternalError", "the request cannot be read", request_id(request))) from error
+        raise router.accounts.turned_away(
+            failure("InternalError", "the request cannot be read", request_id(request))
+        ) from error
     admitted = await router.admit(described.pending, reservation)
     return Call(
         admitted.request,

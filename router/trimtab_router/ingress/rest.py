@@ -16,9 +16,9 @@ from aiohttp import web
 from trimtab_protocol import Buffer, InferResponse, ProtocolError, rest
 from trimtab_protocol.extensions import REASON_HEADER, STAGE_HEADER
 from trimtab_protocol.text import told
-from trimtab_router.admission import check_model
-from trimtab_router.budget import Reservation
-from trimtab_router.call import Call
+from trimtab_router.admission.budget import Reservation
+from trimtab_router.admission.call import Call
+from trimtab_router.admission.checks import check_model
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
 from trimtab_router.ingress.answering import read_in_time
 from trimtab_router.ingress.body import read_body, too_large

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from trimtab_pipelines.plan import StagePlan
-from trimtab_pipelines.spec import Stage
+from trimtab_pipelines.stages import Stage
 from trimtab_router.refusal import Refusal
 from trimtab_router.stage import binding, reasons
 from trimtab_router.stage.endings import Answered, Ending
 from trimtab_router.stage.outlook import Carries, Outlook
-from trimtab_router.stage.policies.view import Departure, DropPolicy, Point, Policy, View
+from trimtab_router.stage.policies.view import Departure, DropPolicy, NotBefore, Policy, View
+from trimtab_router.stage.policies.worth import rows_ahead_of
 from trimtab_router.stage.ports import Carrier, Clock, Tally
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.returns import Returns
@@ -27,6 +28,8 @@ DOOR_SHARE = 0.8
 let in wait as long as the prediction allows, and with nothing to spare each error of it would make one of them late."""
 TIMER_SECONDS = 0.0005
 """How long after the moment it waits for the desk looks."""
+ANSWER_SECONDS = 0.005
+"""How long before the last moment a provisional answer leaves, so that it is not late itself."""
 GRACE_SECONDS = 10.0
 NEVER = float("inf")
 
@@ -126,6 +129,8 @@ class Desk:
         suspected = self._suspects.refusal_of(work, now) if self._suspects is not None else None
         if suspected is not None:
             return suspected
+        if work.accuracy_floor and not self.outlook.reaches(work):
+            return reasons.too_inaccurate(name, work.accuracy_floor, self.outlook.best_accuracy(work.wish.task))
         if work.rows > queue.max_rows:
             return reasons.too_many_rows(name, work.rows, queue.max_rows)
         if not queue.has_room(work.rows):
@@ -155,6 +160,8 @@ class Desk:
             if isinstance(ending, Answered):
                 self._tally.served(parcel.variant, parcel.rows, *self.outlook.learn(parcel, ending, now))
             self._returns.settle(parcel, ending, now)
+            if parcel.again is not None:
+                self._hold_provisional(parcel)
         finally:
             follower = parcel.slot.release(parcel, now)
             if follower is not None:
@@ -170,15 +177,16 @@ class Desk:
         """Why this work would only be dropped later if it joined the end of the queue; None where it may make it.
 
         Waiting in vain would cost the caller time and the queue its room. Only the rows ahead of it count, those more
-        urgent: how patient others are neither helps nor harms it.
+        urgent and worth as much: how patient others are neither helps nor harms it.
         """
         if self._drop_policy != "Predicted" or self._unready_since is not None:
             return None
-        rows_ahead = self.queue.rows_before(work.deadline)
+        alike = not self.queue.special_rows and not work.special
+        rows_ahead = self.queue.rows_before(work.deadline) if alike else rows_ahead_of(work, self.queue)
         if not rows_ahead:
             return None
         wait = self._wait_seconds(rows_ahead)
-        service = self.outlook.service_seconds(min(work.rows, self.plan.batch_size))
+        service = self.outlook.least_seconds(work, min(work.rows, self.plan.batch_size))
         if wait + service + self.outlook.later_seconds() <= DOOR_SHARE * (work.deadline - now):
             return None
         return self._predicted_late(work, now, wait)
@@ -218,20 +226,32 @@ class Desk:
             later_seconds=self.outlook.later_seconds(),
             drop_policy=self._drop_policy,
             replicas=self.ready_replicas,
+            free_at=self._free_at,
+            mixes=self._policy.mixes,
+            price=self.plan.time_price,
         )
+
+    def _free_at(self) -> list[float]:
+        """When each replica that can serve is expected to be free."""
+        ready = [slot for slot in self.slots if slot.ready_variants]
+        return sorted(self._free_moment(slot) for slot in ready)
+
+    def _free_moment(self, slot: Slot) -> float:
+        now = self._clock.now
+        if slot.computing is None:
+            return now
+        begun = max(slot.computing.departed_at, slot.completed_at)
+        held = [parcel for parcel in (slot.computing, slot.ahead) if parcel is not None]
+        return max(begun + sum(parcel.point.seconds(parcel.rows) for parcel in held), now)
 
     def _send_next(self, slot: Slot, now: float) -> bool:
         """Let one batch leave for a slot; False where none does."""
         variant = binding.variant_for(slot.ready_variants, self.plan.variant, self.variant) or self.variant
         view = self._view(variant, now)
         self._drop_hopeless(view)
-        decision = self._policy.decide(view)
-        takes = decision.takes if isinstance(decision, Departure) else ()
-        self.queue.remove((*decision.drops, *takes))
-        for piece in decision.drops:
-            self._drop(piece.work, now)
+        decision = self._decide(view)
         if isinstance(decision, Departure):
-            self._send(slot, variant, decision.point, [piece for piece in takes if not piece.work.closed], now)
+            self._send(slot, variant, decision, now)
             return True
         if not self.queue.rows and not slot.inflight:
             self.outlook.doubt(variant)
@@ -239,20 +259,35 @@ class Desk:
             self._clock.at(decision.moment, self._wake)
         return False
 
-    def _send(self, slot: Slot, variant: str, point: Point, batch: Sequence[Slice], now: float) -> None:
+    def _decide(self, view: View) -> Departure | NotBefore:
+        """Ask the policy until it has dropped all that it wants to before it looks again."""
+        while True:
+            decision = self._policy.decide(view)
+            takes = decision.takes if isinstance(decision, Departure) else ()
+            self.queue.remove((*decision.drops, *takes))
+            for piece in decision.drops:
+                self._drop(piece, view.now)
+            if isinstance(decision, Departure) or not decision.drops or decision.moment > view.now:
+                return decision
+
+    def _send(self, slot: Slot, variant: str, departure: Departure, now: float) -> None:
+        batch = [piece for piece in departure.takes if not piece.work.closed]
         rows = sum(piece.rows for piece in batch)
         if not rows:  # all were of requests of which other rows were just dropped
             return
         parcel = Parcel(
             slot=slot,
             variant=variant,
-            point=point,
+            point=departure.point,
             batch=batch,
             rows=rows,
             departed_at=now,
             found_idle=not slot.inflight,
+            again=departure.again,
         )
         self._uses += 1
+        for piece in batch:
+            piece.work.promised += parcel.promises(piece)
         slot.take(parcel, self._uses)
         self.outlook.departed(rows)
         if parcel.found_idle:
@@ -286,7 +321,7 @@ class Desk:
         view = self._view(self.variant, now)
         self._drop_hopeless(view)
         while (head := queue.head()) is not None and self._grace_ends(head) <= now:
-            self._drop(queue.pop().work, now)
+            self._drop(queue.pop(), now)
         if head is None:
             return
         due = min(view.drop_time(head), self._grace_ends(head))
@@ -297,7 +332,7 @@ class Desk:
     def _drop_hopeless(self, view: View) -> None:
         """Drop those whose time, by the drop policy, has come."""
         while (head := self.queue.head()) is not None and view.drop_time(head) < view.now:
-            self._drop(self.queue.pop().work, view.now)
+            self._drop(self.queue.pop(), view.now)
 
     def _on_timer(self, due: float) -> None:
         if due == self._timer_due:
@@ -309,13 +344,32 @@ class Desk:
             return NEVER
         return max(self._unready_since, head.work.enqueued_at) + self._grace_seconds
 
-    def _drop(self, work: Work, now: float) -> None:
-        if not work.closed:
+    def _drop(self, piece: Slice, now: float) -> None:
+        """Let these rows go: with the answer they have, else their request has none."""
+        work = piece.work
+        if piece.provisional is not None:
+            work.accept(piece.start, piece.stop)
+        elif not work.closed:
             work.owner.work_refused(self._reason_of(work, now))
+
+    def _hold_provisional(self, parcel: Parcel) -> None:
+        """See that what is looked at again is answered in time with what is known."""
+        later_seconds = self.outlook.later_seconds()
+        for work in dict.fromkeys(piece.work for piece in parcel.batch if not piece.work.closed):
+            due = work.deadline - later_seconds - ANSWER_SECONDS
+            self._clock.at(due, partial(self._answer_in_time, work))
+
+    def _answer_in_time(self, work: Work) -> None:
+        if not work.closed and work.answered:
+            work.accept(0, work.rows)
+            self.queue.discard(work)
 
     def _reason_of(self, work: Work, now: float) -> Refusal:
         if self._unready_since is not None:
             return reasons.no_replica(self.stage.name, now - work.enqueued_at)
+        if not self.outlook.reaches(work):
+            best = self.outlook.best_accuracy(work.wish.task)
+            return reasons.too_inaccurate(self.stage.name, work.accuracy_floor, best)
         if work.deadline <= now:
             return reasons.past(self.stage.name, now - work.enqueued_at)
         return self._predicted_late(work, now, 0.0)
@@ -325,6 +379,6 @@ class Desk:
             work,
             now,
             wait_seconds=wait_seconds,
-            service_seconds=self.outlook.service_seconds(min(work.rows, self.plan.batch_size)),
+            service_seconds=self.outlook.least_seconds(work, min(work.rows, self.plan.batch_size)),
             later_seconds=self.outlook.later_seconds(),
         )

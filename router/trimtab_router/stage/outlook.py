@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from trimtab_pipelines.plan import StagePlan
-from trimtab_pipelines.spec import OperatingPoint, Stage
+from trimtab_pipelines.plan import PointPlan, StagePlan, point_plan
+from trimtab_pipelines.stages import Stage
 from trimtab_router.stage.endings import Answered
 from trimtab_router.stage.policies.view import Point, least_seconds
 from trimtab_router.stage.service_time import WEIGHT, Key, ServiceTimes, wait_for_others
 from trimtab_router.stage.slot import Parcel
+from trimtab_router.stage.work import Work
 
 TYPICAL_WEIGHT = 0.1
 
@@ -28,7 +29,7 @@ class Outlook:
     Args:
         stage: the stage.
         plan: what it should run at first.
-        falls_back: whether batches may run at the plan's other points too.
+        falls_back: whether batches may run at the plan's other points too; more accurate ones may be needed anyway.
     """
 
     def __init__(self, stage: Stage, plan: StagePlan, *, falls_back: bool) -> None:
@@ -67,25 +68,57 @@ class Outlook:
         return found
 
     def _allowed(self, variant: str) -> Iterator[Point]:
+        declared = self.stage.variant(variant)
         if variant != self.plan.variant:
-            names = [self.stage.variant(variant).points[0].name]
-        elif self._falls_back:  # a point nothing is known of would seem to cost nothing
-            names = [self.plan.operating_point, *(point.name for point in self.plan.fallbacks if point.service_seconds)]
+            listed: tuple[PointPlan, ...] = (point_plan(declared.points[0]),)
         else:
-            names = [self.plan.operating_point]
-        for name in names:
-            point = self.stage.variant(variant).point(name)
-            yield Point(name, point.accuracy, partial(self.times.predict, (variant, name)), self._reads(point))
+            listed = self._known()
+        for planned in listed:
+            point = declared.point(planned.name)
+            if planned.reads:
+                point = point.model_copy(update={"modalities": planned.reads})
+            yield Point(
+                planned.name,
+                planned.accuracy,
+                partial(self.times.predict, (variant, planned.name)),
+                point.carried(self.stage.inputs),
+                planned.accuracy_by_task,
+                profiled=self.times.profiled((variant, planned.name), self.most_rows(variant)),
+            )
 
-    def _reads(self, point: OperatingPoint) -> frozenset[str] | None:
-        """The inputs that batches of a point take along: those it reads, and those the stage cannot run without."""
-        if not point.modalities:
-            return None
-        return frozenset(point.modalities) | {declared.name for declared in self.stage.inputs if not declared.optional}
+    def _known(self) -> tuple[PointPlan, ...]:
+        """The plan's points but those of which nothing is known: they would seem to cost nothing.
+
+        Where batches stay with the planned one, better ones serve only who needs them: the least of them first.
+        """
+        own = self.plan.operating_point
+        if self._falls_back:
+            return tuple(point for point in self.plan.points if point.service_seconds or point.name == own)
+        return (self.plan.planned, *(point for point in reversed(self.plan.upgrades) if point.service_seconds))
 
     def key(self, variant: str) -> Key:
-        """What a batch of this variant runs at best."""
-        return variant, self.points(variant)[0].name
+        """What a batch of this variant runs as planned."""
+        planned = self.plan.operating_point if variant == self.plan.variant else self.points(variant)[0].name
+        return variant, planned
+
+    def best_accuracy(self, task: str) -> float:
+        """The most that batches of what runs now may be expected to give for rows of a task."""
+        return max(point.accuracy_for(task) for point in self.points(self.variant))
+
+    def tasks(self) -> frozenset[str]:
+        """The tasks whose accuracies are known."""
+        return frozenset(task for point in self.points(self.variant) for task in point.accuracy_by_task)
+
+    def reaches(self, work: Work) -> bool:
+        """Whether a point keeps the floor of a work."""
+        return not work.accuracy_floor or any(point.reaches(work) for point in self.points(self.variant))
+
+    def least_seconds(self, work: Work, rows: int) -> float:
+        """Predicted seconds of a batch of so many rows at the fastest point that keeps the floor of a work."""
+        if not work.accuracy_floor:
+            return self.service_seconds(rows)
+        reaching = [point for point in self.points(self.variant) if point.reaches(work)]
+        return least_seconds(reaching or self.points(self.variant), rows)
 
     def service_seconds(self, rows: int) -> float:
         """Predicted seconds of a batch of so many rows at the fastest point allowed; 0 where nothing is known."""

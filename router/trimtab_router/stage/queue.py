@@ -6,9 +6,10 @@ as one. Pure: no clock, no network.
 """
 
 from bisect import bisect, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from heapq import merge
-from itertools import count
+from itertools import count, islice
 from math import inf
 
 from trimtab_router.stage.work import Signature, Slice, Work
@@ -16,6 +17,9 @@ from trimtab_router.stage.work import Signature, Slice, Work
 _Entry = tuple[float, float, Slice]
 """A lane is a sorted list of these: moving pointers costs less than a heap's comparisons, and it knows who is ahead."""
 _STALE_BEFORE_SWEEP = 64
+MOST_SLICES = 4096
+"""As many slices as the largest batch can have."""
+_LOOKED_AT = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
 
 
 class DeadlineQueue:
@@ -24,6 +28,8 @@ class DeadlineQueue:
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
         self.rows = 0
+        self.special_rows = 0
+        """Rows that not every operating point may serve, or that are worth more or less than others."""
         self._lanes: dict[Signature, list[_Entry]] = {}
         self._lane_rows: dict[Signature, int] = {}
         self._sequence = count()
@@ -59,15 +65,28 @@ class DeadlineQueue:
         entries: Iterable[_Entry] = lanes[0] if len(lanes) == 1 else merge(*lanes)
         return (entry[2] for entry in entries if not entry[2].work.closed)
 
-    def beside(self, head: Slice, reads: frozenset[str] | None = None) -> "Beside":
-        """What may share a batch with a slice at a point that reads these inputs; None: all there are."""
+    def beside(
+        self, head: Slice, reads: frozenset[str] | None = None, suits: Callable[[Slice], bool] | None = None
+    ) -> "Company":
+        """What may leave with a slice, from it on.
+
+        Args:
+            head: the slice.
+            reads: the inputs that the batch reads; None for all there are.
+            suits: who may be in such a batch; None for all. Only asked where not all wish the same.
+        """
         signature = head.work.signature
         if reads is None or len(self._lanes) == 1:
-            return Beside((signature,), self._lanes[signature], self._lane_rows[signature])
-        wanted = _read_of(signature, reads)
-        fitting = [other for other in self._lanes if _read_of(other, reads) == wanted]
-        rows = sum(self._lane_rows[other] for other in fitting)
-        return Beside(fitting, list(merge(*(self._lanes[other] for other in fitting))), rows)
+            entries, rows = self._lanes[signature], self._lane_rows[signature]
+        else:
+            wanted = _read_of(signature, reads)
+            fitting = [other for other in self._lanes if _read_of(other, reads) == wanted]
+            rows = sum(self._lane_rows[other] for other in fitting)
+            entries = list(merge(*(self._lanes[other] for other in fitting)))
+        if suits is not None and self.special_rows:
+            entries = [entry for entry in entries if not entry[2].work.closed and suits(entry[2])]
+            rows = sum(entry[2].rows for entry in entries)
+        return Company(entries, rows) if entries[0][2] is head else Company.behind(entries, rows, head)
 
     def pop(self) -> Slice:
         """Remove the most urgent slice. Only when `head` is not None."""
@@ -87,8 +106,7 @@ class DeadlineQueue:
             if piece.stop == there.stop:
                 del lane[place]
             else:
-                rest = Slice(work, piece.stop, there.stop, there.attempts, there.alone)
-                lane[place] = (*lane[place][:2], rest)
+                lane[place] = (*lane[place][:2], replace(there, start=piece.stop))
             self._account(work, -piece.rows)
 
     def discard(self, work: Work) -> None:
@@ -103,6 +121,8 @@ class DeadlineQueue:
     def _account(self, work: Work, rows: int) -> None:
         self.rows += rows
         work.queued_rows += rows
+        if work.special:
+            self.special_rows += rows
         self._lane_rows[work.signature] = self._lane_rows.get(work.signature, 0) + rows
 
     def _urgent_lane(self) -> list[_Entry]:
@@ -131,29 +151,50 @@ class DeadlineQueue:
         self._stale = 0
 
 
-class Beside:
-    """Slices that may share a batch, most urgent first: what a policy sees of a queue. Nothing is copied to make it."""
+class Company:
+    """Who may leave together, most urgent first: what a policy sees of a queue. Nothing is copied to make it."""
 
-    __slots__ = ("_entries", "rows", "signatures")
+    __slots__ = ("_entries", "_first", "rows")
 
-    def __init__(self, signatures: Sequence[Signature], entries: Sequence[_Entry], rows: int) -> None:
-        self.signatures = signatures
+    def __init__(self, entries: Sequence[_Entry], rows: int, first: int = 0) -> None:
         self.rows = rows
         self._entries = entries
+        self._first = first
+
+    @classmethod
+    def behind(cls, entries: Sequence[_Entry], rows: int, head: Slice) -> "Company":
+        """Only from this slice on."""
+        first = next((place for place, entry in enumerate(entries) if entry[2] is head), len(entries))
+        before = (entry[2] for entry in islice(entries, first))
+        return cls(entries, rows - sum(piece.rows for piece in before if not piece.work.closed), first)
 
     def __iter__(self) -> Iterator[Slice]:
         """All of them."""
-        return (entry[2] for entry in self._entries if not entry[2].work.closed)
+        return (entry[2] for entry in islice(self._entries, self._first, None) if not entry[2].work.closed)
 
-    def deadline_at(self, share: float, after: int = 0) -> tuple[float, float]:
-        """The deadline at a share of the way to the last of those after the first so many.
+    def first(self, rows: int) -> list[Slice]:
+        """The most urgent so many rows; the last slice is split where it must be, and a suspect travels alone."""
+        taken: list[Slice] = []
+        for there in islice(self, MOST_SLICES):
+            if taken and there.alone:
+                break
+            piece = there if there.rows <= rows else there.first(rows)
+            taken.append(piece)
+            rows -= piece.rows
+            if there.alone or rows <= 0:
+                break
+        return taken
 
-        Returns:
-            The deadline, and which share of the slices is due up to it.
+    def due(self) -> Iterator[tuple[float, float]]:
+        """Deadlines in a few places along the queue, and how many rows are due up to each.
+
+        The most patient cannot hide what those before them suffer. The very first are left out: whoever is hopeless
+        there is dropped anyway.
         """
-        rest = len(self._entries) - after
-        place = min(int(share * rest), rest - 1)
-        return self._entries[after + place][0], (place + 1) / rest
+        rest = len(self._entries) - self._first
+        for share in _LOOKED_AT:
+            place = min(int(share * rest), rest - 1)
+            yield self._entries[self._first + place][0], (place + 1) / rest * self.rows
 
 
 def _read_of(signature: Signature, reads: frozenset[str]) -> Signature:

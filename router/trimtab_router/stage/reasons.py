@@ -1,6 +1,7 @@
 """Why a stage does not serve rows, in the words their caller reads. Pure."""
 
-from trimtab_router.refusal import Code, Refusal, invalid
+from trimtab_pipelines.codes import Code
+from trimtab_router.refusal import Refusal, invalid
 from trimtab_router.stage.work import Work
 
 
@@ -46,3 +47,12 @@ def predicted_late(
         f"{wait_seconds:.3f} s in the queue, {service_seconds:.3f} s in this stage and {later_seconds:.3f} s after it"
     )
     return Refusal(Code.DEADLINE_EXCEEDED, "Predicted", message, stage=work.stage)
+
+
+def too_inaccurate(stage: str, floor: float, best: float) -> Refusal:
+    """Their floor is above all that the plan allows."""
+    message = (
+        f"stage {stage}: its accuracy must be {floor:.4f} for the floor that the request wishes, but no operating "
+        f"point of the plan in force gives more than {best:.4f}; lower the floor"
+    )
+    return Refusal(Code.INVALID_ARGUMENT, "AccuracyFloor", message, stage=stage)

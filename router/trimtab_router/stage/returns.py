@@ -2,19 +2,29 @@
 
 Whatever happens to a replica, no member is lost and none is answered twice: rows that were in its hands go back into
 the queue, and rows that break replicas or answers travel alone until it is known whose fault it is. So a batch may run
-more than once; a stage that says it is not repeatable gets none again that may have run. Pure.
+more than once; a stage that says it is not repeatable gets none again that may have run.
+
+Of a batch whose least certain rows are to be looked at again, these go back with the answer they have, and keep it if
+no better one comes. Pure.
 """
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from typing import assert_never
 
-from trimtab_pipelines.spec import OperatingPoint, Stage
+import numpy as np
+
+from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.stages import Stage
+from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import failure, invalid
 from trimtab_router.stage.endings import Answered, Broken, Ending, Lost, NotReady, Rejected
 from trimtab_router.stage.ports import Tally
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.slot import Parcel
 from trimtab_router.stage.suspects import Suspects
-from trimtab_router.stage.work import Served, Slice
+from trimtab_router.stage.work import Again, Served, Slice
 
 MAX_LOST_REPLICAS = 2
 MAX_BROKEN_ANSWERS = 3
@@ -39,6 +49,9 @@ class Returns:
 
     def settle(self, parcel: Parcel, ending: Ending, now: float) -> None:
         """Give every member what the ending means for it."""
+        if not isinstance(ending, Answered):
+            for piece in parcel.batch:
+                piece.work.promised -= parcel.promises(piece)
         match ending:
             case Answered():
                 self._hand_out(parcel, ending, now)
@@ -60,6 +73,8 @@ class Returns:
         for piece, own in zip(parcel.batch, answer.outputs, strict=True):
             waited = parcel.departed_at - piece.work.enqueued_at
             self._tally.waited(waited)
+            if piece.work.closed:
+                continue
             served = Served(
                 variant=parcel.variant,
                 operating_point=point.name,
@@ -67,10 +82,37 @@ class Returns:
                 queue_seconds=waited,
                 service_seconds=seconds,
                 rows=piece.rows,
-                accuracy=point.accuracy,
+                accuracy=_accuracy(parcel, point, piece),
                 departed_at=parcel.departed_at,
+                certainties=own[self._stage.certainty] if self._stage.certainty else None,
             )
-            piece.work.add_piece(piece.start, piece.rows, own, served)
+            if parcel.again is not None and served.certainties is not None and self._stage.repeatable:
+                before = parcel.point.accuracy_for(piece.work.wish.task)
+                self._look_again(piece, own, served, parcel.again, before=before)
+            else:
+                piece.work.add_piece(piece.start, piece.rows, own, served)
+
+    def _look_again(
+        self, piece: Slice, outputs: Mapping[str, Array], served: Served, again: Again, *, before: float
+    ) -> None:
+        """Hand out what is certain enough; queue the rest again, with the answer it has from a point that accurate."""
+        certainties = np.asarray(served.certainties)
+        doubted = ~(certainties >= again.below)  # also what is no number
+        kept, unsure = again.accuracies(served.accuracy, float(doubted.mean()))
+        for start, stop, doubtful in _runs(doubted):
+            own = {name: array[start:stop] for name, array in outputs.items()}
+            record = replace(
+                served,
+                rows=stop - start,
+                certainties=certainties[start:stop],
+                provisional=doubtful,
+                accuracy=unsure if doubtful else kept,
+            )
+            first, last = piece.start + start, piece.start + stop
+            piece.work.add_piece(first, stop - start, own, record)
+            if doubtful and not piece.work.closed:
+                known = replace(record, accuracy=before)
+                self._queue.push(Slice(piece.work, first, last, provisional=known, again=again))
 
     def _point_served(self, parcel: Parcel, answer: Answered) -> OperatingPoint:
         """The operating point the model server says it ran, else the one that was asked for."""
@@ -98,9 +140,11 @@ class Returns:
             for piece in parcel.batch:
                 self._return(piece, "CulpritSought", alone=True, attempts=0)
             return
-        work = parcel.batch[0].work
-        if not work.closed:
-            work.owner.work_refused(invalid(f"stage {self._stage.name}: {rejected.message}"))
+        piece = parcel.batch[0]
+        if piece.provisional is not None:
+            piece.work.accept(piece.start, piece.stop)
+        elif not piece.work.closed:
+            piece.work.owner.work_refused(invalid(f"stage {self._stage.name}: {rejected.message}"))
 
     def _retry_broken(self, parcel: Parcel, broken: Broken) -> None:
         self._tally.troubled(broken.message)
@@ -116,7 +160,7 @@ class Returns:
         """Put a slice back where it was by its deadline."""
         if not piece.work.closed:
             self._tally.retried(reason)
-            self._queue.push(Slice(piece.work, piece.start, piece.stop, piece.attempts + attempts, alone))
+            self._queue.push(replace(piece, attempts=piece.attempts + attempts, alone=alone))
 
     def _fail(self, piece: Slice, message: str) -> None:
         self._end(piece, "ModelServerError", "its model server failed", message)
@@ -126,7 +170,22 @@ class Returns:
         self._end(piece, "NotRepeatable", what, message)
 
     def _end(self, piece: Slice, reason: str, what: str, message: str) -> None:
-        if not piece.work.closed:
+        if piece.provisional is not None:
+            piece.work.accept(piece.start, piece.stop)
+        elif not piece.work.closed:
             name, owner = self._stage.name, piece.work.owner
             self._tally.failed(owner.request_id, message)
             owner.work_refused(failure(reason, f"stage {name}: {what}", owner.request_id, stage=name))
+
+
+def _accuracy(parcel: Parcel, point: OperatingPoint, piece: Slice) -> float:
+    """Expected of these rows: the point's for their task, unless a second look at what was picked out is known."""
+    if piece.again is not None and piece.again.accuracy is not None and piece.again.point == point.name:
+        return piece.again.accuracy
+    return parcel.point.accuracy_for(piece.work.wish.task) if parcel.point.name == point.name else point.accuracy
+
+
+def _runs(doubted: Array) -> Iterator[tuple[int, int, bool]]:
+    """Where rows that are alike begin and end, and whether they are doubted."""
+    edges = [0, *(np.flatnonzero(np.diff(doubted)) + 1).tolist(), len(doubted)]
+    return ((start, stop, bool(doubted[start])) for start, stop in pairwise(edges))

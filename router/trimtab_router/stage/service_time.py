@@ -71,6 +71,13 @@ class ServiceTimes:
         estimate.profiled = True
         estimate.known = {}
 
+    def profiled(self, key: Key, most_rows: int) -> tuple[float, ...]:
+        """Seconds of batches of 1, 2, … rows as a plan tells them; none where it does not."""
+        estimate = self._estimates.get(key)
+        if estimate is None or not estimate.profiled:
+            return ()
+        return tuple(estimate.base(rows) for rows in range(1, most_rows + 1))
+
     def predict(self, key: Key, rows: int) -> float:
         """Seconds a batch of so many rows will take, on the safe side; 0 where nothing is known yet."""
         estimate = self._estimates.get(key)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trimtab_router.stage.policies.view import Point
 from trimtab_router.stage.service_time import Key
-from trimtab_router.stage.work import Slice
+from trimtab_router.stage.work import Again, Slice
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -22,6 +22,7 @@ class Parcel:
         rows: of all members.
         departed_at: when it left.
         found_idle: whether its replica had nothing else to do.
+        again: which of its rows are to be looked at again; None: none.
     """
 
     slot: "Slot"
@@ -31,11 +32,20 @@ class Parcel:
     rows: int
     departed_at: float
     found_idle: bool
+    again: Again | None = None
 
     @property
     def key(self) -> Key:
         """What it runs: variant and operating point."""
         return self.variant, self.point.name
+
+    def promises(self, piece: Slice) -> float:
+        """How many more of a work's rows are expected to be right once this member has been served."""
+        before = piece.provisional.accuracy if piece.provisional is not None else 0.0
+        meant = piece.again
+        if meant is not None and meant.point == self.point.name and meant.accuracy is not None:
+            return (meant.accuracy - before) * piece.rows
+        return (self.point.accuracy_for(piece.work.wish.task) - before) * piece.rows
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,7 @@
-"""The unit the queues hold: rows of one stage for one request, and the slices of them that travel in batches."""
+"""The unit the queues hold: rows of one stage for one request, and the slices of them that travel in batches. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -9,13 +9,27 @@ import numpy as np
 from trimtab_protocol.tensors import Array
 from trimtab_router.graph import Runnable
 from trimtab_router.refusal import Refusal
+from trimtab_router.wish import NO_WISH, Wish
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a slice was served, for the answer's parameters; `departed_at` is in seconds of the desk's clock."""
+    """How rows that lie beside each other were served, for the answer's parameters.
+
+    Attributes:
+        variant: what computed them.
+        operating_point: how.
+        batch_rows: of the batch they were in.
+        queue_seconds: before it left.
+        service_seconds: from then to its answer.
+        rows: how many.
+        accuracy: expected of them.
+        departed_at: seconds of the desk's clock.
+        certainties: [rows], how certain the model is of each; None where it does not say.
+        provisional: whether a second look at them was meant.
+    """
 
     variant: str
     operating_point: str
@@ -25,6 +39,8 @@ class Served:
     rows: int
     accuracy: float
     departed_at: float
+    certainties: Array | None = None
+    provisional: bool = False
 
 
 class Owner(Protocol):
@@ -40,35 +56,116 @@ class Owner(Protocol):
         """Take note that these rows will not be served."""
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The rows of a batch that its model is less certain of than `below` are to be looked at again.
+
+    Attributes:
+        below: certainty, as the model tells it.
+        point: the operating point meant for the second look.
+        accuracy: expected of all rows of the batch once that is done; None: each row has that of the point it ran at.
+    """
+
+    below: float
+    point: str
+    accuracy: float | None = None
+
+    def accuracies(self, first: float, share: float) -> tuple[float, float]:
+        """Expected of the rows that are kept, and of the others as long as they have no second look.
+
+        Together they have what the first look has: those that are picked out are the worse ones.
+
+        Args:
+            first: expected of all rows after the first look.
+            share: of the rows that are picked out.
+        """
+        if self.accuracy is None or not share:
+            return first, first
+        return self.accuracy, min(max((first - (1.0 - share) * self.accuracy) / share, 0.0), 1.0)
+
+
+@dataclass(slots=True, eq=False)  # not frozen, which costs as much as all else about making one
+class _Piece:
+    """Rows that have an answer; `open`: a better one is still awaited. Nobody changes it."""
+
+    start: int
+    stop: int
+    outputs: Mapping[str, Array]
+    served: Served
+    open: bool = False
+
+    def part(self, start: int, stop: int) -> "_Piece":
+        """Only these of its rows."""
+        own = slice(start - self.start, stop - self.start)
+        certainties = self.served.certainties
+        served = replace(self.served, rows=stop - start, certainties=None if certainties is None else certainties[own])
+        return _Piece(start, stop, {name: array[own] for name, array in self.outputs.items()}, served, self.open)
+
+
 class Work:
-    """One stage's share of one request: `rows` rows, answered as a whole or not at all."""
+    """One stage's share of one request: `rows` rows, answered as a whole or not at all.
+
+    Args:
+        owner: whoever waits for it.
+        runnable: stage, rows and inputs.
+        deadline: in seconds of the desk's clock.
+        now: the same.
+        wish: what its request wishes.
+        accuracy_floor: what this stage must give of it.
+        looked_at_again: whether rows of it may be served twice.
+    """
 
     __slots__ = (
         "_missing",
         "_pieces",
+        "accuracy_floor",
         "closed",
         "deadline",
         "enqueued_at",
         "inputs",
         "owner",
+        "promised",
         "queued_rows",
         "rows",
         "signature",
+        "special",
         "stage",
+        "wish",
     )
 
-    def __init__(self, owner: Owner, runnable: Runnable, *, deadline: float, now: float) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        runnable: Runnable,
+        *,
+        deadline: float,
+        now: float,
+        wish: Wish = NO_WISH,
+        accuracy_floor: float = 0.0,
+        looked_at_again: bool = False,
+    ) -> None:
         self.owner = owner
         self.stage = runnable.stage
         self.rows = runnable.rows
         self.inputs = runnable.inputs
         self.deadline = deadline
         self.enqueued_at = now
+        self.wish = wish
+        self.accuracy_floor = accuracy_floor
+        self.special = looked_at_again or (wish is not NO_WISH and not wish.plain)
+        """Whether it matters to a queue which point serves it, or whether it is the one to be dropped."""
         self.signature: Signature = tuple((name, array.shape[1:]) for name, array in runnable.inputs.items())
         self.closed = False
         self.queued_rows = 0
+        self.promised = 0.0
+        """How many of the rows that have left are expected to be right."""
         self._missing = runnable.rows
-        self._pieces: list[tuple[int, Mapping[str, Array], Served]] = []
+        self._pieces: list[_Piece] = []
+
+    @property
+    def answered(self) -> bool:
+        """Whether every row has an answer, if only a provisional one."""
+        return self._missing == sum(piece.stop - piece.start for piece in self._pieces if piece.open)
 
     def close(self) -> None:
         """No longer wanted: free the inputs at once, wherever slices of it still lie."""
@@ -77,16 +174,56 @@ class Work:
         self._pieces = []
 
     def add_piece(self, start: int, rows: int, outputs: Mapping[str, Array], served: Served) -> None:
-        """Take the outputs of the slice that starts at `start`; hand all over once none is missing."""
+        """Take the outputs of the slice that starts at `start`; hand all over once none is missing.
+
+        A provisional one is kept until a better one comes or none is awaited any more.
+        """
         if self.closed:
             return
-        self._pieces.append((start, outputs, served))
-        self._missing -= rows
+        if rows == self.rows and not served.provisional:  # as almost always
+            self.close()
+            self.owner.work_completed(self, outputs, (served,))
+            return
+        stop = start + rows
+        if self._pieces:
+            self._missing += self._take_out(start, stop)
+        self._pieces.append(_Piece(start, stop, outputs, served, served.provisional))
+        if not served.provisional:
+            self._missing -= rows
+            self._finish()
+
+    def accept(self, start: int, stop: int) -> None:
+        """Wait no longer for a better answer to these rows."""
+        if self.closed:
+            return
+        for piece in self._pieces:
+            first, last = max(piece.start, start), min(piece.stop, stop)
+            if piece.open and first < last:
+                self._take_out(first, last)
+                self._pieces.append(replace(piece.part(first, last), open=False))
+                self._missing -= last - first
+        self._finish()
+
+    def _take_out(self, start: int, stop: int) -> int:
+        """Forget what is known of these rows; returns how many of them nobody waited for any more."""
+        settled = 0
+        kept: list[_Piece] = []
+        for piece in self._pieces:
+            first, last = max(piece.start, start), min(piece.stop, stop)
+            if first >= last:
+                kept.append(piece)
+                continue
+            settled += 0 if piece.open else last - first
+            kept += [piece.part(*edges) for edges in ((piece.start, first), (last, piece.stop)) if edges[0] < edges[1]]
+        self._pieces = kept
+        return settled
+
+    def _finish(self) -> None:
         if self._missing:
             return
-        pieces = sorted(self._pieces, key=lambda piece: piece[0])
-        joined = outputs if len(pieces) == 1 else _join([piece[1] for piece in pieces])
-        records = [piece[2] for piece in pieces]
+        pieces = sorted(self._pieces, key=lambda piece: piece.start)
+        joined = pieces[0].outputs if len(pieces) == 1 else _join([piece.outputs for piece in pieces])
+        records = [piece.served for piece in pieces]
         self.close()
         self.owner.work_completed(self, joined, records)
 
@@ -96,7 +233,8 @@ class Slice:
     """Rows `start` to `stop` (exclusive) of a work.
 
     `attempts` counts the replicas that were lost or broke while holding it; once one was lost it travels `alone`, so
-    that rows which break a replica are found out without harm to others.
+    that rows which break a replica are found out without harm to others. Rows that are looked at again know how they
+    were served before (`provisional`) and what was meant for them (`again`).
     """
 
     work: Work
@@ -104,6 +242,8 @@ class Slice:
     stop: int
     attempts: int = 0
     alone: bool = False
+    provisional: Served | None = None
+    again: Again | None = None
 
     @property
     def rows(self) -> int:
@@ -112,7 +252,7 @@ class Slice:
 
     def first(self, rows: int) -> "Slice":
         """Only so many of these rows."""
-        return Slice(self.work, self.start, self.start + rows, self.attempts, self.alone)
+        return replace(self, stop=self.start + rows)
 
     def array(self, name: str) -> Array:
         """These rows of an input."""

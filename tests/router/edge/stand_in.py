@@ -9,9 +9,9 @@ from aiohttp import web
 from tests.router.fakes import a_pipeline, an_envoy
 from trimtab.local.door import DoorPorts, make_sockets
 from trimtab_pipelines.edge import EdgeSettings
-from trimtab_router.doors import Listening
 from trimtab_router.edge.keys import HashedKey
 from trimtab_router.ingress.control import ControlIngress
+from trimtab_router.ingress.doors import Listening
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 

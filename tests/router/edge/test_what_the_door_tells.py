@@ -21,7 +21,7 @@ from trimtab_protocol import grpc_messages
 from trimtab_router.edge.keys import new_key
 from trimtab_router.edge.sizes import MEBIBYTE
 from trimtab_router.limits import Limits
-from trimtab_router.telemetry import ENDPOINT_VARIABLE, collector, configured_tracer
+from trimtab_router.telling.telemetry import ENDPOINT_VARIABLE, collector, configured_tracer
 
 PIPELINE = a_pipeline(1)
 

@@ -6,9 +6,12 @@ When not even the fastest point gets to everybody, an urgent slice that would sh
 `urgent_first` does.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trimtab_router.stage.policies.view import Company, Departure, Front, NotBefore, Point, Policy, View, overloaded
+from trimtab_router.stage.policies.view import Departure, NotBefore, Point, Policy, View, overloaded
+from trimtab_router.stage.policies.worth import least_valuable
+from trimtab_router.stage.queue import Company
 from trimtab_router.stage.work import Slice
 
 
@@ -24,28 +27,38 @@ class _Way:
 
 def decide(view: View) -> Departure | NotBefore:
     """Let the next batch leave."""
-    front = Front(view)
+    least = least_valuable(view)
+    if least:
+        return NotBefore(view.now, least)
+    drops: list[Slice] = []
     for head in view.waiting:
-        points = [point for point in view.points if point.suits(head)] or view.points[:1]
-        ways = [_way(view, front, head, point) for point in points]
+        ways = [_way(view, head, point) for point in _preferred(view.points_for(head), head.work.wish.task)]
+        if not ways:
+            drops.append(head)
+            continue
         quick = min(ways, key=lambda way: way.point.seconds(view.most_rows))
         shrunk = view.drop_policy == "Predicted" and 0 < quick.fitting < quick.full
         if shrunk and overloaded(view, quick.company, quick.point):
-            front.drop(head)
+            drops.append(head)
             continue
         way = _best(view, head, ways, quick)
-        return Departure(way.point, way.company.first(way.fitting or way.full), front.drops)
-    return NotBefore(drops=front.drops)
+        return Departure(way.point, way.company.first(way.fitting or way.full), drops)
+    return NotBefore(drops=drops)
 
 
-def _way(view: View, front: Front, head: Slice, point: Point) -> _Way:
-    company = front.company(head, point)
+def _preferred(points: Sequence[Point], task: str) -> Sequence[Point]:
+    """Return points in the plan's order, or by how accurate they are on the task that the most urgent row names."""
+    return sorted(points, key=lambda point: -point.accuracy_for(task)) if task else points
+
+
+def _way(view: View, head: Slice, point: Point) -> _Way:
+    company = view.beside(head, point)
     full = min(view.most_rows, company.rows)
     return _Way(point, company, full, view.fitting_rows(point, head, full))
 
 
 def _best(view: View, head: Slice, ways: list[_Way], quick: _Way) -> _Way:
-    """Of the ways with the most rows the first in the plan's order that costs nobody behind the deadline."""
+    """Of the ways with the most rows the first preferred one that costs nobody behind the deadline."""
     largest = max(way.fitting for way in ways)
     if not largest:
         return quick

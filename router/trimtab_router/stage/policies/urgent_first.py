@@ -2,24 +2,35 @@
 
 Work-conserving: up to the planned rows leave, most urgent first, but no more than the most urgent of them can afford.
 Only when the backlog is more than the replicas can serve in time is an urgent slice that would shrink the batch dropped
-instead: else each batch would shrink to save one request and many others would be late for it.
+instead: else each batch would shrink to save one request and many others would be late for it. Another point than the
+planned one serves only those whose accuracy floor is above it.
 """
 
-from trimtab_router.stage.policies.view import Departure, Front, NotBefore, Policy, View, overloaded
+from trimtab_router.stage.policies.view import Departure, NotBefore, Policy, View, overloaded
+from trimtab_router.stage.policies.worth import least_valuable
+from trimtab_router.stage.work import Slice
 
 
 def decide(view: View) -> Departure | NotBefore:
     """Let the next batch leave."""
-    front, point = Front(view), view.points[0]
+    least = least_valuable(view)
+    if least:
+        return NotBefore(view.now, least)
+    drops: list[Slice] = []
     for head in view.waiting:
-        company = front.company(head, point)
+        points = view.points_for(head)
+        if not points:
+            drops.append(head)
+            continue
+        point = points[0]
+        company = view.beside(head, point)
         full = min(view.most_rows, company.rows)
         fitting = view.fitting_rows(point, head, full)
         if view.drop_policy == "Predicted" and 0 < fitting < full and overloaded(view, company, point):
-            front.drop(head)
+            drops.append(head)
             continue
-        return Departure(point, company.first(fitting or full), front.drops)
-    return NotBefore(drops=front.drops)
+        return Departure(point, company.first(fitting or full), drops)
+    return NotBefore(drops=drops)
 
 
 POLICY = Policy(decide)

@@ -1,18 +1,51 @@
-"""What a policy sees when a replica can take a batch, and what it may answer. Pure."""
+"""What a policy sees when a replica can take a batch, and what it may answer. Pure.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+The contract, for whoever writes a policy:
+
+- `View.waiting` yields what waits, most urgent first; `beside` gives what may leave with a slice. Nothing is changed by
+  looking. A slice says its rows, its deadline (`work.deadline`, of the whole request; `View.slack_of` is what is left
+  for this stage), what its request wishes (`work.wish`), how accurate this stage must be for it
+  (`work.accuracy_floor`), which inputs are there (`work.signature`), and, where its rows have an answer already, how
+  they got it (`provisional`) and what was meant for them (`again`).
+- A point may serve a slice if it `suits` it: it reaches the floor for the slice's task, and a second look is only worth
+  having from a more accurate point than the first. `View.points_for` are those; where there are none the desk drops the
+  slice with that reason, or lets its provisional answer stand.
+- A policy that mixes points over the rows of one request keeps the floor for their mean; the desk checks no floors.
+- It answers with one departure, or with `NotBefore`: nothing leaves before that moment. Both may name slices to be
+  dropped. `NotBefore(view.now, drops)` means: drop these, then ask again. Of a dropped slice that has a provisional
+  answer this answer stands; a request loses all its rows with any other.
+- `Departure.again` sends rows back that the model is not certain of, where the stage declares a certainty. The answer
+  they have stands if no better one comes before their deadline.
+- What is worth least goes first in overload: `least_valuable` says who.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from trimtab_router.stage.queue import Beside
-from trimtab_router.stage.work import Signature, Slice
+from trimtab_router.stage.queue import Company
+from trimtab_router.stage.work import Again, Slice, Work
 
 DropPolicy = Literal["Predicted", "Past", "Never"]
-MOST_SLICES = 4096
-"""How far a policy looks: as many slices as the largest batch can have."""
-_LOOKED_AT = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
 NEVER = float("inf")
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class SecondLook:
+    """What is known of looking twice: all rows at one point, then the least certain of them at another.
+
+    Attributes:
+        point: the other one.
+        below: the certainty that too little is.
+        share: of the rows that are less certain.
+        accuracy: of all rows together, in the end.
+    """
+
+    point: str
+    below: float
+    share: float
+    accuracy: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +57,35 @@ class Point:
         accuracy: expected of its answers.
         seconds: predicts a batch by its rows, and never falls with them; 0 where nothing is known.
         reads: the inputs its batches take along; None for all.
+        accuracy_by_task: expected of rows of these tasks; others have `accuracy`.
+        profiled: seconds of batches of 1, 2, … rows as the plan tells them; none where it does not.
+        looks: second looks that were measured for rows it has served first.
     """
 
     name: str
     accuracy: float
     seconds: Callable[[int], float]
     reads: frozenset[str] | None = None
+    accuracy_by_task: Mapping[str, float] = field(default_factory=dict)
+    profiled: tuple[float, ...] = ()
+    looks: tuple[SecondLook, ...] = ()
+
+    def accuracy_for(self, task: str) -> float:
+        """Expected of rows of a task; of all where it names none."""
+        return self.accuracy_by_task.get(task, self.accuracy)
+
+    def reaches(self, work: Work) -> bool:
+        """Whether it keeps the floor of its rows."""
+        return not work.accuracy_floor or self.accuracy_for(work.wish.task) >= work.accuracy_floor - _ROUNDING
 
     def suits(self, piece: Slice) -> bool:
+        """Whether it keeps the floor of these rows, and a second look by it is worth having."""
+        before = piece.provisional
+        if before is not None and self.accuracy_for(piece.work.wish.task) <= before.accuracy:
+            return False
+        return self.reaches(piece.work)
+
+    def reads_any_of(self, piece: Slice) -> bool:
         """Whether it reads anything of what these rows have."""
         return self.reads is None or any(name in self.reads for name, _ in piece.work.signature)
 
@@ -39,11 +93,16 @@ class Point:
 class Waiting(Protocol):
     """A queue, to be looked at."""
 
+    special_rows: int
+    """Rows that not every point may serve, or that are worth more or less than others; 0 where all are alike."""
+
     def __iter__(self) -> Iterator[Slice]:
         """All that waits, most urgent first."""
 
-    def beside(self, head: Slice, reads: frozenset[str] | None = None) -> Beside:
-        """What may share a batch with a slice at a point that reads these inputs."""
+    def beside(
+        self, head: Slice, reads: frozenset[str] | None = None, suits: Callable[[Slice], bool] | None = None
+    ) -> Company:
+        """What may share a batch with a slice, from it on, at a point that reads these inputs and suits these rows."""
 
 
 @dataclass(slots=True, eq=False)  # not frozen, which costs as much as all else about making one
@@ -58,6 +117,9 @@ class View:
         later_seconds: what the stages after this one will take.
         drop_policy: the pipeline's.
         replicas: that could serve.
+        free_at: when each replica is expected to be free, those that are now first.
+        price: λ, expected right answers that a second of a replica is worth to those who are yet to come.
+        mixes: whether one request's rows may go at several points, so that none has to reach the floor alone.
     """
 
     now: float
@@ -67,20 +129,41 @@ class View:
     later_seconds: float
     drop_policy: DropPolicy
     replicas: int = 1
+    free_at: Callable[[], Sequence[float]] = tuple
+    price: float = 0.0
+    mixes: bool = False
+
+    def points_for(self, piece: Slice) -> Sequence[Point]:
+        """The points that may serve a slice, preferred first; none where none reaches its floor."""
+        if not piece.work.special and len(self.points) == 1:  # as almost always
+            return self.points
+        suiting = [point for point in self.points if point.suits(piece)]
+        return [point for point in suiting if point.reads_any_of(piece)] or suiting[:1]
+
+    def beside(self, head: Slice, point: Point) -> Company:
+        """Who may leave with a slice at a point that suits it, from it on."""
+        return self.waiting.beside(head, point.reads, point.suits)
 
     def slack_of(self, piece: Slice) -> float:
         """Seconds that are left for this stage."""
         return piece.work.deadline - self.now - self.later_seconds
 
     def drop_time(self, piece: Slice) -> float:
-        """The moment after which the slice is dropped if it has not left: no point allowed could save it any more."""
-        match self.drop_policy:
+        """The moment after which the slice is dropped if it has not left: no point allowed could save it any more.
+
+        Where it has a provisional answer, that one leaves while it is still in time, whatever the pipeline drops.
+        """
+        points = self.points_for(piece) if piece.work.special and not self.mixes else self.points
+        if not points:
+            return -NEVER
+        policy = "Predicted" if piece.provisional is not None else self.drop_policy
+        match policy:
             case "Never":
                 return NEVER
             case "Past":
                 return piece.work.deadline
             case "Predicted":
-                seconds = least_seconds(self.points, min(piece.rows, self.most_rows))
+                seconds = least_seconds(points, min(piece.rows, self.most_rows))
                 return piece.work.deadline - seconds - self.later_seconds
 
     def fitting_rows(self, point: Point, head: Slice, full: int) -> int:
@@ -106,11 +189,19 @@ def least_seconds(points: Sequence[Point], rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A batch leaves: at which point, with whose rows (the last may be a part of its slice), and who is dropped."""
+    """A batch leaves.
+
+    Attributes:
+        point: what it runs at.
+        takes: whose rows; the last may be a part of its slice.
+        drops: who is dropped.
+        again: which of its rows are to be looked at again; None: none.
+    """
 
     point: Point
     takes: Sequence[Slice]
     drops: Sequence[Slice] = ()
+    again: Again | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,67 +214,17 @@ class NotBefore:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Decides every departure; `falls_back`: also to points that are not the plan's first."""
+    """Decides every departure.
+
+    Attributes:
+        decide: one of them.
+        falls_back: also to points that are not the plan's first.
+        mixes: several points for the rows of one request.
+    """
 
     decide: Callable[[View], Departure | NotBefore]
     falls_back: bool = False
-
-
-class Company:
-    """Who may leave together: what stands beside the most urgent slice, less those that are dropped before it."""
-
-    __slots__ = ("_beside", "_skipped", "rows")
-
-    def __init__(self, beside: Beside, skipped: int, skipped_rows: int) -> None:
-        self.rows = beside.rows - skipped_rows
-        self._beside = beside
-        self._skipped = skipped
-
-    def first(self, rows: int) -> list[Slice]:
-        """The most urgent so many rows; the last slice is split where it must be, and a suspect travels alone."""
-        taken: list[Slice] = []
-        for there in islice(self._beside, self._skipped, self._skipped + MOST_SLICES):
-            if taken and there.alone:
-                break
-            piece = there if there.rows <= rows else there.first(rows)
-            taken.append(piece)
-            rows -= piece.rows
-            if there.alone or rows <= 0:
-                break
-        return taken
-
-    def due(self) -> Iterable[tuple[float, float]]:
-        """Deadlines in a few places along the queue, and how many rows are due up to each.
-
-        The most patient cannot hide what those before them suffer. The very first are left out: whoever is hopeless
-        there is dropped anyway.
-        """
-        for share in _LOOKED_AT:
-            deadline, part = self._beside.deadline_at(share, self._skipped)
-            yield deadline, part * self.rows
-
-
-class Front:
-    """Keeps account, along the queue, of who is dropped before the slice that is looked at."""
-
-    def __init__(self, view: View) -> None:
-        self.drops: list[Slice] = []
-        self._waiting = view.waiting
-        self._dropped: dict[Signature, tuple[int, int]] = {}
-
-    def company(self, head: Slice, point: Point) -> Company:
-        """Who may leave with the most urgent slice that is not dropped yet."""
-        beside = self._waiting.beside(head, point.reads)
-        if not self.drops:
-            return Company(beside, 0, 0)
-        dropped = [self._dropped.get(signature, (0, 0)) for signature in beside.signatures]
-        return Company(beside, sum(slices for slices, _ in dropped), sum(rows for _, rows in dropped))
-
-    def drop(self, head: Slice) -> None:
-        """Go on without this one."""
-        slices, rows = self._dropped.get(head.work.signature, (0, 0))
-        self._dropped[head.work.signature] = (slices + 1, rows + head.rows)
-        self.drops.append(head)
+    mixes: bool = False
 
 
 def overloaded(view: View, company: Company, point: Point) -> bool:

@@ -1,0 +1,135 @@
+"""Plans that never adapt, to compare with: fixed variants with all the cores the budget has. Pure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from trimtab_adapter.planning.decide import plan_of
+from trimtab_adapter.planning.least_bad import Answer, answer
+from trimtab_adapter.planning.options import Question, profiled_points
+from trimtab_adapter.solvers.program import TOLERANCE, Option
+from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
+from trimtab_pipelines.profile import ModelProfile, PointProfile
+from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
+from trimtab_pipelines.stages import Pin, Stage
+from trimtab_pipelines.variants import Variant
+
+Which = Literal["lightest", "heaviest"]
+_HALVINGS = 16
+
+
+def static_plan(
+    pipeline: InferencePipeline,
+    profiles: Mapping[str, ModelProfile],
+    which: Which,
+    load_rps: float,
+    now_seconds: float = 0.0,
+) -> PipelinePlan:
+    """Return the best plan with each stage's lightest or heaviest variant: it carries the most the budget allows.
+
+    Batch sizes are those that carry most within the SLO; what is left of the budget becomes replicas where they are
+    scarcest. `load_rps` is only what the plan is recorded and judged for.
+    """
+    pinned = _pinned(pipeline, profiles, which)
+    most_rps = _most_load(pinned, profiles)
+    question = Question(pinned.spec, profiles, most_rps)
+    found = answer(question)
+    found = _spread(question, found)
+    carried = most_rps * found.fraction
+    share = min(1.0, carried / load_rps) if load_rps > 0 else 1.0
+    if found.feasible and share < 1.0:
+        reason = f"static: carries {carried:.3g} of {load_rps:.3g} requests/s within the SLO"
+        found = replace(found, reason=reason)
+    found = replace(found, fraction=share)
+    forecast = ForecastRecord(peak_rps=load_rps, source="static", reason=f"{which} variants, never changed")
+    return plan_of(pinned, question, found, forecast, now_seconds)
+
+
+def _pinned(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], which: Which) -> InferencePipeline:
+    question = Question(pipeline.spec, profiles, 0.0)
+    objective = pipeline.spec.objective.model_copy(update={"accuracy_floor": None, "goal": "Weighted"})
+    spec = pipeline.spec.model_copy(update={"objective": objective})
+    pins = {stage.name: pick(question, stage, which) for stage in pipeline.spec.stages}
+    return pipeline.model_copy(update={"spec": with_pins(spec, pins)})
+
+
+def with_pins(spec: InferencePipelineSpec, pins: Mapping[str, Pin]) -> InferencePipelineSpec:
+    """Return the pipeline with other pins, validated anew: a mere copy would carry along what it has cached."""
+    stages = tuple(stage.model_copy(update={"pin": pins[stage.name]}) for stage in spec.stages)
+    return InferencePipelineSpec.model_validate(spec.model_copy(update={"stages": stages}).model_dump(by_alias=True))
+
+
+def pick(question: Question, stage: Stage, which: Which) -> Pin:
+    """Pin a stage's cheapest point by core-seconds a row, or its most accurate; of equals the better one."""
+    points = profiled_points(question, stage)
+
+    def core_seconds(entry: tuple[Variant, OperatingPoint, PointProfile]) -> float:
+        variant, _, profile = entry
+        return min(variant.resources.cpu / profile.throughput_rps(size) for size in stage.batch_sizes)
+
+    if which == "lightest":
+        variant, point, _ = min(points, key=lambda entry: (core_seconds(entry), -entry[1].accuracy))
+    else:
+        variant, point, _ = max(points, key=lambda entry: (entry[1].accuracy, core_seconds(entry)))
+    return Pin(variant=variant.name, operating_point=point.name)
+
+
+def _most_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> float:
+    """Bisect for the greatest load a feasible plan exists for; 0 where there is none."""
+
+    def fits(load_rps: float) -> bool:
+        return answer(Question(pipeline.spec, profiles, load_rps)).feasible
+
+    if not fits(0.0):
+        return 0.0
+    high = 1.0
+    while fits(high):
+        high *= 2.0
+    low = high / 2.0 if high > 1.0 else 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _spread(question: Question, found: Answer) -> Answer:
+    """Give the cores that are left to the stage that is fullest, replica by replica."""
+    replicas = {
+        stage.name: option.replicas for stage, option in zip(found.program.stages, found.solution.choice, strict=True)
+    }
+    chosen = {stage.name: option for stage, option in zip(found.program.stages, found.solution.choice, strict=True)}
+    while True:
+        room = [name for name in replicas if _has_room(question, chosen, replicas, name)]
+        if not room:
+            break
+        fullest = min(
+            room,
+            key=lambda name: (
+                chosen[name].throughput_rps / chosen[name].replicas * replicas[name] / question.spec.expected_rows[name]
+            ),
+        )
+        replicas[fullest] += 1
+    pins = {
+        name: Pin(
+            variant=option.variant,
+            operating_point=option.operating_point,
+            batch_size=option.batch_size,
+            replicas=replicas[name],
+        )
+        for name, option in chosen.items()
+    }
+    spread = answer(replace(question, spec=with_pins(question.spec, pins)))
+    return spread if spread.feasible else found
+
+
+def _has_room(question: Question, chosen: Mapping[str, Option], replicas: Mapping[str, int], name: str) -> bool:
+    def used(of: Callable[[Option], float]) -> float:
+        return sum(of(option) / option.replicas * replicas[stage] for stage, option in chosen.items())
+
+    option, budget = chosen[name], question.spec.budget
+    return (
+        replicas[name] < question.spec.stage(name).max_replicas
+        and used(lambda o: o.cores) + option.cores / option.replicas <= budget.cores + TOLERANCE
+        and used(lambda o: o.gpus) + option.gpus / option.replicas <= budget.gpus + TOLERANCE
+    )

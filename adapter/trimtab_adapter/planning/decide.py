@@ -1,0 +1,162 @@
+"""What should run: pipeline + profiles + forecast + what was measured + the plan before → the next plan. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trimtab_adapter.planning.explain import basis_words, explain, line
+from trimtab_adapter.planning.hysteresis import planning_load
+from trimtab_adapter.planning.least_bad import Answer, answer
+from trimtab_adapter.planning.options import PlanningError, Question
+from trimtab_adapter.planning.points import allowed_points
+from trimtab_adapter.planning.stretch import stretch
+from trimtab_adapter.planning.time_price import priced
+from trimtab_adapter.solvers.limits import limited
+from trimtab_adapter.solvers.program import Option, Program
+from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.resource import Metadata
+from trimtab_pipelines.spec import InferencePipeline
+
+__all__ = ["PlanningError", "Situation", "decide", "first_situation", "initial_plan", "plan_of", "question_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known when a decision is due."""
+
+    forecast: ForecastRecord
+    now_seconds: float  # Unix time
+    current: PipelinePlan | None = None
+    recent_rps: tuple[tuple[float, float], ...] = ()  # (time, forecast peak) of earlier decisions
+    rows_per_request: Mapping[str, float] = field(default_factory=dict)  # measured, by stage
+    service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # measured, by stage and variant
+
+
+def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation) -> PipelinePlan:
+    """Return the next plan. Its generation is the current one's where nothing changed, else one more.
+
+    Raises PlanningError where the profiles do not fit the pipeline or its budget cannot hold any plan.
+    """
+    question, forecast = question_of(pipeline, profiles, situation)
+    with limited():
+        return plan_of(pipeline, question, answer(question), forecast, situation.now_seconds)
+
+
+def question_of(
+    pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation
+) -> tuple[Question, ForecastRecord]:
+    """Return what to ask of the solver, and the load it is for: the forecast, held and steadied."""
+    current = situation.current
+    planned_rps = current.spec.forecast.peak_rps if current is not None and current.spec.forecast is not None else None
+    load_rps = planning_load(
+        situation.forecast.peak_rps,
+        situation.recent_rps,
+        planned_rps,
+        situation.now_seconds,
+        pipeline.spec.adaptation.hold_seconds,
+    )
+    question = Question(
+        pipeline.spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current
+    )
+    return question, situation.forecast.model_copy(update={"peak_rps": load_rps})
+
+
+def initial_plan(
+    pipeline: InferencePipeline,
+    profiles: Mapping[str, ModelProfile],
+    load_rps: float = 1.0,
+    now_seconds: float = 0.0,
+) -> PipelinePlan:
+    """Return the plan to start with, before any load was seen: the best one for a small load."""
+    return decide(pipeline, profiles, first_situation(load_rps, now_seconds))
+
+
+def first_situation(load_rps: float = 1.0, now_seconds: float = 0.0) -> Situation:
+    """Return what is known before any load was seen."""
+    return Situation(ForecastRecord(peak_rps=load_rps, source="initial", reason="no load seen yet"), now_seconds)
+
+
+def plan_of(
+    pipeline: InferencePipeline, question: Question, found: Answer, forecast: ForecastRecord, now_seconds: float
+) -> PipelinePlan:
+    """Write an answer as a plan, with its reasons."""
+    current = question.current
+    choice = stretch(found.program, found.solution.choice, _moving(question, found))
+    by_name = {
+        stage.name: _stage_plan(question, stage.name, option)
+        for stage, option in zip(found.program.stages, choice, strict=True)
+    }
+    stages = tuple(by_name[stage.name][0] for stage in pipeline.spec.stages)
+    if pipeline.spec.departure_policy == "ModalityMix":  # the only one that heeds a price
+        stages = tuple(priced(stage, question.stage_rps(stage.name)) for stage in stages)
+    left_out = tuple(why for stage in pipeline.spec.stages for why in by_name[stage.name][1])
+    before = 0 if current is None else current.spec.generation
+    changed = current is None or _lines(current.spec.stages) != _lines(stages)
+    cause = f"planned for {forecast.peak_rps:.3g} requests/s by {forecast.source}"
+    spec = PipelinePlanSpec(
+        pipeline=pipeline.name,
+        generation=before + 1 if changed else before,
+        created_at=now_seconds,
+        feasible=found.feasible,
+        reason=found.reason,
+        planned_fraction=found.fraction,
+        stages=stages,
+        forecast=forecast,
+        expected=_expectation(found.program, choice),
+        explanation=explain(found, stages, current, cause).model_copy(
+            update={"accuracy_basis": basis_words(pipeline.spec, stages), "points_left_out": left_out}
+        ),
+    )
+    metadata = Metadata(name=pipeline.name, namespace=pipeline.metadata.namespace)
+    return PipelinePlan(metadata=metadata, spec=spec)
+
+
+def _lines(stages: Sequence[StagePlan]) -> list[tuple[str, str, float]]:
+    return [(stage.name, line(stage), stage.cores) for stage in stages]
+
+
+def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePlan, tuple[str, ...]]:
+    """Return the plan of a stage, and which points are left out of it and why.
+
+    Service seconds are the profile's medians, uncorrected: the router measures its ratio against them.
+    """
+    stage = question.spec.stage(name)
+    variant = stage.variant(option.variant)
+    sizes = sorted({size for size in (*stage.batch_sizes, 1) if size < option.batch_size} | {option.batch_size})
+    allowed = allowed_points(question, stage, variant, option.operating_point, sizes)
+    planned = allowed.planned
+    plan = StagePlan(
+        name=name,
+        variant=option.variant,
+        batch_size=option.batch_size,
+        replicas=option.replicas,
+        operating_point=option.operating_point,
+        upgrades=allowed.upgrades,
+        fallbacks=allowed.fallbacks,
+        cores=variant.resources.cpu,
+        accuracy=planned.accuracy,
+        accuracy_by_task=planned.accuracy_by_task,
+        reads=planned.reads,
+        service_seconds=planned.service_seconds,
+        throughput_rps=option.throughput_rps,
+        latency_seconds=option.latency_seconds,
+    )
+    return plan, allowed.left_out
+
+
+def _moving(question: Question, found: Answer) -> set[str]:
+    """Return the stages that change anyway."""
+    named = zip(found.program.stages, found.solution.choice, strict=True)
+    running = [(stage.name, option, question.running(stage.name)) for stage, option in named]
+    return {name for name, option, before in running if before is None or line(before) != line(option)}
+
+
+def _expectation(program: Program, choice: Sequence[Option]) -> Expectation:
+    return Expectation(
+        accuracy=math.prod(option.accuracy for option in choice),
+        latency_seconds=program.latency_seconds(choice),
+        cores=sum(option.cores for option in choice),
+        gpus=sum(option.gpus for option in choice),
+        objective=program.objective(choice) + sum(option.penalty for option in choice),
+    )

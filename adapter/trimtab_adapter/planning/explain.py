@@ -1,0 +1,91 @@
+"""The reasons a plan carries: what changed, what binds, what the next best plan would cost. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trimtab_adapter.planning.least_bad import Answer
+from trimtab_adapter.solvers.exact import solve
+from trimtab_adapter.solvers.program import Option, Program, Solution, models
+from trimtab_pipelines.plan import Explanation, PipelinePlan, RunnerUp, StagePlan
+from trimtab_pipelines.spec import InferencePipelineSpec
+
+_WORTH_SAYING = 1e-5  # of the objective: the smallest gain worth reporting; below it, only the tie-breaker δ moved
+
+
+def explain(answer: Answer, stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> Explanation:
+    """Explain a solution against the plan before it."""
+    return Explanation(
+        change=_change(stages, current, cause),
+        binding_constraint=binding_constraint(answer),
+        runner_up=runner_up(answer),
+        solver=_solver(answer.solution),
+        gap=answer.solution.gap,
+    )
+
+
+def basis_words(spec: InferencePipelineSpec, stages: Sequence[StagePlan]) -> str:
+    """Say what the accuracies of a plan are, and of which of its points there is only a value."""
+    if spec.objective.accuracy_basis == "Expected":
+        return "expected values"
+    running = [(stage, spec.stage(stage.name).variant(stage.variant).point(stage.operating_point)) for stage in stages]
+    bare = [f"{stage.name}: {stage.variant}" for stage, point in running if point.judged().low is None]
+    without = f"; a value, for want of an interval: {', '.join(bare)}" if bare else ""
+    return f"lower ends of 95 % intervals{without}"
+
+
+def _solver(solution: Solution) -> str:
+    return f"{solution.solver} ({solution.note})" if solution.note else solution.solver
+
+
+def line(option: Option | StagePlan) -> str:
+    """Return a short line such as `read-l ×2 batch 8`."""
+    point = "" if option.operating_point == "default" else f"/{option.operating_point}"
+    return f"{option.variant}{point} ×{option.replicas} batch {option.batch_size}"
+
+
+def binding_constraint(answer: Answer) -> str:
+    """Name the constraint whose absence would gain most."""
+    program, objective = answer.program, answer.solution.objective
+    relaxations = {
+        "slo.latency": replace(program, slo_seconds=1e9),
+        answer.cores_are: replace(program, cores=1e12),
+        "objective.accuracyFloor": replace(program, accuracy_floor=0.0),
+        answer.gpus_are: replace(program, gpus=10**9),
+    }
+    gains = {name: _gain(relaxed, program, objective) for name, relaxed in relaxations.items()}
+    name = max(gains, key=lambda candidate: gains[candidate])
+    if gains[name] > _WORTH_SAYING * max(1.0, abs(objective)):
+        return f"{name}: without it the objective would gain {gains[name]:.4g}"
+    return "none: no constraint keeps the objective from being better, only the weights do"
+
+
+def _gain(relaxed: Program, program: Program, objective: float) -> float:
+    if relaxed == program:
+        return 0.0
+    solution = solve(relaxed)
+    return 0.0 if solution is None else solution.objective - objective
+
+
+def runner_up(answer: Answer) -> RunnerUp | None:
+    """Return the best plan in which at least one stage runs another model, and what it would cost."""
+    solution = answer.solution
+    second = solve(replace(answer.program, other_than=models(solution.choice)))
+    if second is None:
+        return None
+    named = zip(answer.program.stages, solution.choice, second.choice, strict=True)
+    return RunnerUp(
+        stages={stage.name: line(other) for stage, option, other in named if other != option},
+        objective_loss=max(0.0, solution.objective - second.objective),
+    )
+
+
+def _change(stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> str:
+    if current is None:
+        return f"first plan, {cause}"
+    before = {stage.name: stage for stage in current.spec.stages}
+    moves = [
+        f"{stage.name}: {line(before[stage.name]) if stage.name in before else 'nothing'} → {line(stage)}"
+        for stage in stages
+        if stage.name not in before or line(before[stage.name]) != line(stage)
+    ]
+    return f"{'; '.join(moves)} ({cause})" if moves else f"kept, {cause}"

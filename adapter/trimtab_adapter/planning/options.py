@@ -1,0 +1,267 @@
+"""The ways to run a stage that are worth considering, and the program they make. Pure.
+
+Per stage every variant × operating point × batch size, with the fewest replicas that carry the load; what is pinned,
+bounded, not profiled, or more than one request to a replica can hold falls away. The option that runs now stays one,
+even with more replicas than needed, and is the only one without the price of a change.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from trimtab_adapter.planning.latency import backlog_seconds, least_replicas, planned_seconds, sustained_load_rps
+from trimtab_adapter.solvers.program import Option, Program, StageOptions, weights_of
+from trimtab_pipelines.accuracy import stage_values
+from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.model_spec import MAX_BODY_BYTES, most_rows
+from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.plan import PipelinePlan, StagePlan
+from trimtab_pipelines.profile import ModelProfile, PointProfile
+from trimtab_pipelines.spec import InferencePipelineSpec
+from trimtab_pipelines.stages import Pin, Stage
+from trimtab_pipelines.variants import Variant
+
+
+class PlanningError(Exception):
+    """The pipeline and its profiles do not fit together; the message names the stage and what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a plan is wanted for: a load in requests per second, and what was measured of the world."""
+
+    spec: InferencePipelineSpec
+    profiles: Mapping[str, ModelProfile]
+    load_rps: float
+    rows_per_request: Mapping[str, float] = field(default_factory=dict)  # measured; else as the spec expects
+    service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by stage and variant
+    current: PipelinePlan | None = None
+
+    @property
+    def busiest_rps(self) -> float:
+        """The requests of the busiest second, headroom included."""
+        return self.load_rps * (1.0 + self.spec.adaptation.headroom)
+
+    def stage_rps(self, stage: str) -> float:
+        """Return the rows per second a stage must carry, headroom included."""
+        return self.busiest_rps * self.rows(stage)
+
+    def sustained_stage_rps(self, stage: str) -> float:
+        """Return the rows per second that keep coming where the busiest second brings `stage_rps`."""
+        return sustained_load_rps(self.busiest_rps, self.spec.adaptation.horizon_seconds) * self.rows(stage)
+
+    def rows(self, stage: str) -> float:
+        """Return the rows a request brings to a stage, as measured or else as expected."""
+        return self.rows_per_request.get(stage, self.spec.expected_rows[stage])
+
+    def running(self, stage: str) -> StagePlan | None:
+        """Return what runs in a stage now, if anything."""
+        plans = () if self.current is None else self.current.spec.stages
+        return next((plan for plan in plans if plan.name == stage), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """Which constraints to give up, for where not all can be kept."""
+
+    fraction: float = 1.0  # of the load
+    slo_seconds: float | None = None  # in place of the pipeline's own
+    floor: bool = False  # forget the accuracy floor
+    sizes: bool = False  # forget pinned replicas and batch sizes
+    pins: bool = False  # forget all pins
+
+
+NOTHING = Relaxation()
+
+
+def pose(question: Question, relaxed: Relaxation = NOTHING) -> Program:
+    """Return the program; raise PlanningError where a stage has no profile that any of its variants could use."""
+    spec = question.spec
+    place = {stage.name: k for k, stage in enumerate(spec.order)}
+    return Program(
+        stages=tuple(
+            StageOptions(
+                name=stage.name,
+                predecessors=tuple(sorted({place[name] for name in _reads(stage)})),
+                options=tuple(_options(question, stage, relaxed)),
+            )
+            for stage in spec.order
+        ),
+        slo_seconds=spec.slo.latency_seconds if relaxed.slo_seconds is None else relaxed.slo_seconds,
+        cores=spec.budget.cores,
+        gpus=spec.budget.gpus,
+        metric=spec.objective.accuracy_metric,
+        weights=weights_of(spec.objective),
+        accuracy_floor=0.0 if relaxed.floor else spec.objective.accuracy_floor or 0.0,
+    )
+
+
+def point_profile(question: Question, stage: Stage, variant: Variant, point: OperatingPoint) -> PointProfile | None:
+    """Return what was measured of an operating point with the cores its replicas get, or None."""
+    return question.profiles[stage.name].spec.point(variant.name, point.name, variant.resources.cpu)
+
+
+def keeps_to_one_point(question: Question, stage: Stage) -> bool:
+    """Return whether a stage runs at its planned operating point alone, by the departure policy or by a pin."""
+    return not question.spec.falls_back or stage.pin.operating_point is not None
+
+
+def service_ratio(question: Question, stage: Stage, variant: Variant, profile: PointProfile) -> float:
+    """Return observed over profiled service time of a variant, as far as it may be planned with.
+
+    A replica that asks for a fraction of a core is faster than its share while the node has time to spare. That is no
+    capacity to count on: if all replicas were planned so, there would be none to spare.
+    """
+    ratio = _measured_ratio(question, stage, variant, profile)
+    return max(ratio, 1.0) if variant.resources.cpu < 1.0 else ratio
+
+
+def _measured_ratio(question: Question, stage: Stage, variant: Variant, profile: PointProfile) -> float:
+    """Return observed over profiled service time, of this variant or deduced from the one that runs.
+
+    Of a variant that was never seen serving we assume the excess seconds of the one that runs now, at most in
+    proportion: a slow machine slows the lighter ones alike, a fixed overhead hardly touches the heavier ones.
+    """
+    known = question.service_ratios.get((stage.name, variant.name))
+    if known is not None:
+        return known
+    running = question.running(stage.name)
+    if running is None or (stage.name, running.variant) not in question.service_ratios:
+        return 1.0
+    reference = question.profiles[stage.name].spec.point(running.variant, running.operating_point, running.cores)
+    if reference is None:
+        return 1.0
+    share = min(1.0, reference.latency_seconds(1, 0.5) / profile.latency_seconds(1, 0.5))
+    return 1.0 + (question.service_ratios[stage.name, running.variant] - 1.0) * share
+
+
+def _reads(stage: Stage) -> set[str]:
+    return {split_reference(tensor.source)[0] for tensor in stage.inputs} - {REQUEST}
+
+
+def _pin(stage: Stage, relaxed: Relaxation) -> Pin:
+    if relaxed.pins:
+        return Pin()
+    return stage.pin.model_copy(update={"replicas": None, "batch_size": None}) if relaxed.sizes else stage.pin
+
+
+def _options(question: Question, stage: Stage, relaxed: Relaxation) -> Iterator[Option]:
+    pin = _pin(stage, relaxed)
+    rows = most_rows(question.spec, stage)
+    if rows == 0 and not any(variant.container for variant in stage.variants):
+        raise PlanningError(
+            f"stage {stage.name}: one row of its inputs is more than the {MAX_BODY_BYTES} bytes that a replica takes "
+            "at once; make its tensors smaller"
+        )
+    found = profiled_points(question, stage)
+    for variant, point, profile in found:
+        if pin.variant in {None, variant.name} and pin.operating_point in {None, point.name}:
+            own = _Speed(profile, service_ratio(question, stage, variant, profile))
+            most = variant.max_batch_size
+            if rows is not None and variant.container is None:
+                most = min(most, rows)
+            beside = () if keeps_to_one_point(question, stage) else (one for one in found if one[0] is variant)
+            others = tuple(_Speed(at, service_ratio(question, stage, variant, at)) for *_, at in beside)
+            yield from _sizes(question, stage, relaxed, _Candidate(variant, point, own, (own, *others), most))
+
+
+def profiled_points(question: Question, stage: Stage) -> list[tuple[Variant, OperatingPoint, PointProfile]]:
+    """Return the variants and operating points of a stage that were profiled with the cores they get."""
+    if stage.name not in question.profiles:
+        raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
+    found = [
+        (variant, point, profile)
+        for variant in stage.variants
+        for point in variant.points
+        if (profile := point_profile(question, stage, variant, point)) is not None
+    ]
+    if not found:
+        wanted = ", ".join(f"{v.name} with {v.resources.cpu:g} cores" for v in stage.variants)
+        raise PlanningError(f"stage {stage.name}: its profile measured none of: {wanted}; profile it anew")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """How fast an operating point is here and now: as measured, and observed over profiled service time."""
+
+    profile: PointProfile
+    service_ratio: float
+
+    def replica_rps(self, batch_size: int) -> float:
+        """Return rows per second of one replica."""
+        return self.profile.throughput_rps(batch_size) / self.service_ratio
+
+    def seconds(self, batch_size: int, quantile: float) -> float:
+        """Return the service time of a full batch."""
+        return self.profile.latency_seconds(batch_size, quantile) * self.service_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """An operating point that may be planned, and all that batches may then run at, itself among them."""
+
+    variant: Variant
+    point: OperatingPoint
+    own: _Speed
+    allowed: tuple[_Speed, ...]
+    most_rows: int  # of a batch
+
+    def most_rps(self, batch_size: int) -> float:
+        """Return rows per second of one replica at the fastest point allowed."""
+        return max(speed.replica_rps(batch_size) for speed in self.allowed)
+
+
+def _sizes(question: Question, stage: Stage, relaxed: Relaxation, candidate: _Candidate) -> Iterator[Option]:
+    """Yield the batch sizes of an operating point, each with its least replicas, and what runs now.
+
+    The fastest point allowed must carry the busiest second, the planned one what keeps coming: so that it is the
+    planned point's accuracy that most requests get, and nobody pays for replicas that a peak alone would need.
+    """
+    pin, running = _pin(stage, relaxed), question.running(stage.name)
+    if running is not None and (running.variant, running.operating_point) != (
+        candidate.variant.name,
+        candidate.point.name,
+    ):
+        running = None
+    load_rps = question.stage_rps(stage.name) * relaxed.fraction
+    sustained_rps = question.sustained_stage_rps(stage.name) * relaxed.fraction
+    utilisation = question.spec.adaptation.target_utilization
+    for batch_size in stage.batch_sizes if pin.batch_size is None else (pin.batch_size,):
+        if batch_size > candidate.most_rows:
+            continue
+        least = max(
+            least_replicas(load_rps, candidate.most_rps(batch_size), utilisation),
+            least_replicas(sustained_rps, candidate.own.replica_rps(batch_size), utilisation),
+            stage.min_replicas,
+        )
+        counts = {least} if pin.replicas is None else {pin.replicas}
+        if running is not None and running.batch_size == batch_size and pin.replicas is None:
+            counts.add(running.replicas)
+        for replicas in sorted(counts):
+            if least <= replicas <= stage.max_replicas:
+                yield _option(question, stage, candidate, batch_size, replicas, sustained_rps)
+
+
+def _option(
+    question: Question, stage: Stage, candidate: _Candidate, batch_size: int, replicas: int, sustained_rps: float
+) -> Option:
+    variant, point = candidate.variant, candidate.point
+    quantile, running = question.spec.slo.quantile, question.running(stage.name)
+    asked = (variant.name, point.name, batch_size, replicas)
+    kept = running is None or asked == (running.variant, running.operating_point, running.batch_size, running.replicas)
+    carried_rps = replicas * candidate.own.replica_rps(batch_size)
+    backlog = backlog_seconds(sustained_rps, carried_rps, quantile, question.rows(stage.name))
+    objective = question.spec.objective
+    return Option(
+        variant=variant.name,
+        operating_point=point.name,
+        batch_size=batch_size,
+        replicas=replicas,
+        cores=replicas * variant.resources.cpu,
+        gpus=replicas * variant.resources.gpu,
+        accuracy=point.judged().on(objective.accuracy_basis),
+        value=stage_values(stage, objective)[variant.name, point.name],
+        latency_seconds=planned_seconds(candidate.own.seconds(batch_size, quantile), replicas, backlog, quantile),
+        throughput_rps=replicas * candidate.most_rps(batch_size),
+        penalty=0.0 if kept else question.spec.adaptation.switching_cost,
+    )

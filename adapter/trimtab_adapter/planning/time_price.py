@@ -1,0 +1,56 @@
+"""What a second of a replica is worth to those who are yet to come: the price that the fast loop pays for time. Pure.
+
+Were load steady and endlessly divisible, the best use of a stage would be a mix of operating points: as many right
+answers as the replicas have seconds for. The price is the dual value of these seconds in that linear program, and so
+the slope of the best mixes' curve where the seconds end. A row is then served better only as long as that gives more
+right answers a second than elsewhere; where there are seconds for the best point for everybody, time costs nothing.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from trimtab_pipelines.plan import StagePlan
+
+BUSY_SHARE = 0.85
+"""Of a replica's seconds: what is left over goes to chance, since what is planned full waits without end."""
+
+
+def time_price(points: Sequence[tuple[float, float]], rows_rps: float, replicas: int) -> float:
+    """Return expected right answers a second.
+
+    Args:
+        points: (seconds of a row in a full batch, accuracy) of each operating point allowed.
+        rows_rps: rows a second that are expected.
+        replicas: that share them.
+    """
+    if rows_rps <= 0:
+        return 0.0
+    seconds = BUSY_SHARE * replicas / rows_rps
+    curve = best_mixes(points)
+    for (left, low), (right, high) in pairwise(curve):
+        if seconds < right:
+            return (high - low) / (right - left)
+    return 0.0
+
+
+def best_mixes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The corners of the upper hull of (seconds, accuracy), from no row served at all to the best point."""
+    hull = [(0.0, 0.0)]
+    for seconds, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
+        if seconds <= 0 or accuracy <= hull[-1][1]:
+            continue
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], (seconds, accuracy)):
+            hull.pop()
+        hull.append((seconds, accuracy))
+    return hull
+
+
+def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0])
+
+
+def priced(stage: StagePlan, rows_rps: float) -> StagePlan:
+    """Return the plan of a stage with the price of its time; 0 where nothing is known of how long it takes."""
+    tables = [(point.service_seconds.get(stage.batch_size, 0.0), point.accuracy) for point in stage.points]
+    points = [(seconds / stage.batch_size, accuracy) for seconds, accuracy in tables]
+    return stage.model_copy(update={"time_price": time_price(points, rows_rps, stage.replicas)})

@@ -1,0 +1,99 @@
+"""Other loads, promises and budgets tried on paper: `load=40/80,slo=200ms,budget=6`. Pure.
+
+Several values of one thing, separated by `/`, are each tried with each of the others; `x1.5` multiplies what is now.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from trimtab_adapter.planning.least_bad import Answer, answer
+from trimtab_adapter.planning.options import PlanningError, Question
+from trimtab_pipelines.quantity import parse_duration, parse_quantity
+
+MOST_ALTERNATIVES = 64
+FORM = "write for instance load=40/80,slo=200ms,budget=x1.5"
+
+
+class WhatIfError(ValueError):
+    """An alternative that cannot be read; the message shows the right form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One other question: what is different, and the best answer; without one, `reason` says why."""
+
+    name: str
+    question: Question
+    answer: Answer | None
+    reason: str
+
+
+def alternatives(question: Question, asked: str) -> list[Alternative]:
+    """Answer every combination of what is asked; raise WhatIfError where it cannot be read."""
+    parts = [_values(part.strip(), question) for part in asked.split(",")]
+    names = [part[0][0].partition("=")[0] for part in parts]
+    if len(set(names)) < len(names):
+        raise WhatIfError(f"--what-if {asked}: give {max(names, key=names.count)} once; several values go with /")
+    found = []
+    for picked in itertools.islice(itertools.product(*parts), MOST_ALTERNATIVES):
+        changed = question
+        for _, change in picked:
+            changed = change(changed)
+        found.append(_consider(" ".join(name for name, _ in picked), changed))
+    return found
+
+
+Change = Callable[[Question], Question]
+
+
+def _consider(name: str, question: Question) -> Alternative:
+    try:
+        found = answer(question)
+    except PlanningError as error:
+        return Alternative(name, question, None, str(error))
+    return Alternative(name, question, found, found.reason)
+
+
+def _values(part: str, question: Question) -> list[tuple[str, Change]]:
+    name, _, written = part.partition("=")
+    if name not in _KINDS or not written:
+        raise WhatIfError(f"--what-if {part!r}: {FORM}; what can change is {', '.join(_KINDS)}")
+    try:
+        return [(f"{name}={value}", _change(name, value, question)) for value in written.split("/")]
+    except ValueError as error:
+        raise WhatIfError(f"--what-if {part}: {error}") from None
+
+
+def _change(name: str, written: str, question: Question) -> Change:
+    kind = _KINDS[name]
+    value = kind.now(question) * parse_quantity(written[1:]) if written.startswith("x") else kind.parse(written)
+    if value <= 0 and name != "gpus":
+        raise ValueError(f"{name} must be above 0")
+    return lambda asked: kind.put(asked, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One thing that can change: what it is now, how it is written, and where it goes."""
+
+    now: Callable[[Question], float]
+    parse: Callable[[object], float]
+    put: Callable[[Question, float], Question]
+
+
+def _with(question: Question, section: str, field: str, value: float) -> Question:
+    part = getattr(question.spec, section).model_copy(update={field: value})
+    return replace(question, spec=question.spec.model_copy(update={section: part}))
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "load": _Kind(lambda q: q.load_rps, parse_quantity, lambda q, value: replace(q, load_rps=value)),
+    "slo": _Kind(
+        lambda q: q.spec.slo.latency_seconds, parse_duration, lambda q, value: _with(q, "slo", "latency_seconds", value)
+    ),
+    "budget": _Kind(lambda q: q.spec.budget.cores, parse_quantity, lambda q, value: _with(q, "budget", "cores", value)),
+    "gpus": _Kind(
+        lambda q: float(q.spec.budget.gpus), parse_quantity, lambda q, value: _with(q, "budget", "gpus", int(value))
+    ),
+}

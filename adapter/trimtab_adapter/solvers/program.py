@@ -1,0 +1,127 @@
+"""The optimisation problem as data: one option to choose per stage, under a latency, a budget and an accuracy floor.
+
+Whatever makes a problem out of a pipeline (`options`) and whatever solves it (`solvers`) meet here. Replicas are
+settled inside each option, so the problem is a multiple-choice knapsack over a DAG (IPA, section 4.2, eq. 5–10).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from trimtab_pipelines.accuracy import pipeline_accuracy
+from trimtab_pipelines.spec import Objective
+
+TOLERANCE = 1e-9  # cores and seconds below this are rounding errors
+TIE_BREAK = 1e-6  # worth of what a goal does not ask for, relative to what it asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to run a stage. Cores and GPUs are those of all its replicas together."""
+
+    variant: str
+    operating_point: str
+    batch_size: int
+    replicas: int
+    cores: float
+    gpus: int
+    accuracy: float
+    value: float  # what the accuracy metric combines: the accuracy itself or its rank scaled to 0…1
+    latency_seconds: float
+    throughput_rps: float  # rows per second of all replicas, saturated
+    penalty: float = 0.0  # objective lost by choosing it: the price of a change
+
+    @property
+    def model(self) -> tuple[str, str]:
+        """Which model answers, and how it runs."""
+        return self.variant, self.operating_point
+
+
+@dataclass(frozen=True, slots=True)
+class StageOptions:
+    """A stage, its options, and the indices of the stages it waits for."""
+
+    name: str
+    predecessors: tuple[int, ...]
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What accuracy 1.0, one core and one row of batch size are worth in the objective."""
+
+    accuracy: float
+    core: float
+    batch: float
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Choose one option per stage (in topological order) so that the objective is greatest."""
+
+    stages: tuple[StageOptions, ...]
+    slo_seconds: float
+    cores: float
+    gpus: int
+    metric: str
+    weights: Weights
+    accuracy_floor: float = 0.0
+    other_than: tuple[tuple[str, str], ...] | None = None  # at least one stage must run another model than this
+
+    def value(self, choice: Sequence[Option]) -> float:
+        """The pipeline accuracy in the objective's metric, 0…1."""
+        return pipeline_accuracy((option.value for option in choice), self.metric)
+
+    def objective(self, choice: Sequence[Option]) -> float:
+        """α·accuracy − β·cores − δ·Σ batch − price of the changes (IPA, eq. 9)."""
+        spent = self.weights.core * sum(option.cores for option in choice)
+        spent += self.weights.batch * sum(option.batch_size for option in choice)
+        return self.weights.accuracy * self.value(choice) - spent - sum(option.penalty for option in choice)
+
+    def latency_seconds(self, choice: Sequence[Option]) -> float:
+        """The latency of the slowest path: stages on a path add, parallel branches take the maximum."""
+        finish: list[float] = []
+        for stage, option in zip(self.stages, choice, strict=True):
+            start = max((finish[p] for p in stage.predecessors), default=0.0)
+            finish.append(start + option.latency_seconds)
+        return max(finish)
+
+    def is_feasible(self, choice: Sequence[Option]) -> bool:
+        """Tell whether a choice keeps every constraint."""
+        return (
+            self.latency_seconds(choice) <= self.slo_seconds + TOLERANCE
+            and sum(option.cores for option in choice) <= self.cores + TOLERANCE
+            and sum(option.gpus for option in choice) <= self.gpus
+            and self.value(choice) >= self.accuracy_floor - TOLERANCE
+            and (self.other_than is None or models(choice) != self.other_than)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The best choice, one option per stage of the program, and its objective."""
+
+    choice: tuple[Option, ...]
+    objective: float
+    gap: float = 0.0  # proven: no choice is better by more than this
+    solver: str = "Exact"
+    note: str = ""  # why another solver than the one asked for answered, or why there is a gap
+
+
+def models(choice: Iterable[Option]) -> tuple[tuple[str, str], ...]:
+    """Which model each stage runs."""
+    return tuple(option.model for option in choice)
+
+
+def weights_of(objective: Objective) -> Weights:
+    """Turn a goal into weights; what the goal does not ask for only breaks ties.
+
+    MaxAccuracy and MinCost keep the scale of the user's weights, so that the switching cost means the same.
+    """
+    accuracy, core = objective.accuracy_weight or 1.0, objective.cost_weight or 1.0
+    match objective.goal:
+        case "MaxAccuracy":
+            return Weights(accuracy, accuracy * TIE_BREAK, accuracy * TIE_BREAK * 1e-3)
+        case "MinCost":
+            return Weights(core * TIE_BREAK, core, core * TIE_BREAK * 1e-3)
+        case _:
+            return Weights(objective.accuracy_weight, objective.cost_weight, objective.batch_weight)

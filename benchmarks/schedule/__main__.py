@@ -1,0 +1,129 @@
+"""Is the choice among all that waits exact, quick, and mindful of who is yet to come? The last line is JSON.
+
+Random queues are solved as the router does, and exactly. Times are processor times of one process.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.schedule import holding_back
+from tests.router.schedules import (
+    ACCURACIES,
+    a_queue,
+    a_queue_of_batches,
+    all_can_be_served,
+    batch_seconds,
+    exact,
+    kept,
+    senses,
+)
+from trimtab_pipelines.strategies import PointCost, Variant, strategies_of
+from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_router.stage.policies.schedule import Job, solve
+
+CASES, TIMED, COMPARED = 10_000, 400, 40
+LOADS = (0.9, 1.0, 1.1)
+Figures = dict[str, float | str]
+console = Console(highlight=False)
+
+
+def main() -> int:
+    """Measure all; 1 where a bar is missed."""
+    figures = _offline() | _timed() | _compared() | _feasible() | _priced()
+    bars = (
+        bar(
+            "strategies of 7 subsets and sizes 1 to 64, processor seconds", float(figures["offline_seconds"]), "<=", 1.0
+        ),
+        bar("20 jobs, all strategies, p99 processor ms", float(figures["jobs_p99_ms"]), "<=", 2.0),
+        bar("40 batches, 8 points, p99 processor ms", float(figures["batches_p99_ms"]), "<=", 3.0),
+        bar("jobs: mean share of the exact optimum missed", float(figures["jobs_mean_gap"]), "<=", 0.001),
+        bar("batches: mean share of the exact optimum missed", float(figures["batches_mean_gap"]), "<=", 0.001),
+        bar("queues that could all be served and were not", float(figures["missed"]), "<=", 0.0),
+        bar("least gain of a price of time, of its two", float(figures["price_least_gain"]), ">=", 1.0),
+        bar("least share of value iteration", float(figures["price_least_share_of_best"]), ">=", 0.97),
+    )
+    outcome = Outcome(name="bench-schedule", figures=figures, bars=bars)
+    for each in bars:
+        console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}")
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+def _offline() -> Figures:
+    points = [PointCost(name.lower(), ACCURACIES[name], tuple(batch_seconds(name))) for name in ACCURACIES]
+    begun = time.process_time()
+    found = strategies_of(Variant("digits-av", "classify", "early", 1.0), points)
+    return {
+        "offline_seconds": time.process_time() - begun,
+        "offline_strategies": sum(len(size.strategies) for size in found.sizes),
+    }
+
+
+def _timed() -> Figures:
+    rng, sizes = np.random.default_rng(0), senses()
+    jobs = [a_queue(rng, 20, sizes, float(rng.uniform(0.5, 2.0)), worth=1.0) for _ in range(TIMED)]
+    batches = [a_queue_of_batches(rng, 40, 8, float(rng.uniform(0.7, 3.0))) for _ in range(TIMED)]
+    figures: Figures = {}
+    for name, queues in (("jobs", jobs), ("batches", batches)):
+        spent = [min(_spent(queue) for _ in range(3)) for queue in queues]
+        figures |= {
+            f"{name}_p50_ms": 1e3 * float(np.median(spent)),
+            f"{name}_p99_ms": 1e3 * float(np.quantile(spent, 0.99)),
+        }
+    return figures
+
+
+def _spent(queue: Sequence[Job]) -> float:
+    begun = time.process_time()
+    solve(queue, 0.0)
+    return time.process_time() - begun
+
+
+def _compared() -> Figures:
+    rng, sizes = np.random.default_rng(1), senses()
+    queues = {
+        "jobs": [a_queue(rng, 12, sizes, float(rng.uniform(0.5, 2.0))) for _ in range(COMPARED)],
+        "batches": [a_queue_of_batches(rng, 24, 8, float(rng.uniform(0.7, 3.0))) for _ in range(COMPARED)],
+    }
+    figures: Figures = {}
+    for name, drawn in queues.items():
+        gaps = [1.0 - kept(queue, solve(queue, 0.0)) / exact(queue)[1] for queue in drawn]
+        figures |= {f"{name}_mean_gap": float(np.mean(gaps)), f"{name}_greatest_gap": float(max(gaps))}
+    return figures
+
+
+def _feasible() -> Figures:
+    """Of random queues that can all be served: how many the schedule drops anybody from."""
+    rng, sizes, missed, possible = np.random.default_rng(2), senses(16), 0, 0
+    for _ in range(CASES):
+        queue = a_queue(rng, int(rng.integers(1, 13)), sizes, float(np.exp(rng.uniform(0.0, 4.0))), worth=1.0)
+        found = solve(queue, 0.0, cells=64)
+        if all_can_be_served(queue):
+            possible += 1
+            missed += found.served < len(queue)
+    return {"cases": CASES, "all_can_be_served": possible, "missed": missed}
+
+
+def _priced() -> Figures:
+    figures: Figures = {}
+    gains, shares = [], []
+    for load in LOADS:
+        best = holding_back.outcome(load, None)
+        free, held = (holding_back.outcome(load, price) for price in (0.0, holding_back.price_of(load)))
+        figures |= {
+            f"value_at_{load}": held.value,
+            f"value_at_{load}_free": free.value,
+            f"value_at_{load}_best": best.value,
+        }
+        figures |= {f"violations_at_{load}": held.violations, f"violations_at_{load}_free": free.violations}
+        gains.append(max((held.value / free.value - 1) / 0.05, 0.5 * free.violations / max(held.violations, 1e-9)))
+        shares.append(held.value / best.value)
+    return figures | {"price_least_gain": min(gains), "price_least_share_of_best": min(shares)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

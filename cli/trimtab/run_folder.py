@@ -1,0 +1,53 @@
+"""The folder of one run: locked while the run goes on, so that no other takes its files away."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trimtab_pipelines.documents import DocumentError
+
+LOCK_FILE = ".lock"
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """A folder for one run: the one asked for, kept, or a temporary one, removed in the end.
+
+    The kernel holds the lock for this process, and lets it go however the process ends.
+    """
+
+    asked: Path | None = None
+    path: Path = field(init=False)
+    _lock: int = -1
+
+    def __enter__(self) -> Path:
+        """Take the folder; raises DocumentError, saying whose it is, where another run has it."""
+        self.path = self.asked or Path(tempfile.mkdtemp(prefix="trimtab-"))
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.path)
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        if self.asked is None:
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)  # the file stays: who removes one that another has just opened lets two in
+
+
+def _locked(folder: Path) -> int:
+    """Lock a folder and write down who has it; returns the lock's file descriptor."""
+    lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(lock, 200).decode(errors="replace").strip() or "another process"
+        os.close(lock)
+        raise DocumentError(
+            f"{folder} is the folder of a run that goes on: {holder}. Give another --folder, or stop that run first"
+        ) from None
+    os.truncate(lock, 0)
+    os.write(lock, f"process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+    return lock

@@ -1,0 +1,67 @@
+"""What this process serves: its models, and the one thread that computes for them.
+
+One per process, and apart from `runtime`, which MLServer loads anew for every model.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.model import HostedModel
+from trimtab_model_servers.worker import BatchWorker
+
+
+@dataclass(slots=True)
+class Host:
+    """The models of a process by name, and why those that failed did."""
+
+    models: dict[str, HostedModel] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    worker: BatchWorker = field(default_factory=BatchWorker)
+    has_data_port: bool = False
+    expected: set[str] = field(default_factory=set)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: bool = False
+    """Whether this process is about to end; it still answers."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether callers are welcome: every model can answer, and the process is not about to end."""
+        return self.answers and not self.leaving
+
+    @property
+    def answers(self) -> bool:
+        """Whether every model that this process has begun to load can answer, and no drain has begun.
+
+        Before the last one is loaded, loading would hold up the batches of those before it.
+        """
+        return bool(self.models) and self.expected <= self.models.keys() and not self.worker.draining
+
+    def loaded(self, name: str, model: HostedModel) -> None:
+        """Record a model that can answer."""
+        self.models[name] = model
+        if self.expected <= self.models.keys():
+            self.settled.set()
+
+    def failed(self, name: str, reason: str) -> None:
+        """Record a model that cannot be loaded."""
+        self.failures[name] = reason
+        self.settled.set()
+
+    def model(self, name: str) -> HostedModel:
+        """The loaded model of that name; RefusalError 404 names those there are."""
+        found = self.models.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.models)) or "none yet"
+            raise RefusalError(404, f"no model {name!r} here; loaded: {known}")
+        return found
+
+
+_hosts: list[Host] = []
+
+
+def host() -> Host:
+    """This process's host, made when first asked for."""
+    if not _hosts:
+        _hosts.append(Host())
+    return _hosts[0]

@@ -1,0 +1,1 @@
+"""What is the case, and what follows: pods, rollouts, plans in force, conditions. Values in, values out."""

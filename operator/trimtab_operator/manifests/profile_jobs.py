@@ -1,0 +1,112 @@
+"""Measures what is not measured yet: one Job for each kind of node a pipeline uses. Pure.
+
+A Job's name carries the fingerprint of its task, so that a changed task gets a Job of its own. A Job that failed is
+cleared away by the cluster after a while and made anew then: that is the retry.
+"""
+
+from trimtab_kubernetes.objects import Object
+from trimtab_operator.manifests.objects import PROFILER, labels, owned
+from trimtab_operator.manifests.pods import (
+    credentials,
+    image_pull_secrets,
+    placement,
+    pod,
+    resources,
+    scratch,
+    security_of_container,
+    security_of_pod,
+    variables,
+)
+from trimtab_operator.manifests.replica_sets import CACHE_FOLDER, memory_bytes
+from trimtab_operator.manifests.routers import FOLDER, PIPELINE_FILE, role_binding
+from trimtab_operator.settings import Settings
+from trimtab_pipelines.cluster import profile_job_name, profiler_name, router_name
+from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, ProfileTask
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.variants import Variant
+
+PROFILER_ROLE = "trimtab-profiler"
+PROFILER_MEMORY_BYTES = 512 * 2**20
+RETRIES = 2
+LONGEST_SECONDS = 3600
+KEPT_SECONDS = 300
+"""A Job that ended stays this long for people to read its log; one that failed is tried again after that."""
+
+
+def profiler_account(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
+    """The service account of the profile Jobs and its rights."""
+    name, marks = profiler_name(pipeline.name), labels(pipeline, PROFILER)
+    return [
+        owned("ServiceAccount", name, pipeline, marks, automountServiceAccountToken=False),
+        role_binding(name, PROFILER_ROLE, pipeline, marks, settings),
+    ]
+
+
+def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settings) -> Object:
+    """The Job of one task; it asks for as much as the largest replica it measures."""
+    marks = labels(pipeline, PROFILER)
+    variants = [pipeline.spec.stage(stage).variant(name) for stage, name in task.variants]
+    account = profiler_name(pipeline.name)
+    container: Object = {
+        "name": PROFILER,
+        "image": settings.model_server_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": ["python", "-m", "trimtab_profiler"],
+        "args": [
+            "--cluster",
+            "--pipeline",
+            f"{FOLDER}/{PIPELINE_FILE}",
+            "--namespace",
+            pipeline.metadata.namespace,
+            "--task",
+            task.name,
+        ],
+        "env": variables({"HOME": "/tmp", "TRIMTAB_WEIGHTS_CACHE": CACHE_FOLDER}),  # noqa: S108
+        **credentials(variants[0].secret_name),
+        "resources": resources(
+            max(variant.resources.cpu for variant in variants),
+            PROFILER_MEMORY_BYTES + _largest_stage(pipeline, task),
+            max(variant.resources.gpu for variant in variants),
+        ),
+        "securityContext": security_of_container(),
+        "volumeMounts": [
+            {"name": "config", "mountPath": FOLDER, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            {"name": "weights", "mountPath": CACHE_FOLDER},
+        ],
+    }
+    template = pod(
+        marks,
+        [container],
+        serviceAccountName=account,
+        automountServiceAccountToken=True,
+        restartPolicy="Never",
+        securityContext=security_of_pod(),
+        volumes=[
+            *scratch("tmp", "weights"),
+            {"name": "config", "configMap": {"name": router_name(pipeline.name)}},
+        ],
+        **placement(variants[0]),
+        **image_pull_secrets(settings),
+    )
+    job = owned(
+        "Job",
+        profile_job_name(pipeline.name, task.name, task.fingerprint),
+        pipeline,
+        marks,
+        spec={
+            "backoffLimit": RETRIES,
+            "activeDeadlineSeconds": LONGEST_SECONDS,
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "template": template,
+        },
+    )
+    job["metadata"]["annotations"] = {FINGERPRINT_ANNOTATION: task.fingerprint}
+    return job
+
+
+def _largest_stage(pipeline: InferencePipeline, task: ProfileTask) -> int:
+    def of(stage: str) -> list[Variant]:
+        return [pipeline.spec.stage(stage).variant(name) for name in task.of_stage(stage)]
+
+    return max(memory_bytes(of(stage)) for stage in task.stages)

@@ -1,0 +1,229 @@
+"""Pods that run a hosting group of a stage: a Deployment, the Service that routers find them by, a budget. Pure.
+
+The pod template changes exactly when what it serves changes: batch sizes, operating points and replicas are not in it.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from trimtab_kubernetes.objects import Object, fingerprint
+from trimtab_operator.manifests.identity import (
+    guard_containers,
+    guard_volumes,
+    guarded_port,
+    identity_arguments,
+    identity_mounts,
+    identity_volumes,
+    probed_port,
+)
+from trimtab_operator.manifests.objects import MODEL_SERVER, labels, owned
+from trimtab_operator.manifests.pods import (
+    credentials,
+    image_pull_secrets,
+    placement,
+    pod,
+    probe,
+    resources,
+    scratch,
+    security_of_container,
+    security_of_pod,
+    stop_later,
+    variables,
+)
+from trimtab_operator.settings import Settings
+from trimtab_pipelines.cluster import (
+    DATA_PORT,
+    GROUP,
+    HOSTING_LABEL,
+    PIPELINE_LABEL,
+    STAGE_LABEL,
+    VARIANT_LABEL_PREFIX,
+    replica_set_name,
+)
+from trimtab_pipelines.hosting import HostingGroup
+from trimtab_pipelines.model_spec import CACHE_TENANT_VARIABLE, model_spec
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Container, Variant
+
+SERVER_MEMORY_BYTES = 512 * 2**20
+SHIPPED_PIPELINES = PurePosixPath("/opt/trimtab/pipelines")
+CACHE_FOLDER = "/var/cache/trimtab"
+TEMPLATE_HASH = f"{GROUP}/template-hash"
+"""On a replica set: the hash of the pod template it was last given."""
+LONGEST_START_SECONDS = 1800
+"""After this a container that never became ready is restarted; the rollout gives up long before (readyTimeout)."""
+
+
+def marks_of(pipeline: InferencePipeline, stage: Stage, group: HostingGroup) -> dict[str, str]:
+    """The labels of a replica set's objects and pods."""
+    return labels(pipeline, MODEL_SERVER, **{STAGE_LABEL: stage.name, HOSTING_LABEL: group.name})
+
+
+def deployment(
+    pipeline: InferencePipeline, stage: Stage, group: HostingGroup, settings: Settings, *, replicas: int, surge: bool
+) -> Object:
+    """The Deployment; without `surge` a changed template exchanges pods one by one, old ones first."""
+    marks = marks_of(pipeline, stage, group)
+    name = replica_set_name(pipeline.name, stage.name, group.name)
+    selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, HOSTING_LABEL)}
+    limits = {"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1}
+    pods = template(pipeline, stage, group, settings)
+    written = owned(
+        "Deployment",
+        name,
+        pipeline,
+        marks | variant_labels(group),
+        spec={
+            "replicas": replicas,
+            "revisionHistoryLimit": 1,
+            "selector": {"matchLabels": selector},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": limits},
+            "template": pods,
+        },
+    )
+    written["metadata"]["annotations"] = {TEMPLATE_HASH: fingerprint(pods)}
+    return written
+
+
+def service(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, settings: Settings) -> Object:
+    """The headless Service whose labels say which variants its pods offer."""
+    marks = marks_of(pipeline, stage, group)
+    selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, HOSTING_LABEL)}
+    port = data_port(group, settings)
+    return owned(
+        "Service",
+        replica_set_name(pipeline.name, stage.name, group.name),
+        pipeline,
+        marks | variant_labels(group),
+        spec={
+            "clusterIP": "None",
+            "selector": selector,
+            "ports": [{"name": "data", "port": port, "targetPort": port, "protocol": "TCP"}],
+        },
+    )
+
+
+def disruption_budget(
+    name: str, pipeline: InferencePipeline, marks: dict[str, str], selector: dict[str, str]
+) -> Object:
+    """Let a drain of nodes take one pod at a time; with one replica it may still be taken."""
+    return owned(
+        "PodDisruptionBudget",
+        name,
+        pipeline,
+        marks,
+        spec={"maxUnavailable": 1, "selector": {"matchLabels": selector}},
+    )
+
+
+def replica_set_budget(pipeline: InferencePipeline, stage: Stage, group: HostingGroup) -> Object:
+    """The disruption budget of a replica set."""
+    marks = marks_of(pipeline, stage, group)
+    selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, HOSTING_LABEL)}
+    return disruption_budget(
+        replica_set_name(pipeline.name, stage.name, group.name), pipeline, marks | variant_labels(group), selector
+    )
+
+
+def data_port(group: HostingGroup, settings: Settings) -> int:
+    """The port the router sends batches to."""
+    container = group.variants[0].container
+    return guarded_port(container, settings) if container else DATA_PORT
+
+
+def variant_labels(group: HostingGroup) -> dict[str, str]:
+    """One label for each hosted variant."""
+    return {f"{VARIANT_LABEL_PREFIX}{variant.name}": "true" for variant in group.variants}
+
+
+def template(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, settings: Settings) -> Object:
+    """The pod template of a replica set."""
+    first = group.variants[0]
+    account = {"serviceAccountName": a} if (a := pipeline.spec.service_account_name) else {}
+    shared = {**placement(first), **image_pull_secrets(settings), **account}
+    marks = marks_of(pipeline, stage, group)
+    if first.container is not None:
+        guards = guard_containers(first.container, settings)
+        volumes = [*scratch("tmp"), *guard_volumes(pipeline, settings)]
+        shared |= {"volumes": volumes} | ({"initContainers": guards} if guards else {})
+        return _users_pod(first, first.container, marks, shared)
+    container = _model_server(pipeline, stage, group, settings)
+    volumes = [*scratch("tmp"), _cache(settings), *identity_volumes(settings)]
+    return pod(marks, [container], securityContext=security_of_pod(), volumes=volumes, **shared)
+
+
+def memory_bytes(variants: Sequence[Variant]) -> int:
+    """Memory of a replica: the model server's own and each hosted variant's; a user's container has its own only."""
+    own = 0 if variants[0].container is not None else SERVER_MEMORY_BYTES
+    return own + sum(variant.resources.memory for variant in variants)
+
+
+def _model_server(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, settings: Settings) -> Object:
+    folder = Path(SHIPPED_PIPELINES / pipeline.name)
+    specs = [model_spec(pipeline, folder, stage, variant, group.cores) for variant in group.variants]
+    models = json.dumps([spec.model_dump(mode="json", by_alias=True, exclude_none=True) for spec in specs])
+    first = group.variants[0]
+    environment = {"HOME": "/tmp", "TRIMTAB_WEIGHTS_CACHE": CACHE_FOLDER, "TRIMTAB_MODELS": models}  # noqa: S108
+    if settings.node_cache:
+        environment[CACHE_TENANT_VARIABLE] = pipeline.metadata.namespace
+    return {
+        "name": MODEL_SERVER,
+        "image": settings.model_server_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": ["python", "-m", "trimtab_model_servers"],
+        "args": [
+            *("--models-env", "TRIMTAB_MODELS", "--host", "0.0.0.0", "--data-port", str(DATA_PORT)),  # noqa: S104
+            *identity_arguments(settings),
+        ],
+        "env": variables(environment),
+        **credentials(first.secret_name),
+        "ports": [{"name": "data", "containerPort": DATA_PORT, "protocol": "TCP"}],
+        "resources": resources(group.cores, memory_bytes(group.variants), group.gpus),
+        "securityContext": security_of_container(),
+        "lifecycle": stop_later(),
+        **_probes("/v2/health/live", "/v2/health/ready", probed_port(settings, DATA_PORT)),
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            {"name": "weights", "mountPath": CACHE_FOLDER},
+            *identity_mounts(settings),
+        ],
+    }
+
+
+def _users_pod(variant: Variant, container: Container, marks: dict[str, str], shared: Object) -> Object:
+    """The user's image keeps its own user, its writable files and its whole Secret, within what `restricted` allows."""
+    secret = {"envFrom": [{"secretRef": {"name": variant.secret_name}}]} if variant.secret_name else {}
+    written = {
+        "name": MODEL_SERVER,
+        "image": container.image,
+        "imagePullPolicy": container.image_pull_policy,
+        **({"command": list(container.command)} if container.command else {}),
+        **({"args": list(container.args)} if container.args else {}),
+        **({"env": variables(container.env)} if container.env else {}),
+        **secret,
+        "ports": [{"name": "data", "containerPort": container.port, "protocol": "TCP"}],
+        "resources": resources(variant.resources.cpu, variant.resources.memory, variant.resources.gpu),
+        "securityContext": security_of_container(read_only=False),
+        "lifecycle": stop_later(),
+        **_probes(container.ready_path, container.ready_path, container.port),
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+    }
+    security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    return pod(marks, [written], securityContext=security, **shared)
+
+
+def _probes(live: str, ready: str, port: int) -> Object:
+    """Ready within a second once loaded and warmed; dead only after a minute, since cores are not guaranteed."""
+    return {
+        "startupProbe": probe(ready, port, periodSeconds=1, timeoutSeconds=5, failureThreshold=LONGEST_START_SECONDS),
+        "readinessProbe": probe(ready, port, periodSeconds=2, timeoutSeconds=5, failureThreshold=3),
+        "livenessProbe": probe(live, port, periodSeconds=10, timeoutSeconds=10, failureThreshold=6),
+    }
+
+
+def _cache(settings: Settings) -> Object:
+    if settings.node_cache:
+        return {"name": "weights", "hostPath": {"path": settings.node_cache, "type": "DirectoryOrCreate"}}
+    return scratch("weights")[0]

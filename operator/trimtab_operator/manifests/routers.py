@@ -1,0 +1,219 @@
+"""The pods that take a pipeline's requests, and what they start from. Pure.
+
+They restart when what they read at the start changes, never for a plan: plans they follow by themselves.
+"""
+
+import json
+from collections.abc import Iterable
+
+from trimtab_kubernetes.objects import Object, fingerprint
+from trimtab_operator.manifests.edge import (
+    JWKS_FOLDER,
+    SETTINGS_FILE,
+    SOCKETS,
+    edge_container,
+    edge_files,
+    edge_volumes,
+)
+from trimtab_operator.manifests.identity import guard_files, identity_mounts, identity_volumes
+from trimtab_operator.manifests.objects import ROUTER, labels, owned, uid_of
+from trimtab_operator.manifests.pods import (
+    image_pull_secrets,
+    pod,
+    probe,
+    resources,
+    scratch,
+    security_of_container,
+    security_of_pod,
+    variables,
+)
+from trimtab_operator.manifests.replica_sets import disruption_budget
+from trimtab_operator.settings import Settings
+from trimtab_pipelines.cluster import (
+    ADMIN_PORT_NAME,
+    COMPONENT,
+    GROUP,
+    PIPELINE_LABEL,
+    PROFILE_ANNOTATION,
+    ROUTER_ADMIN_PORT,
+    ROUTER_GRPC_PORT,
+    ROUTER_REST_PORT,
+    router_admin_name,
+    router_name,
+)
+from trimtab_pipelines.documents import dump_yaml
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.router_state import WELCOME_PATH
+from trimtab_pipelines.spec import InferencePipeline
+
+ROUTER_ROLE = "trimtab-router"
+FOLDER = "/etc/trimtab"
+PIPELINE_FILE = "pipeline.yaml"
+PLAN_FILE = "plan.json"
+PIPELINE_HASH = f"{GROUP}/pipeline-hash"
+_UNREAD = {"mode", "objective", "budget", "adaptation", "router", "rollout", "deployer", "service_account_name"}
+"""Fields of a pipeline that a router has no use for: a change of one restarts nothing."""
+_CALLERS_PORTS = (("rest", ROUTER_REST_PORT), ("grpc", ROUTER_GRPC_PORT))
+
+
+def router_objects(
+    pipeline: InferencePipeline, plan: PipelinePlan | None, settings: Settings, *, pod_monitor: bool
+) -> list[Object]:
+    """All objects of a pipeline's router."""
+    name, marks = router_name(pipeline.name), labels(pipeline, ROUTER)
+    selector = _selector(pipeline)
+    admin_name, admin = router_admin_name(pipeline.name), [(ADMIN_PORT_NAME, ROUTER_ADMIN_PORT)]
+    monitor = {
+        "selector": {"matchLabels": selector},
+        "podMetricsEndpoints": [{"port": ADMIN_PORT_NAME, "path": "/metrics", "interval": "5s"}],
+    }
+    return [
+        owned("ServiceAccount", name, pipeline, marks, automountServiceAccountToken=False),
+        role_binding(name, ROUTER_ROLE, pipeline, marks, settings),
+        config_map(pipeline, plan, settings),
+        owned("Service", name, pipeline, marks, spec={"selector": selector, "ports": _ports(_CALLERS_PORTS)}),
+        owned(
+            "Service",
+            admin_name,
+            pipeline,
+            marks,
+            spec={"selector": selector, "ports": _ports(admin)},
+        ),
+        _deployment(pipeline, settings),
+        disruption_budget(name, pipeline, marks, selector),
+        *([owned("PodMonitor", name, pipeline, marks, spec=monitor)] if pod_monitor else []),
+    ]
+
+
+def config_map(pipeline: InferencePipeline, plan: PipelinePlan | None, settings: Settings) -> Object:
+    """What a router and its door start from: the pipeline, the last good plan, the door's settings."""
+    data = {PIPELINE_FILE: dump_yaml(trimmed(pipeline)), **edge_files(pipeline, settings, FOLDER)}
+    data |= guard_files(pipeline, settings)
+    if plan is not None:
+        data[PLAN_FILE] = json.dumps(plan_document(plan), indent=1)
+    return owned("ConfigMap", router_name(pipeline.name), pipeline, labels(pipeline, ROUTER), data=data)
+
+
+def plan_document(plan: PipelinePlan) -> Object:
+    """A plan without what a cluster added to its metadata."""
+    document = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
+    document["metadata"] = {"name": plan.metadata.name, "namespace": plan.metadata.namespace}
+    return document
+
+
+def trimmed(pipeline: InferencePipeline) -> InferencePipeline:
+    """A pipeline without what a cluster added to its metadata, but with what asks for new profiles."""
+    metadata = pipeline.metadata
+    kept = {key: value for key, value in metadata.annotations.items() if key == PROFILE_ANNOTATION}
+    identity = {"name": metadata.name, "namespace": metadata.namespace, "annotations": kept}
+    return InferencePipeline.model_validate({**pipeline.model_dump(), "metadata": identity})
+
+
+def role_binding(
+    name: str, role: str, pipeline: InferencePipeline, marks: dict[str, str], settings: Settings
+) -> Object:
+    """Bind one of the chart's roles to the service account of the same name, in the pipeline's namespace only."""
+    group = "rbac.authorization.k8s.io"
+    return owned(
+        "RoleBinding",
+        name,
+        pipeline,
+        marks,
+        roleRef={"apiGroup": group, "kind": settings.role_kind, "name": role},
+        subjects=[{"kind": "ServiceAccount", "name": name, "namespace": pipeline.metadata.namespace}],
+    )
+
+
+def _ports(named: Iterable[tuple[str, int]]) -> list[Object]:
+    return [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in named]
+
+
+def _selector(pipeline: InferencePipeline) -> dict[str, str]:
+    return {PIPELINE_LABEL: pipeline.name, COMPONENT: ROUTER}
+
+
+def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
+    name, marks = router_name(pipeline.name), labels(pipeline, ROUTER)
+    read = pipeline.spec.model_dump(mode="json", exclude=_UNREAD)
+    template = pod(
+        marks,
+        [_container(pipeline, settings)],
+        initContainers=[edge_container(settings, FOLDER)],
+        serviceAccountName=name,
+        automountServiceAccountToken=True,
+        securityContext=security_of_pod(),
+        volumes=[
+            *scratch("tmp"),
+            {"name": "config", "configMap": {"name": name}},
+            *edge_volumes(settings),
+            *identity_volumes(settings),
+        ],
+        topologySpreadConstraints=[
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": _selector(pipeline)},
+            }
+        ],
+        **image_pull_secrets(settings),
+    )
+    template["metadata"]["annotations"] = {
+        PIPELINE_HASH: fingerprint([read, uid_of(pipeline), edge_files(pipeline, settings, FOLDER)])
+    }
+    return owned(
+        "Deployment",
+        name,
+        pipeline,
+        marks,
+        spec={
+            "replicas": pipeline.spec.router.replicas,
+            "revisionHistoryLimit": 1,
+            "selector": {"matchLabels": _selector(pipeline)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": template,
+        },
+    )
+
+
+def _container(pipeline: InferencePipeline, settings: Settings) -> Object:
+    asked = pipeline.spec.router.resources
+    arguments = {
+        "--pipeline": f"{FOLDER}/{PIPELINE_FILE}",
+        "--plan": f"{FOLDER}/{PLAN_FILE}",
+        "--namespace": pipeline.metadata.namespace,
+        "--host": "0.0.0.0",  # noqa: S104
+        "--admin-port": str(ROUTER_ADMIN_PORT),
+        "--sockets": SOCKETS,
+        "--edge": f"{FOLDER}/{SETTINGS_FILE}",
+    }
+    environment = {"HOME": "/tmp"}  # noqa: S108
+    if settings.otlp_collector:
+        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://{settings.otlp_collector}"
+    mounts: list[Object] = [
+        {"name": "config", "mountPath": FOLDER, "readOnly": True},
+        {"name": "sockets", "mountPath": SOCKETS},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+    ]
+    if settings.edge_jwks_config_map:
+        mounts.append({"name": "jwks", "mountPath": JWKS_FOLDER, "readOnly": True})
+    mounts += identity_mounts(settings)
+    return {
+        "name": ROUTER,
+        "image": settings.control_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": ["python", "-m", "trimtab_router"],
+        "args": ["--cluster", *(part for pair in arguments.items() for part in pair)],
+        "env": variables(environment),
+        "ports": [{"name": ADMIN_PORT_NAME, "containerPort": ROUTER_ADMIN_PORT, "protocol": "TCP"}],
+        "resources": resources(asked.cpu, asked.memory),
+        "securityContext": security_of_container(),
+        "startupProbe": probe(
+            "/v2/health/live", ADMIN_PORT_NAME, periodSeconds=1, timeoutSeconds=5, failureThreshold=120
+        ),
+        "readinessProbe": probe(WELCOME_PATH, ADMIN_PORT_NAME, periodSeconds=2, timeoutSeconds=5, failureThreshold=2),
+        "livenessProbe": probe(
+            "/v2/health/live", ADMIN_PORT_NAME, periodSeconds=10, timeoutSeconds=10, failureThreshold=6
+        ),
+        "volumeMounts": mounts,
+    }

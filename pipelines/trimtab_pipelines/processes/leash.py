@@ -1,0 +1,32 @@
+"""Runs a module that cannot outlive who started it: `python -m trimtab_pipelines.processes.leash PARENT MODULE …`.
+
+The kernel kills it when its parent is gone, so that even `kill -9` of `trimtab up` leaves no process behind.
+"""
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies; elsewhere than on Linux this does nothing."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    """Tie this process to its parent, then become the module."""
+    parent, module, *arguments = sys.argv[1:]
+    die_with_parent()
+    if os.getppid() != int(parent):
+        return  # it died before the kernel knew
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Renders what is generated from the models: CRDs, JSON schemas, dashboards."""

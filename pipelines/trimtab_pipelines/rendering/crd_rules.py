@@ -1,0 +1,149 @@
+"""What one field asks of another, as CEL that the API server checks before anything is stored.
+
+The models check the same and more when they read a document; these rules tell the user at `kubectl apply`. What CEL
+cannot do within the server's cost limit (a tensor that its stage does not have, cycles of more than two stages, rows
+that disagree, a budget too small for one set of replicas) the operator reports as a condition. Unique names need no
+rule: lists of named things are keyed by name.
+"""
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from trimtab_pipelines.operating_point import InputSize, OperatingPoint
+from trimtab_pipelines.resource import ADVISORY_SUFFIX
+from trimtab_pipelines.spec import (
+    Adaptation,
+    Budget,
+    InferencePipeline,
+    InferencePipelineSpec,
+    Objective,
+    Rollout,
+    ServiceLevel,
+)
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A CEL rule and what is right instead; a message with the user's own values would cost more than is allowed."""
+
+    rule: str
+    message: str
+
+
+_COUNTING = '["INT32", "INT64", "UINT32", "UINT64"]'
+
+
+def _positive(field: str, example: str) -> Rule:
+    """A quantity that must not be zero, whether it is text or a number."""
+    return Rule(f"string(self.{field}).matches('[1-9]')", f"{field} must be above 0, for instance {example}")
+
+
+def _lasting(field: str, example: str) -> Rule:
+    """A duration that must not be zero."""
+    return Rule(f"self.{field}.matches('[1-9]')", f"{field} must be above 0, for instance {example}")
+
+
+_INSIDE_INTERVAL = Rule(
+    "!has(self.accuracyEvidence) || "
+    "((!has(self.accuracyEvidence.low) || self.accuracyEvidence.low <= self.accuracy) && "
+    "(!has(self.accuracyEvidence.high) || self.accuracy <= self.accuracyEvidence.high))",
+    "accuracy must lie between accuracyEvidence.low and high",
+)
+
+
+RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
+    InferencePipeline: (
+        Rule(
+            f"!self.metadata.name.endsWith('{ADVISORY_SUFFIX}')",
+            f"metadata.name must not end in {ADVISORY_SUFFIX}: so end the PipelinePlans that advise only",
+        ),
+    ),
+    Variant: (
+        Rule(
+            "has(self.container) || (has(self.family) && self.family != '' && has(self.storageUri) && "
+            "self.storageUri != '')",
+            "give family and storageUri, or a container",
+        ),
+        Rule(
+            "!has(self.container) || !has(self.family) || self.family == ''",
+            "give either a family or a container, not both",
+        ),
+        _INSIDE_INTERVAL,
+    ),
+    Stage: (
+        Rule(
+            "self.minReplicas <= self.maxReplicas",
+            "minReplicas must not be above maxReplicas",
+        ),
+        Rule(
+            "!has(self.pin) || !has(self.pin.variant) || self.variants.exists(v, v.name == self.pin.variant)",
+            "pin.variant must be the name of one of the stage's variants",
+        ),
+        Rule(
+            "!has(self.pin) || !has(self.pin.operatingPoint) || self.pin.operatingPoint == 'default' || "
+            "self.variants.exists(v, has(v.operatingPoints) && v.operatingPoints.exists(p, "
+            "p.name == self.pin.operatingPoint))",
+            "pin.operatingPoint must be the name of an operating point of one of the stage's variants",
+        ),
+        Rule(
+            "!self.inputs.exists(i, i.from.startsWith(self.name + '.'))",
+            "a stage must not read its own outputs; take the input from the request or from another stage",
+        ),
+        Rule(
+            "self.outputs.all(o, !has(o.countedBy) || self.outputs.exists(c, c.name == o.countedBy && "
+            f"c.datatype in {_COUNTING} && !has(c.countedBy)))",
+            "countedBy must name an INT32 or INT64 output of the same stage that has no countedBy itself",
+        ),
+    ),
+    OperatingPoint: (
+        Rule(
+            "!has(self.tokenDelta) || self.tokenDelta == 0 || !(has(self.merging) || has(self.prompts))",
+            "tokenDelta is short for merging or prompts: give one or the other",
+        ),
+        _INSIDE_INTERVAL,
+    ),
+    InputSize: (Rule("has(self.resolution) || has(self.patch)", "give resolution, patch, or both"),),
+    Objective: (
+        Rule(
+            "self.goal != 'MinCost' || has(self.accuracyFloor)",
+            "goal MinCost needs accuracyFloor, for instance 0.9",
+        ),
+    ),
+    Budget: (_positive("cores", "2 or 500m"),),
+    ServiceLevel: (_lasting("latency", "250ms"),),
+    Adaptation: (
+        Rule(
+            "duration(self.interval) >= duration('1s')",
+            "interval must be 1s or more, for instance 10s",
+        ),
+        _lasting("horizon", "20s"),
+    ),
+    Rollout: (_lasting("readyTimeout", "5m"),),
+    InferencePipelineSpec: (
+        Rule(
+            "self.stages.all(s, s.inputs.all(i, i.from.startsWith('request.') ? "
+            "self.inputs.exists(t, i.from == 'request.inputs.' + t.name) : "
+            "self.stages.exists(o, i.from.startsWith(o.name + '.outputs.'))))",
+            "each input's from must be request.inputs.TENSOR or STAGE.outputs.TENSOR of a tensor or stage there is",
+        ),
+        Rule(
+            "self.outputs.all(o, self.stages.exists(s, o.from.startsWith(s.name + '.outputs.') && "
+            "s.outputs.exists(t, o.from.endsWith('.outputs.' + t.name))) || "
+            "self.inputs.exists(t, o.from == 'request.inputs.' + t.name))",
+            "each output's from must be STAGE.outputs.TENSOR or request.inputs.TENSOR of a tensor there is",
+        ),
+        Rule(
+            "self.stages.exists(s, s.inputs.all(i, i.from.startsWith('request.')))",
+            "stages form a cycle: at least one stage must read from the request only; a pipeline must be acyclic",
+        ),
+        Rule(
+            "!self.stages.exists(a, self.stages.exists(b, a.name < b.name && "
+            "a.inputs.exists(i, i.from.startsWith(b.name + '.outputs.')) && "
+            "b.inputs.exists(i, i.from.startsWith(a.name + '.outputs.'))))",
+            "two stages read from each other; a pipeline must be acyclic",
+        ),
+    ),
+}

@@ -1,0 +1,1 @@
+"""The chart's dashboards: every panel's queries, one file a topic."""

@@ -1,0 +1,111 @@
+"""A stage of a pipeline: one task, the variants that can do it, and where its tensors come from."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trimtab_pipelines.resource import Model, Name, require_unique
+from trimtab_pipelines.tensors import StageOutput, TensorName, check_certainty, check_counts
+from trimtab_pipelines.variants import Variant
+
+Reference = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9_-]+\.(inputs|outputs)\.[A-Za-z_][A-Za-z0-9_.-]*$",
+        max_length=201,
+        description="request.inputs.TENSOR or STAGE.outputs.TENSOR",
+    ),
+]
+
+
+class StageInput(Model):
+    """Where a stage takes one of its tensors from."""
+
+    name: TensorName
+    source: Reference = Field(alias="from")
+    optional: bool = Field(default=False, description="The stage runs without it where its source is absent")
+
+
+class PipelineOutput(Model):
+    """A tensor the client receives."""
+
+    name: TensorName
+    source: Reference = Field(alias="from")
+
+
+class Pin(Model):
+    """What the user holds fixed; a constraint of the program."""
+
+    variant: Name | None = None
+    operating_point: Name | None = None
+    batch_size: int | None = Field(default=None, ge=1, le=4096)
+    replicas: int | None = Field(default=None, ge=1, le=1000)
+
+
+class Stage(Model):
+    """One task, and the variants that can do it."""
+
+    name: Name
+    inputs: tuple[StageInput, ...] = Field(min_length=1, max_length=16)
+    outputs: tuple[StageOutput, ...] = Field(min_length=1, max_length=16)
+    variants: tuple[Variant, ...] = Field(min_length=1, max_length=64)
+    batch_sizes: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field(
+        default=(1, 2, 4, 8, 16, 32, 64), min_length=1, max_length=32, description="Batch sizes worth planning with"
+    )
+    min_replicas: int = Field(default=1, ge=1, le=1000)
+    max_replicas: int = Field(default=64, ge=1, le=1000)
+    hosting: Literal["Shared", "Separate"] = Field(
+        default="Shared",
+        description="Shared: a replica loads all variants that ask for the same resources, so that a change between "
+        "them starts nothing. Separate: one variant a replica",
+    )
+    repeatable: bool = Field(
+        default=True,
+        description="A batch whose replica was lost may run again elsewhere. False, for models with effects of "
+        "their own: what may have run is not sent again but failed",
+    )
+    certainty: TensorName | None = Field(
+        default=None,
+        description="Output that says how certain the model is of each row, greater is surer: the least certain rows "
+        "may be looked at again at a more accurate operating point",
+    )
+    pin: Pin = Pin()
+
+    @property
+    def ways(self) -> int:
+        """How many ways there are to run it: variants × operating points × batch sizes."""
+        return len(self.batch_sizes) * sum(len(variant.points) for variant in self.variants)
+
+    def variant(self, name: str) -> Variant:
+        """Return the variant of that name; KeyError names the ones there are."""
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        raise KeyError(f"stage {self.name} has no variant {name!r}; it has: {', '.join(v.name for v in self.variants)}")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        where = f"stage {self.name}"
+        require_unique((variant.name for variant in self.variants), f"{where}: variants")
+        require_unique((tensor.name for tensor in self.inputs), f"{where}: inputs")
+        require_unique((tensor.name for tensor in self.outputs), f"{where}: outputs")
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"{where}: minReplicas {self.min_replicas} is above maxReplicas {self.max_replicas}")
+        check_counts(self.name, self.outputs)
+        self._require_modalities()
+        check_certainty(self.name, self.certainty, self.outputs)
+        if self.pin.variant is not None and self.pin.variant not in {v.name for v in self.variants}:
+            known = ", ".join(variant.name for variant in self.variants)
+            raise ValueError(f"{where}: pin.variant {self.pin.variant!r} is not one of its variants: {known}")
+        return self
+
+    def _require_modalities(self) -> None:
+        inputs = {tensor.name for tensor in self.inputs}
+        for variant in self.variants:
+            for point in variant.operating_points:
+                unknown = sorted(set(point.modalities) - inputs)
+                if unknown:
+                    raise ValueError(
+                        f"stage {self.name}: operating point {point.name} of variant {variant.name} reads "
+                        f"{unknown[0]!r}, which is not one of the stage's inputs: {', '.join(sorted(inputs))}"
+                    )

@@ -1,0 +1,1 @@
+"""Follows plans and replicas, as files or the cluster tell of them."""

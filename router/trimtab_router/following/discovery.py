@@ -1,0 +1,109 @@
+"""Which replicas a pipeline has, read from the EndpointSlices of its replica sets. Pure.
+
+A replica joins when the cluster first says that it is ready, which for our model servers means loaded and warmed. From
+then on only its end or its absence takes it out: the router's own probes see sooner and surer whether it can serve than
+the kubelet's, which fail on a busy node. Where all that is left of a stage is about to end, it serves until it does.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trimtab_pipelines.cluster import DATA_PORT, STAGE_LABEL, VARIANT_LABEL_PREFIX
+from trimtab_pipelines.routing import Endpoint, Endpoints
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
+
+Slice = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sighting:
+    """One replica in one slice."""
+
+    endpoint: Endpoint
+    ready: bool
+    terminating: bool
+
+
+def endpoints_of(
+    slices: Iterable[Slice], pipeline: InferencePipeline, proven: frozenset[str] = frozenset()
+) -> Endpoints:
+    """The replicas that may serve, by stage.
+
+    Args:
+        slices: the pipeline's EndpointSlices; of several Services, and several of one.
+        pipeline: what its stages and variants are; labels that name others are passed over.
+        proven: names of replicas that were ready before.
+    """
+    sightings: dict[str, dict[str, _Sighting]] = {stage.name: {} for stage in pipeline.spec.stages}
+    for found in sorted(slices, key=lambda each: str(each["metadata"]["name"])):
+        name = found["metadata"].get("labels", {}).get(STAGE_LABEL)
+        stage = next((stage for stage in pipeline.spec.stages if stage.name == name), None)
+        if stage is not None:
+            for seen in _sightings(found, stage):
+                known = sightings[stage.name].get(seen.endpoint.name)
+                if known is None or _rank(seen) > _rank(known):
+                    sightings[stage.name][seen.endpoint.name] = seen
+    return Endpoints(stages={name: _usable(seen.values(), proven) for name, seen in sightings.items()})
+
+
+def names_of(endpoints: Endpoints) -> frozenset[str]:
+    """The names of all replicas."""
+    return frozenset(endpoint.name for stage in endpoints.stages.values() for endpoint in stage)
+
+
+def _rank(seen: _Sighting) -> tuple[bool, bool]:
+    """A replica may stand in two slices while it moves from one to the other; the better news is the newer."""
+    return seen.ready, not seen.terminating
+
+
+def _usable(seen: Iterable[_Sighting], proven: frozenset[str]) -> tuple[Endpoint, ...]:
+    usable = [each for each in seen if each.ready or each.endpoint.name in proven]
+    last_ones = all(each.terminating for each in usable)
+    return tuple(
+        each.endpoint.model_copy(update={"draining": each.terminating and not last_ones})
+        for each in sorted(usable, key=lambda each: each.endpoint.name)
+    )
+
+
+def _sightings(found: Slice, stage: Stage) -> Iterable[_Sighting]:
+    variants = _variants(found, stage)
+    if not variants:
+        return
+    containers = ((name, stage.variant(name).container) for name in variants)
+    model_names = {name: container.model_name or name for name, container in containers if container is not None}
+    port = next((entry["port"] for entry in found.get("ports") or () if entry.get("port")), DATA_PORT)
+    for entry in found.get("endpoints") or ():
+        if not entry.get("addresses"):
+            continue
+        address = entry["addresses"][0]
+        conditions = entry.get("conditions") or {}
+        terminating = bool(conditions.get("terminating", False))
+        said = conditions.get("serving") if terminating else conditions.get("ready")
+        yield _Sighting(
+            Endpoint(
+                name=(entry.get("targetRef") or {}).get("name") or address,
+                address=f"{_written(address)}:{port}",
+                variants=variants,
+                model_names=model_names,
+            ),
+            ready=said is not False,  # per the API, a missing condition means ready
+            terminating=terminating,
+        )
+
+
+def _variants(found: Slice, stage: Stage) -> tuple[str, ...]:
+    labels = found["metadata"].get("labels", {})
+    return tuple(
+        variant.name for variant in stage.variants if labels.get(VARIANT_LABEL_PREFIX + variant.name) == "true"
+    )
+
+
+def _written(address: str) -> str:
+    """An address as it stands before a port."""
+    try:
+        return f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
+    except ValueError:
+        return address

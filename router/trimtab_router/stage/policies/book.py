@@ -1,0 +1,150 @@
+"""What it costs to answer so many rows, and how right that is, by every way the plan allows. Pure.
+
+A book is made of what was profiled, and lasts as long as the plan. What was learnt since about how fast each point runs
+here scales its pages when they are read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from trimtab_pipelines.splits import UNIT, Batches, Floats, Front, Integers, Way, cheapest_batches, escalated, fronts
+from trimtab_pipelines.splits import unbeaten as unbeaten_ways
+from trimtab_router.stage.policies.view import Point, SecondLook
+
+MOST_ROWS = 64
+"""More rows than that are planned in parts."""
+_FIRST_PAGES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One way to answer rows: at the point of that place; `look`: and its least certain ones at another as well."""
+
+    way: Way
+    point: int
+    look: SecondLook | None = None
+    then: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Page:
+    """Splits of so many rows, from the fastest on: no other beats them, as far as point for point the profile holds.
+
+    Attributes:
+        accuracy: expected of a row on average, ascending. Shape (splits,).
+        parts: seconds at each point, as profiled. Shape (splits, points).
+        rows: how many rows each line gets. Shape (splits, lines).
+    """
+
+    accuracy: Floats
+    parts: Floats
+    rows: Integers
+
+    def seconds(self, ratios: Floats) -> Floats:
+        """Seconds of each split. Shape (splits,).
+
+        Args:
+            ratios: of what each point takes now to what was profiled. Shape (points,).
+        """
+        found: Floats = self.parts @ ratios
+        return found
+
+    def only(self, places: Integers) -> "Page":
+        """Some of its splits."""
+        return Page(self.accuracy[places], self.parts[places], self.rows[places])
+
+
+class Book:
+    """All pages of one set of points; they are written when they are first asked for, and then never change."""
+
+    def __init__(self, costs: Sequence["Costs"]) -> None:
+        self.costs = costs
+        self.batches = [cheapest_batches(cost.seconds, MOST_ROWS) for cost in costs]
+        lines = {line.way.name: line for line in self._every_line()}
+        self.lines = [lines[way.name] for way in unbeaten_ways([line.way for line in lines.values()])]
+        self._mixed: list[Page] = []
+        self._plain: dict[int, Page] = {}
+
+    def mixed(self, rows: int) -> Page:
+        """The splits of so many rows of one job."""
+        while len(self._mixed) <= rows:
+            most = min(max(2 * len(self._mixed), _FIRST_PAGES, rows), MOST_ROWS)
+            ways = [line.way for line in self.lines]
+            self._mixed = [self._page(front) for front in fronts(ways, most)]
+        return self._mixed[rows]
+
+    def plain(self, rows: int) -> Page:
+        """The ways that all of so many rows may go together, each a batch or several, from the fastest on."""
+        page = self._plain.get(rows)
+        if page is None:
+            every = np.eye(len(self.lines), dtype=np.int64) * rows
+            accuracy = np.array([line.way.accuracy for line in self.lines])
+            front = Front(accuracy, np.array([line.way.seconds[rows] for line in self.lines]), every)
+            page = self._plain[rows] = self._page(front).only(np.lexsort((-accuracy, front.seconds)))
+        return page
+
+    def _page(self, front: Front) -> Page:
+        parts = np.zeros((front.seconds.size, len(self.costs)))
+        for place, line in enumerate(self.lines):
+            given = front.rows[:, place]
+            parts[:, line.point] += np.array(self.batches[line.point].seconds)[given]
+            if line.look is not None and line.then is not None:
+                parts[:, line.then] += np.array(self.batches[line.then].seconds)[doubted(line.look, given)]
+        return Page(front.accuracy, parts, front.rows)
+
+    def _every_line(self) -> list[Line]:
+        places = {cost.name: place for place, cost in enumerate(self.costs)}
+        lines = [
+            Line(Way(cost.name, cost.accuracy, batches.seconds), place)
+            for place, (cost, batches) in enumerate(zip(self.costs, self.batches, strict=True))
+        ]
+        for place, cost in enumerate(self.costs):
+            lines += [self._twice(place, look, places[look.point]) for look in cost.looks if look.point in places]
+        return lines
+
+    def _twice(self, place: int, look: SecondLook, then: int) -> Line:
+        name = f"{self.costs[place].name}>{look.point}@{look.share:.3f}"
+        way = escalated(name, self.batches[place], self.batches[then], look.share, look.accuracy)
+        return Line(way, place, look, then)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """A point as a book knows it: `seconds` of batches of 1, 2, … rows as profiled."""
+
+    name: str
+    accuracy: float
+    seconds: tuple[float, ...]
+    looks: tuple[SecondLook, ...]
+
+
+def doubted(look: SecondLook, rows: Integers) -> Integers:
+    """How many of so many rows are looked at again, as planned."""
+    again: Integers = np.ceil(look.share * rows - 1e-9).astype(np.int64)
+    return again
+
+
+def book_of(points: Sequence[Point], task: str, most_rows: int) -> Book:
+    """Return the book of these points for a task; the same one as long as nothing of it changes."""
+    return _book(tuple(_costs(point, task, most_rows) for point in points))
+
+
+@lru_cache(maxsize=64)
+def _book(costs: tuple[Costs, ...]) -> Book:
+    return Book(costs)
+
+
+def _costs(point: Point, task: str, most_rows: int) -> Costs:
+    accuracy = round(point.accuracy_for(task) / UNIT) * UNIT
+    return Costs(point.name, accuracy, profiled(point, most_rows), point.looks if not task else ())
+
+
+def profiled(point: Point, most_rows: int) -> tuple[float, ...]:
+    """Seconds of batches of 1, 2, … rows: the profile's, else what is predicted now."""
+    return point.profiled[:most_rows] or tuple(point.seconds(rows) for rows in range(1, most_rows + 1))
+
+
+__all__ = ["MOST_ROWS", "Batches", "Book", "Costs", "Line", "Page", "book_of", "doubted", "profiled"]

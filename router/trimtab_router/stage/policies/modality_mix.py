@@ -1,0 +1,185 @@
+"""All that waits is planned together, and what the plan gives the most urgent leaves. Pure.
+
+Jobs stand in the order of their deadlines, each with its exact splits over points and batches (`book`); the schedule
+chooses among them so that as many answers as can be are in time, and then as many as can be are right. So accuracy
+rises by itself when little waits, and a job is given up only if even the fastest splits cannot make all of them: the
+least worthy one, which still stays in the queue until its time has come. Small jobs go together: the most urgent ones
+as a batch of the size that pays, those behind them as full ones.
+
+On several replicas each job is planned on the one that would end it first; the one that is free now gets what is its
+own. A price of time holds back for those who are yet to come. A second look at the least certain rows is a way like
+any other; who waits for one has an answer already, and gives way to all who have none.
+"""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from trimtab_router.stage.policies import slack_fit
+from trimtab_router.stage.policies.book import Line
+from trimtab_router.stage.policies.schedule import DROPPED, Job, Schedule, Step, Together, pressure, shared_out, solve
+from trimtab_router.stage.policies.units import (
+    SMALL_SHARE,
+    Offers,
+    Unit,
+    departure,
+    offers,
+    points_of,
+    shares_batch,
+    units,
+)
+from trimtab_router.stage.policies.view import Departure, NotBefore, Policy, View, least_seconds
+from trimtab_router.stage.work import Slice
+
+MOST_UNITS = 20
+"""How far it plans: batches, or large jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A unit, what it may choose among, and the first few units as one with what these may choose among."""
+
+    unit: Unit
+    offers: Offers
+    together: tuple[tuple[int, Unit, Offers], ...] = ()
+
+    def job(self, *, last: bool) -> Job:
+        """As the schedule knows it; `last`: nobody stands behind it."""
+        groups = () if last else self.together
+        return Job(
+            self.unit.deadline,
+            self.offers.seconds,
+            self.offers.values,
+            self.unit.worth,
+            [Together(count, found.seconds, found.values) for count, _, found in groups],
+        )
+
+    def chosen(self, step: Step) -> tuple[Unit, Offers]:
+        """Whom a step serves, and of what."""
+        for count, unit, found in self.together:
+            if count == step.jobs:
+                return unit, found
+        return self.unit, self.offers
+
+
+def decide(view: View) -> Departure | NotBefore:
+    """Let the next batch leave."""
+    start = max(view.now, min(view.free_at(), default=view.now))
+    planned, hopeless = _planned(view, start)
+    planned = _own(view, planned)
+    if not planned:
+        return NotBefore(view.now, hopeless) if hopeless else slack_fit.decide(view)
+    planned[0] = _grouped(view, planned)
+    jobs = [each.job(last=len(planned) == 1) for each in planned]
+    head = planned[0].unit.head.work
+    given = head.deadline - head.enqueued_at - view.later_seconds
+    least = sum(float(each.offers.seconds[0]) for each in planned)
+    found = solve(jobs, start, price=view.price * pressure(least, given))
+    step = next((step for step in found.steps if step.option != DROPPED), None)
+    if step is None or (view.drop_policy != "Predicted" and found.steps[0].option == DROPPED):
+        return slack_fit.decide(view)
+    unit, choice = planned[step.place].chosen(step)
+    line, rows = choice.lines(step.option)[0]
+    behind = found.steps[found.steps.index(step) + 1 :]
+    mates = _mates(view, unit, line, [(planned[each.place], each) for each in behind])
+    leaving = departure(view, unit, line, rows, mates, _spare_seconds(planned, found, step, start))
+    return replace(leaving, drops=hopeless)
+
+
+def _planned(view: View, start: float) -> tuple[list[_Planned], list[Slice]]:
+    """The first units of the queue that can be served, and who can not even by the fastest ways to their floors."""
+    quarter = max(view.most_rows // SMALL_SHARE, 1)
+    sizes = (1, quarter, quarter, 2 * quarter, view.most_rows)
+    found: list[_Planned] = []
+    hopeless: list[Slice] = []
+    for unit in units(view, 2 * MOST_UNITS, sizes):
+        choice = offers(view, unit, mixed=len(unit.slices) == 1)
+        if choice is None:
+            continue
+        if view.drop_policy == "Predicted" and start + choice.seconds[0] > unit.deadline and len(unit.slices) == 1:
+            hopeless += unit.slices
+        elif len(found) < MOST_UNITS:
+            found.append(_Planned(unit, choice))
+    gone = set(map(id, hopeless))  # a large job has several units
+    return [each for each in found if id(each.unit.head) not in gone], list({id(p): p for p in hopeless}.values())
+
+
+def _own(view: View, planned: list[_Planned]) -> list[_Planned]:
+    """Those that the replica which is free now would end first."""
+    free_at = view.free_at()
+    if len(free_at) < 2 or not planned:
+        return planned
+    shares = shared_out([each.job(last=True) for each in planned], free_at)
+    return [planned[place] for place in shares[0]]
+
+
+def _grouped(view: View, planned: list[_Planned]) -> _Planned:
+    """The most urgent, which may also leave as one batch with those behind it, as far as they are of its kind."""
+    first, groups = planned[0], []
+    together = Unit([], 0, inf)
+    for count, each in enumerate(planned, 1):
+        if not _goes_with(first.unit, each.unit, view) or together.rows + each.unit.rows > view.most_rows:
+            break
+        for piece in each.unit.slices:
+            together.add(piece, piece.rows, each.unit.deadline)
+        if count > 1:
+            whole = Unit([*together.slices], together.rows, together.deadline)
+            whole.floor, whole.weight, whole.known = together.floor, together.weight, together.known
+            choice = offers(view, whole, mixed=False)
+            if choice is not None:
+                groups.append((count, whole, _unhurried(view, whole, choice)))
+    return _Planned(first.unit, first.offers, tuple(groups))
+
+
+def _goes_with(one: Unit, other: Unit, view: View) -> bool:
+    piece, head = other.head, one.head
+    small = SMALL_SHARE * piece.rows <= view.most_rows and not piece.alone and not head.alone
+    alike = piece.work.signature == head.work.signature and piece.work.wish.task == head.work.wish.task
+    return small and alike and (piece.again is None) == (head.again is None)
+
+
+def _unhurried(view: View, unit: Unit, found: Offers) -> Offers:
+    """Less what would make newcomers late who have as much time as the most urgent had, and then wait for a batch."""
+    work = unit.head.work
+    most = work.deadline - work.enqueued_at - view.later_seconds - least_seconds(view.points, view.most_rows)
+    places = np.flatnonzero(found.seconds <= most)
+    if not places.size or view.drop_policy == "Never":
+        places = np.arange(1)
+    return Offers(found.book, found.page, found.places[places], found.seconds[places], found.values[places])
+
+
+def _mates(view: View, unit: Unit, line: Line, behind: list[tuple[_Planned, Step]]) -> list[Slice]:
+    """Rows behind a unit that are planned to go as it goes, and may go with it."""
+    point = points_of(view, unit.head)[line.point]
+    found: list[Slice] = []
+    for planned, step in behind:
+        if step.option == DROPPED or line.look is not None:
+            continue
+        other, choice = planned.chosen(step)
+        rows = sum(
+            count
+            for own, count in choice.lines(step.option)
+            if own.look is None and choice.book.costs[own.point].name == point.name
+        )
+        for piece in other.slices:
+            if rows > 0 and piece not in unit.slices and shares_batch(point, unit.head, piece):
+                found.append(piece if piece.rows <= rows else piece.first(rows))
+            rows -= piece.rows
+    return found
+
+
+def _spare_seconds(planned: list[_Planned], found: Schedule, chosen: Step, start: float) -> float:
+    """How much later than planned all could be served; negative where anybody would be late."""
+    end, spare, begun = start, inf, False
+    for step in found.steps:
+        begun = begun or step is chosen
+        if step.option == DROPPED or not begun:
+            continue
+        unit, choice = planned[step.place].chosen(step)
+        end += float(choice.seconds[step.option])
+        spare = min(spare, unit.deadline - end)
+    return spare
+
+
+POLICY = Policy(decide, falls_back=True, mixes=True)

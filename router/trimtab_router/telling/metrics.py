@@ -1,0 +1,160 @@
+"""Every metric name and label of the router, once; those that others read stand where they read them too.
+
+Names and units follow Prometheus; every series carries namespace and pipeline. Children are bound when a stage or
+outcome is first seen, so that counting costs a request next to nothing.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
+from prometheus_client.registry import Collector
+
+from trimtab_pipelines import router_metrics as names
+from trimtab_pipelines.ends import End
+
+BASE = ("namespace", "pipeline")
+STAGE = (*BASE, "stage")
+_LATENCY_EDGES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_QUEUE_EDGES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_BATCH_EDGES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """The metrics of one pipeline's router, in a registry of their own."""
+
+    def __init__(self, namespace: str, pipeline: str, slo_seconds: float) -> None:
+        self.registry = CollectorRegistry()
+        self._base = (namespace, pipeline)
+        registry, base = self.registry, self._base
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = BASE) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        edges = sorted({*_LATENCY_EDGES, slo_seconds / 2, slo_seconds, 2 * slo_seconds})
+        self.received = counter(names.RECEIVED, "Requests received, whatever became of them").labels(*base)
+        requests = counter(names.REQUESTS, "Requests by outcome; they add up to those received", (*BASE, "outcome"))
+        self.outcomes = {end: requests.labels(*base, end.word) for end in End}
+        self.callers_faults = counter(
+            "trimtab_callers_faults", "Of all requests, those refused or dropped by the caller's own doing"
+        ).labels(*base)
+        self.refusals = counter("trimtab_refusals", "Requests refused or failed, by reason", (*BASE, "code", "reason"))
+        self.drops = counter(names.DROPS, "Requests dropped, by stage and reason", (*STAGE, "reason"))
+        self.retries = counter("trimtab_retries", "Slices of batches sent again, by reason", (*STAGE, "reason"))
+        self.provisional = counter(
+            "trimtab_provisional_answers", "Answers with rows whose second look did not come in time", BASE
+        ).labels(*base)
+        self.latency = Histogram(
+            names.LATENCY_SECONDS,
+            "From arrival to answer, answered requests",
+            BASE,
+            buckets=edges,
+            registry=registry,
+        ).labels(*base)
+        self.accuracy = Summary(
+            names.SERVED_ACCURACY, "Expected accuracy of what served each answer", BASE, registry=registry
+        ).labels(*base)
+        self.plan_generation = self._gauge("trimtab_plan_generation", "Generation of the plan in force")
+        self.bytes_in_flight = self._gauge(names.BYTES_IN_FLIGHT, "Payload of the requests under way")
+        self.requests_under_way = self._gauge("trimtab_requests_under_way", "Requests let in and not answered yet")
+        self.window_requests = self._gauge("trimtab_window_requests", "How many requests may be under way now")
+        self.arrivals_peak = self._gauge(names.ARRIVALS_PEAK_RPS, "Most arrivals in one of the last ten whole seconds")
+        self.broken_files = counter(
+            "trimtab_broken_files", "Plan or endpoints files that could not be used", (*BASE, "file")
+        )
+        self.stage_batch_size = Histogram(
+            "trimtab_batch_size_rows",
+            "Rows of each batch",
+            (*STAGE, "variant"),
+            buckets=_BATCH_EDGES,
+            registry=registry,
+        )
+        self.stage_queue_seconds = Histogram(
+            "trimtab_stage_queue_seconds", "From queue to departure", STAGE, buckets=_QUEUE_EDGES, registry=registry
+        )
+        self.stage_service_seconds = Histogram(
+            "trimtab_stage_service_seconds",
+            "From departure to answer",
+            (*STAGE, "variant"),
+            buckets=_QUEUE_EDGES,
+            registry=registry,
+        )
+        self.stage_rows = counter("trimtab_stage_rows", "Rows served", STAGE)
+        self.stage_queue_rows = Gauge("trimtab_queue_length_rows", "Rows waiting", STAGE, registry=registry)
+        self.stage_ready = Gauge("trimtab_ready_replicas", "Replicas ready to take a batch", STAGE, registry=registry)
+        self.stage_refused = Gauge(
+            "trimtab_refused_replicas",
+            "Replicas that get no work, not being who they must be",
+            STAGE,
+            registry=registry,
+        )
+        self.stage_ratio = Gauge(
+            "trimtab_service_ratio", "Observed over profiled service time", (*STAGE, "variant"), registry=registry
+        )
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, BASE, registry=self.registry).labels(*self._base)
+
+    def register(self, collector: Collector) -> None:
+        """Add a collector of somebody else's to what is exposed."""
+        self.registry.register(collector)
+
+    def stage(self, stage: str) -> "StageMetrics":
+        """The metrics of one stage."""
+        return StageMetrics(self, (*self._base, stage))
+
+    def refused(self, code: str, reason: str, count: int = 1) -> None:
+        """Count refusals or failures."""
+        self.refusals.labels(*self._base, code, reason).inc(count)
+
+    def dropped(self, stage: str, reason: str) -> None:
+        """Count a request dropped at a stage; at none where its name is empty."""
+        self.drops.labels(*self._base, stage, reason).inc()
+
+    def broken_file(self, file: str) -> None:
+        """Count a file that could not be used."""
+        self.broken_files.labels(*self._base, file).inc()
+
+    def expose(self) -> bytes:
+        """The text Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+
+class StageMetrics:
+    """The metrics of one stage, with its labels bound."""
+
+    def __init__(self, metrics: Metrics, labels: tuple[str, ...]) -> None:
+        self._metrics = metrics
+        self._labels = labels
+        self.queue_seconds = metrics.stage_queue_seconds.labels(*labels)
+        self.rows = metrics.stage_rows.labels(*labels)
+        self._bound = lru_cache(self._bind)
+
+    def _bind(self, variant: str) -> tuple[Histogram, Histogram, Gauge]:
+        metrics, labels = self._metrics, (*self._labels, variant)
+        return (
+            metrics.stage_batch_size.labels(*labels),
+            metrics.stage_service_seconds.labels(*labels),
+            metrics.stage_ratio.labels(*labels),
+        )
+
+    def watch(self, queue_rows: Callable[[], float], ready_replicas: Callable[[], float]) -> None:
+        """Read these when scraped."""
+        self._metrics.stage_queue_rows.labels(*self._labels).set_function(queue_rows)
+        self._metrics.stage_ready.labels(*self._labels).set_function(ready_replicas)
+
+    def watch_refused(self, replicas: Callable[[], float]) -> None:
+        """Read this when scraped."""
+        self._metrics.stage_refused.labels(*self._labels).set_function(replicas)
+
+    def served(self, variant: str, rows: int, service_seconds: float, ratio: float) -> None:
+        """Count a batch that was served."""
+        batch_size, service, service_ratio = self._bound(variant)
+        batch_size.observe(rows)
+        service.observe(service_seconds)
+        service_ratio.set(ratio)
+        self.rows.inc(rows)
+
+    def retried(self, reason: str) -> None:
+        """Count a slice that is sent again."""
+        self._metrics.retries.labels(*self._labels, reason).inc()

@@ -1,0 +1,26 @@
+"""Shell: counts what becomes of a stage's batches, and tells the log what went wrong."""
+
+import logging
+
+from trimtab_protocol.text import told
+from trimtab_router.telling.metrics import StageMetrics
+
+log = logging.getLogger(__name__)
+
+
+class StageTally:
+    """The tally of one stage."""
+
+    def __init__(self, stage: str, metrics: StageMetrics) -> None:
+        self._stage = stage
+        self.waited = metrics.queue_seconds.observe
+        self.served = metrics.served
+        self.retried = metrics.retried
+
+    def troubled(self, message: str) -> None:
+        """A replica did not do what it should."""
+        log.warning("stage %s: %s", self._stage, told(message))
+
+    def failed(self, request_id: str, message: str) -> None:
+        """A request ends for a fault of ours."""
+        log.error("stage %s: request %r failed: %s", self._stage, request_id, told(message))

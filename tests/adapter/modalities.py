@@ -1,0 +1,125 @@
+"""Jobs of several senses under load: digits heard, seen and read, and a model of two senses of which one is dear."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
+from trimtab_adapter.planning.time_price import priced
+from trimtab_adapter.simulation.conditions import Conditions
+from trimtab_adapter.simulation.simulate import Scenario
+from trimtab_router.wish import Wish
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Senses:
+    """Accuracy of each subset, seconds of 64 rows, and which part of these a batch costs however small."""
+
+    accuracy: dict[str, float]
+    full_seconds: dict[str, float]
+    fixed_share: float = 0.2
+
+    def law(self, subset):
+        """(constant, linear) seconds."""
+        full = self.full_seconds[subset]
+        return self.fixed_share * full, (1 - self.fixed_share) * full / 64
+
+    def seconds(self, subset, rows):
+        constant, linear = self.law(subset)
+        return constant + linear * rows
+
+    @property
+    def best(self):
+        return max(self.accuracy, key=self.accuracy.__getitem__)
+
+    def capacity(self, rows, subset=None):
+        """Jobs of so many rows a second, one after the other, at the best subset where none is named."""
+        return 1.0 / self.seconds(subset or self.best, rows)
+
+
+DIGITS = Senses(
+    {"A": 0.519, "V": 0.261, "T": 0.423, "AV": 0.591, "AT": 0.782, "VT": 0.547, "AVT": 0.798},
+    {"A": 0.0069, "V": 0.0239, "T": 0.0033, "AV": 0.0341, "AT": 0.0079, "VT": 0.0273, "AVT": 0.0398},
+)
+TVLT = Senses({"A": 0.67, "V": 0.70, "AV": 0.80}, {"A": 0.05, "V": 0.45, "AV": 0.55}, fixed_share=0.1)
+"""The audio alone answers eleven times as fast."""
+
+
+def a_scenario(
+    senses,
+    rate,
+    *,
+    policy,
+    seconds=20.0,
+    slo=0.5,
+    sizes=(1, 32),
+    floors=None,
+    seed=0,
+    bursts=1.0,
+    price=False,
+    **changes,
+):
+    """Jobs of random sizes and floors at so many a second; with bursts, twice a period so many times as often."""
+    rng = np.random.default_rng(seed)
+    inputs = [{"name": name, "datatype": "FP32", "shape": [4], "optional": True} for name in "AVT"]
+    chain = a_chain(1)
+    chain[0]["inputs"] = [{"name": n, "from": f"request.inputs.{n}", "optional": True} for n in "AVT"]
+    points = [
+        {"name": name.lower(), "accuracy": accuracy, "modalities": list(name)}
+        for name, accuracy in senses.accuracy.items()
+    ]
+    chain[0]["variants"] = [a_variant(operatingPoints=points, maxBatchSize=64)]
+    pipeline = a_pipeline(chain, inputs=inputs, departurePolicy=policy, slo={"latency": f"{slo * 1000:g}ms"})
+    profiles = [
+        a_point_profile("small", *senses.law(name)).model_copy(update={"operating_point": name.lower()})
+        for name in senses.accuracy
+    ]
+    arrivals = _arrivals(rng, rate, seconds, bursts)
+    return Scenario(
+        pipeline=pipeline,
+        profiles={"stage-0": a_profile("stage-0", profiles)},
+        arrivals_seconds=arrivals,
+        duration_seconds=seconds,
+        plan=_plan(pipeline, senses, rate * sum(sizes) / 2 if price else 0.0),
+        conditions=Conditions(spread=0.0),
+        rows=tuple(rng.integers(sizes[0], sizes[1] + 1, max(arrivals.size, 1)).tolist()),
+        wishes=_wishes(rng, max(arrivals.size, 1), *(floors or (0.0, 0.0))),
+        **changes,
+    )
+
+
+def _arrivals(rng, rate, seconds, bursts):
+    """Half of each period of four seconds has `bursts` times the load of the other half; the mean is `rate`."""
+    low = 2 * rate / (1 + bursts)
+    count = rng.poisson(low * max(bursts, 1.0) * seconds)
+    at = np.sort(rng.uniform(0, seconds, count))
+    wanted = np.where(at % 4.0 < 2.0, bursts, 1.0) / max(bursts, 1.0)
+    return at[rng.random(count) < wanted]
+
+
+def _wishes(rng, count, low, high):
+    return tuple(Wish(accuracy_floor=floor) for floor in rng.uniform(low, high, count).tolist())
+
+
+def _plan(pipeline, senses, rows_rps):
+    def table(name):
+        return {str(rows): senses.seconds(name, rows) for rows in BATCHES}
+
+    best = senses.best
+    others = sorted((name for name in senses.accuracy if name != best), key=lambda name: -senses.accuracy[name])
+    plan = a_plan(
+        pipeline,
+        batchSize=64,
+        operatingPoint=best.lower(),
+        accuracy=senses.accuracy[best],
+        serviceSeconds=table(best),
+        fallbacks=[{"name": n.lower(), "accuracy": senses.accuracy[n], "serviceSeconds": table(n)} for n in others],
+    )
+    return with_stage(plan, priced(plan.spec.stages[0], rows_rps))
+
+
+def with_stage(plan, stage):
+    """The same plan with another single stage."""
+    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": (stage,)})})

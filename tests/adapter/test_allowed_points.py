@@ -1,0 +1,155 @@
+"""Which operating points stand in a plan, in which order, what they cost in replicas, and why others are left out."""
+
+import pytest
+
+from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
+from trimtab_adapter.planning.decide import initial_plan
+from trimtab_adapter.planning.latency import sustained_load_rps
+from trimtab_pipelines.documents import parse_plan
+from trimtab_router.stage.policies import POLICIES
+
+SECONDS = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
+POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "half", "accuracy": 0.8}]
+INPUTS = [
+    {"name": "x", "from": "request.inputs.x"},
+    {"name": "z", "from": "request.inputs.z", "optional": True},
+]
+
+
+def planned(load_rps=1.0, points=POINTS, seconds=SECONDS, stage=None, **spec):
+    """Plan one stage of one variant whose points were measured to take constant + linear × rows."""
+    one = a_stage("only", inputs=INPUTS, variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | (
+        stage or {}
+    )
+    pipeline = a_pipeline(
+        [one],
+        inputs=[{"name": name, "datatype": "FP32", "shape": [4], "optional": name == "z"} for name in "xz"],
+        **{"slo": {"latency": "500ms"}, "budget": {"cores": "64"}, "departurePolicy": "SlackFit"} | spec,
+    )
+    measured = [
+        a_point_profile("small", *law).model_copy(update={"operating_point": name}) for name, law in seconds.items()
+    ]
+    return initial_plan(pipeline, {"only": a_profile("only", measured)}, load_rps).spec
+
+
+def names(plan):
+    return [point.name for point in plan.stages[0].points]
+
+
+def test_points_stand_in_the_plan_with_all_the_router_decides_by():
+    tasks = {"crops": {"value": 0.7, "low": 0.6}}
+    points = [POINTS[0], POINTS[1] | {"modalities": ["x"], "accuracyByTask": tasks}]
+    stage = planned(points=points).stages[0]
+    half = stage.fallbacks[0]
+
+    assert names(planned(points=points)) == ["full", "half"]
+    assert (half.accuracy, half.accuracy_by_task, half.reads) == (0.8, {"crops": 0.7}, ("x",))
+    assert half.service_seconds.keys() == stage.service_seconds.keys() == set(range(stage.batch_size + 1)) & {1, 8}
+
+
+def test_a_more_accurate_point_than_planned_is_preferred_where_there_is_time():
+    cheap = planned(400.0, objective={"costWeight": 100.0})
+
+    assert cheap.stages[0].operating_point == "half"
+    assert [point.name for point in cheap.stages[0].upgrades] == ["full"]
+    assert cheap.stages[0].fallbacks == ()
+
+
+def test_where_nobody_falls_back_only_what_a_request_may_ask_for_stands_beside_the_planned_point():
+    accurate = planned(departurePolicy="UrgentFirst").stages[0]
+    cheap = planned(400.0, objective={"costWeight": 100.0}, departurePolicy="UrgentFirst").stages[0]
+
+    assert (accurate.operating_point, accurate.upgrades, accurate.fallbacks) == ("full", (), ())
+    assert (cheap.operating_point, [point.name for point in cheap.upgrades]) == ("half", ["full"])
+
+
+def test_a_pinned_point_is_the_only_one():
+    assert names(planned(stage={"pin": {"operatingPoint": "half"}})) == ["half"]
+
+
+@pytest.mark.parametrize(
+    ("third", "law", "why"),
+    [
+        ({"accuracy": 0.8}, (0.004, 0.003), "half is as accurate and as fast: 20 ms against 28 ms at batch 8"),
+        ({"accuracy": 0.7}, (0.004, 0.002), "half is as accurate and as fast: 20 ms against 20 ms at batch 8"),
+        ({"accuracy": 0.7}, None, "which was not measured with 1 cores"),
+        ({"accuracy": 0.7}, (0.004, 0.001), ""),
+        ({"accuracy": 0.7, "modalities": ["x"]}, (0.004, 0.003), ""),
+        ({"accuracy": 0.7, "accuracyByTask": {"crops": {"value": 0.95}}}, (0.004, 0.003), ""),
+    ],
+    ids=["slower", "less accurate", "not measured", "faster", "reads less", "better at a task"],
+)
+def test_a_point_that_serves_nobody_better_is_left_out_with_the_reason(third, law, why):
+    seconds = SECONDS | ({"third": law} if law else {})
+    plan = planned(points=[*POINTS, third | {"name": "third"}], seconds=seconds, stage={"batchSizes": [8]})
+
+    assert ("third" in names(plan)) is not bool(why)
+    assert [why in told for told in plan.explanation.points_left_out] == [True] * bool(why)
+
+
+def test_capacity_counts_the_fastest_point_allowed_and_the_planned_one_for_what_keeps_coming():
+    """At batch 8 a replica serves 66.7 rows a second at full and 400 at half; of 300 at peak 269 keep coming."""
+    falls_back = planned(300.0, stage={"batchSizes": [8]}, objective={"accuracyWeight": 1000.0}).stages[0]
+    keeps = planned(
+        300.0, stage={"batchSizes": [8]}, objective={"accuracyWeight": 1000.0}, departurePolicy="UrgentFirst"
+    ).stages[0]
+
+    assert falls_back.operating_point == keeps.operating_point == "full"
+    assert sustained_load_rps(330.0, 20.0) < 0.8 * 66.7 * falls_back.replicas < 330.0
+    assert 0.8 * 66.7 * keeps.replicas >= 330.0
+    assert falls_back.throughput_rps == pytest.approx(falls_back.replicas * 400.0)
+
+
+def test_in_overload_the_fastest_point_says_how_much_is_carried():
+    small = {"budget": {"cores": "1"}, "stage": {"batchSizes": [8]}}
+    falls_back, keeps = planned(1000.0, **small), planned(1000.0, **small, departurePolicy="UrgentFirst")
+
+    assert falls_back.planned_fraction == keeps.planned_fraction == pytest.approx(0.8 * 400 / 1100, rel=0.05)
+    assert names(falls_back) == ["full", "half"]
+
+
+def test_on_the_lower_bound_the_better_proven_point_is_planned_and_the_plan_says_so():
+    proven = {"source": "Measured", "samples": 10_000, "low": 0.89, "high": 0.91}
+    thin = {"source": "Measured", "samples": 20, "low": 0.7, "high": 0.99}
+    points = [
+        {"name": "full", "accuracy": 0.92, "accuracyEvidence": thin},
+        {"name": "half", "accuracy": 0.9, "accuracyEvidence": proven},
+    ]
+    by_value = planned(points=points, objective={"accuracyWeight": 1000.0})
+    by_bound = planned(points=points, objective={"accuracyWeight": 1000.0, "accuracyBasis": "LowerBound"})
+
+    assert (by_value.stages[0].operating_point, by_value.expected.accuracy) == ("full", 0.92)
+    assert (by_bound.stages[0].operating_point, by_bound.expected.accuracy) == ("half", 0.89)
+    assert names(by_bound) == ["half"]
+    assert by_value.explanation.accuracy_basis == "expected values"
+    assert by_bound.explanation.accuracy_basis == "lower ends of 95 % intervals"
+
+
+def test_an_accuracy_without_interval_counts_at_its_value_and_is_named():
+    plan = planned(objective={"accuracyBasis": "LowerBound", "accuracyFloor": 0.85, "goal": "MinCost"})
+
+    assert (plan.reason, plan.expected.accuracy) == ("Optimal", 0.9)
+    assert plan.explanation.accuracy_basis.endswith("a value, for want of an interval: only: small")
+
+
+def test_a_floor_is_kept_at_the_lower_end():
+    evidence = {"source": "Measured", "low": 0.84, "high": 0.95}
+    points = [POINTS[0] | {"accuracyEvidence": evidence}]
+    plan = planned(points=points, objective={"accuracyBasis": "LowerBound", "accuracyFloor": 0.85, "goal": "MinCost"})
+
+    assert plan.reason.startswith("objective.accuracyFloor 0.85 is out of reach")
+
+
+def test_policies_fall_back_exactly_where_the_planner_takes_them_to():
+    for name, policy in POLICIES.items():
+        assert a_pipeline(departurePolicy=name).spec.falls_back is policy.falls_back
+
+
+def test_a_plan_of_before_is_read_as_it_was():
+    stage = {"name": "only", "variant": "small", "batchSize": 8, "replicas": 1, "accuracy": 0.9}
+    stage |= {"operatingPoint": "full", "fallbacks": [{"name": "half", "accuracy": 0.8}]}
+    spec = {"pipeline": "sample", "generation": 1, "createdAt": 0.0, "stages": [stage]}
+    read = parse_plan({"metadata": {"name": "sample"}, "spec": spec}, "test").spec
+
+    assert names(read) == ["full", "half"]
+    assert (read.stages[0].planned.reads, read.stages[0].planned.accuracy_by_task) == ((), {})

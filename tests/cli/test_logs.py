@@ -1,0 +1,28 @@
+"""Logs of a run are bounded, and who writes them notices nothing."""
+
+import os
+from pathlib import Path
+
+from trimtab.local.logs import trim
+
+
+def test_a_log_that_outgrew_its_bound_keeps_its_newer_half_and_its_writer(tmp_path: Path) -> None:
+    path = tmp_path / "router.log"
+    with path.open("ab", buffering=0) as writer:
+        for number in range(1000):
+            writer.write(b"line %d\n" % number)
+        trim(tmp_path, most_bytes=1000)
+        writer.write(b"next\n")
+    lines = path.read_text().splitlines()
+    assert lines[-2:] == ["line 999", "next"]
+    assert set(lines) <= {*(f"line {number}" for number in range(1000)), "next"}
+    assert 400 < path.stat().st_size <= 600
+
+
+def test_logs_of_the_longest_gone_are_forgotten(tmp_path: Path) -> None:
+    for number in range(5):
+        path = tmp_path / f"first-{number}.log"
+        path.write_text("said")
+        os.utime(path, (number, number))
+    trim(tmp_path, most_files=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first-3.log", "first-4.log"]

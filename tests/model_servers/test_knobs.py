@@ -1,0 +1,63 @@
+"""Which knobs of an operating point a family acts on, and which it refuses."""
+
+import pytest
+import torch
+
+from tests.model_servers.test_families import a_resnet, a_spec
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.model import load_model
+
+INPUTS = [
+    {"name": "x", "datatype": "FP32", "shape": [4]},
+    {"name": "z", "datatype": "FP32", "shape": [-1], "optional": True},
+]
+
+
+def points(**knobs):
+    return [{"name": "full", "accuracy": 0.9}, {"name": "less", "accuracy": 0.8} | knobs]
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "words"),
+    [
+        ("tokenDelta", -8, "knows no merging, which operating point 'less' asks for .merges 8 tokens in each layer."),
+        ("prompts", {"count": 2}, "knows no prompts"),
+        ("precision", "INT8", r"knows no precision, .* .INT8.; of an operating point it knows: modalities"),
+        ("compiled", "inductor", "knows no compiled"),
+        ("inputSize", {"resolution": 64}, "knows no inputSize"),
+    ],
+)
+def test_a_family_refuses_by_name_what_it_does_not_act_on(knob, value, words):
+    with pytest.raises(ModelError, match=words):
+        load_model(a_spec(operatingPoints=points(**{knob: value})))
+
+
+def test_a_family_without_knobs_still_serves_points_that_turn_none():
+    assert load_model(a_spec(operatingPoints=points())).facts()["operating_points"] == "full,less"
+
+
+def test_an_echo_needs_the_input_it_answers():
+    model = load_model(a_spec(inputs=INPUTS, operatingPoints=points(modalities=["x"])))
+
+    assert model.network.infer({"x": torch.zeros(1, 4)}, model.spec.operating_points[1])["y"].shape == (1, 4)
+    with pytest.raises(ModelError, match="leaves out 'x'"):
+        load_model(a_spec(inputs=INPUTS, operatingPoints=points(modalities=["z"])))
+
+
+def test_a_residual_network_looks_at_a_smaller_image_where_a_point_says_so():
+    model = load_model(a_resnet(operatingPoints=points(inputSize={"resolution": 64})))
+    full, less = model.spec.operating_points
+    smaller, flat = torch.randn(1, 3, 64, 64), torch.full((1, 3, 224, 224), 0.3)
+    with torch.inference_mode():
+        seen = model.network.infer({"image": smaller}, full)["logits"]
+        answers = [model.network.infer({"image": image}, less)["logits"] for image in (smaller, flat)]
+
+        assert torch.allclose(answers[0], seen)
+        assert answers[1].shape == (1, 1000)
+        assert not torch.allclose(answers[1], model.network.infer({"image": flat}, full)["logits"])
+
+
+@pytest.mark.parametrize("size", [{"patch": 16}, {"resolution": 16}])
+def test_a_residual_network_says_what_sizes_it_knows(size):
+    with pytest.raises(ModelError, match="a resolution of 32 pixels or more, and no patch"):
+        load_model(a_resnet(operatingPoints=points(inputSize=size)))

@@ -1,0 +1,63 @@
+"""Thresholds of certainty: what a second look keeps, and floors that hold for rows nobody has seen."""
+
+import numpy as np
+import pytest
+
+from trimtab_pipelines.certainty import Looks, at_threshold, curve, safe_threshold
+
+
+def a_sample(rng, rows, shift=0.0):
+    """A cheap point that knows how certain it is (78 % right on average), and a better one (about 88 %)."""
+    certainty = np.clip(rng.beta(5, 1.4, rows) + shift, 0, 1)
+    right = rng.random(rows) < certainty
+    right_again = np.where(rng.random(rows) < 0.9, right | (rng.random(rows) < 0.5), rng.random(rows) < 0.8)
+    return Looks(certainty, right, right_again)
+
+
+def test_the_curve_goes_from_the_cheap_point_to_the_better_one():
+    looks = a_sample(np.random.default_rng(0), 4000)
+    found = curve(looks, [0.0, 0.1, 0.3, 1.0])
+
+    assert found[0].accuracy == pytest.approx(looks.right.mean())
+    assert found[-1].accuracy == pytest.approx(looks.right_again.mean())
+    assert found[2].accuracy > found[1].accuracy > found[0].accuracy
+    kept = (found[2].accuracy - found[0].accuracy) / (found[-1].accuracy - found[0].accuracy)
+    assert kept > 0.5, "the least certain 30 % are where most of the gain is"
+
+
+def test_a_point_of_the_curve_is_what_its_threshold_does():
+    looks = a_sample(np.random.default_rng(1), 1000)
+    (found,) = curve(looks, [0.25])
+
+    assert at_threshold(looks, found.below).share == pytest.approx(found.share)
+    assert at_threshold(looks, found.below).accuracy == pytest.approx(found.accuracy)
+
+
+def test_a_chosen_threshold_breaks_its_floor_no_more_often_than_said():
+    """The truth about each threshold is that of a very large sample; so is the choice made two hundred times."""
+    truth = a_sample(np.random.default_rng(2), 400_000)
+    floor, broken, chosen = 0.84, 0, 0
+    for seed in range(200):
+        found = safe_threshold(a_sample(np.random.default_rng(100 + seed), 2000), floor)
+        if found is not None:
+            chosen += 1
+            broken += at_threshold(truth, found.below).accuracy < floor
+    assert chosen > 150
+    assert broken / 200 <= 0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5
+
+
+def test_more_held_out_rows_allow_a_lower_threshold():
+    few, many = (safe_threshold(a_sample(np.random.default_rng(3), rows), 0.82) for rows in (800, 20_000))
+
+    assert few is not None
+    assert many is not None
+    assert many.share < few.share
+
+
+def test_a_floor_above_what_both_points_give_has_no_threshold():
+    assert safe_threshold(a_sample(np.random.default_rng(4), 2000), 0.97) is None
+
+
+def test_rows_that_were_not_seen_at_both_points_are_refused():
+    with pytest.raises(ValueError, match="got 3, 2 and 3"):
+        Looks(np.ones(3), np.ones(2, bool), np.ones(3, bool))

@@ -1,0 +1,59 @@
+"""Files of lines are bounded, and what was torn costs no more than itself."""
+
+import json
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from trimtab_pipelines.lines import LineFile, forget_older_half, read_lines, thin_older_half
+
+
+@contextmanager
+def a_disk_with(most_bytes: int) -> Iterator[None]:
+    """Let no file of this process grow beyond so many bytes: the disk takes a part of a write, then none."""
+    before, heard = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, heard)
+
+
+def test_a_full_disk_costs_the_line_it_had_no_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    lines = LineFile(path, 10**6)
+    lines.append(json.dumps("one"))
+    with a_disk_with(10):
+        for _ in range(3):
+            with pytest.raises(OSError, match=r"no room|File too large"):
+                lines.append(json.dumps("refused"))
+    lines.append(json.dumps("two"))
+    assert path.read_text() == '"one"\n"two"\n'
+
+
+def test_what_a_crash_tore_is_cut_and_what_is_no_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text('"one"\n"to')
+    LineFile(path, 10**6).append(json.dumps("two"))
+    assert read_lines(path, json.loads) == ["one", "two"]
+    path.write_text('"one"\n"to"two"\n\n"three"\n"fo')
+    assert read_lines(path, json.loads) == ["one", "three"]
+    assert read_lines(tmp_path / "nothing", json.loads) == []
+
+
+@pytest.mark.parametrize("shorten", [forget_older_half, thin_older_half])
+def test_a_file_never_outgrows_its_bound(tmp_path: Path, shorten) -> None:
+    path = tmp_path / "lines"
+    lines = LineFile(path, 100, shorten)
+    for number in range(1000):
+        lines.append(str(number))
+        assert path.stat().st_size <= 100
+    found = read_lines(path, int)
+    assert found[-1] == 999
+    assert found == sorted(found)
+    assert (found[0] == 0) is (shorten is thin_older_half)

@@ -1,0 +1,121 @@
+"""How operating points and their accuracies are written, read and refused."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.builders import a_pipeline, a_stage, a_variant
+from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.operating_point import Merging, OperatingPoint, Prompts
+from trimtab_pipelines.stages import StageInput
+from trimtab_pipelines.variants import Variant
+
+
+def a_point(**changes: Any) -> OperatingPoint:
+    return OperatingPoint.model_validate({"name": "some", "accuracy": 0.9} | changes)
+
+
+@pytest.mark.parametrize(
+    ("delta", "merging", "prompts"),
+    [(-8, Merging(schedule=(8,)), None), (2, None, Prompts(count=2)), (0, None, None), (None, None, None)],
+)
+def test_a_delta_is_short_for_merging_or_prompts(delta, merging, prompts):
+    point = a_point(tokenDelta=delta)
+
+    assert (point.merging, point.prompts, point.token_delta) == (merging, prompts, None)
+    assert OperatingPoint.model_validate(point.model_dump(mode="json", by_alias=True, exclude_none=True)) == point
+
+
+def test_what_a_point_turns_is_said_by_the_names_of_its_fields():
+    point = a_point(
+        modalities=["image"],
+        merging={"schedule": [16, 8], "rule": "bipartite"},
+        prompts={"count": 4, "mode": "Accumulate"},
+        precision="INT8",
+        compiled="inductor",
+        inputSize={"resolution": 160, "patch": 16},
+    )
+
+    assert point.knobs == {
+        "modalities": "reads image",
+        "merging": "merges 16, 8 tokens layer by layer by bipartite",
+        "prompts": "adds 4 prompts (Accumulate)",
+        "precision": "INT8",
+        "compiled": "inductor",
+        "inputSize": "images of 160 pixels, patches of 16 pixels",
+    }
+    assert a_point().knobs == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokenDelta": -8, "merging": {"schedule": [4]}}, "tokenDelta is short for merging or prompts"),
+        ({"tokenDelta": -9999}, "tokenDelta"),
+        ({"merging": {"schedule": []}}, "merging.schedule"),
+        ({"merging": {"schedule": [-1]}}, "merging.schedule.0"),
+        ({"prompts": {"count": 0}}, "prompts.count"),
+        ({"precision": "FP64"}, "precision"),
+        ({"inputSize": {}}, "give resolution, patch, or both"),
+        ({"quantised": True}, "quantised"),
+        ({"accuracyEvidence": {"low": 0.95}}, "outside of its interval, low 0.95 to high 1"),
+        ({"accuracyByTask": {"crops": {"value": 0.9, "high": 0.8}}}, "accuracyByTask.crops"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(changes, said):
+    with pytest.raises(ValidationError) as refused:
+        a_point(**changes)
+
+    assert said in str(refused.value)
+
+
+def test_an_accuracy_counts_at_its_value_or_at_the_lower_end_where_there_is_one():
+    known, bare = Accuracy(value=0.9, low=0.85, high=0.94, samples=200, source="Measured"), Accuracy(value=0.9)
+
+    assert (known.on("Expected"), known.on("LowerBound")) == (0.9, 0.85)
+    assert (bare.on("Expected"), bare.on("LowerBound")) == (0.9, 0.9)
+
+
+def test_a_task_has_its_own_accuracy_where_it_is_known():
+    point = a_point(
+        accuracyEvidence={"source": "Measured", "low": 0.88},
+        accuracyByTask={"crops": {"value": 0.7, "low": 0.6, "samples": 100, "source": "Measured"}},
+    )
+
+    assert point.judged("crops") == Accuracy(value=0.7, low=0.6, samples=100, source="Measured")
+    assert point.judged("faces") == point.judged() == Accuracy(value=0.9, low=0.88, source="Measured")
+    assert point.accuracies_by_task("LowerBound") == {"crops": 0.6}
+
+
+def test_a_variant_with_one_way_to_run_hands_its_evidence_to_its_point():
+    evidence, tasks = {"source": "Measured", "low": 0.8}, {"crops": {"value": 0.7}}
+    variant = Variant.model_validate(a_variant(accuracyEvidence=evidence, accuracyByTask=tasks))
+
+    assert variant.point("default").judged().low == 0.8
+    assert variant.point("default").judged("crops").value == 0.7
+    with pytest.raises(ValidationError, match="accuracyByTask belongs to each of its operatingPoints"):
+        Variant.model_validate(a_variant(accuracyByTask=tasks, operatingPoints=[{"accuracy": 0.9}]))
+
+
+def test_batches_take_along_what_a_point_reads_and_what_the_stage_needs():
+    inputs = [
+        StageInput.model_validate({"name": name, "from": f"request.inputs.{name}", "optional": name != "text"})
+        for name in ("text", "image", "sound")
+    ]
+
+    assert a_point(modalities=["image"]).carried(inputs) == frozenset({"text", "image"})
+    assert a_point().carried(inputs) is None
+
+
+def test_a_modality_must_be_an_input_of_its_stage():
+    points = [{"name": "less", "modalities": ["z"], "accuracy": 0.5}]
+
+    with pytest.raises(ValidationError, match="operating point less of variant small reads 'z', which is not one of"):
+        a_pipeline([a_stage(variants=[a_variant(operatingPoints=points)])])
+
+
+def test_fields_that_say_nothing_are_not_written_so_that_older_readers_keep_reading():
+    written = a_point().model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    assert written == {"name": "some", "modalities": [], "accuracy": 0.9}

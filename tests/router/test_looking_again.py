@@ -1,0 +1,167 @@
+"""Rows that the model is not certain of are looked at again, and have an answer all the while."""
+
+import numpy as np
+import pytest
+
+from tests.builders import a_pipeline, a_plan, a_variant
+from tests.router.test_desk import READY, Desktop
+from trimtab_router.stage.endings import Answered, Lost
+from trimtab_router.stage.policies.view import Departure, NotBefore, Policy
+from trimtab_router.stage.slot import Slot
+from trimtab_router.stage.work import Again
+
+POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
+OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
+SURE, DOUBTED = 0.9, 0.1
+
+
+def quick_first(view):
+    """All at the quick point, then the doubted ones at the other."""
+    drops = []
+    for head in view.waiting:
+        points = view.points_for(head)
+        if not points:
+            drops.append(head)
+            continue
+        point = points[-1]
+        company = view.beside(head, point)
+        again = Again(0.5, "default", accuracy=0.8) if point.name == "quick" else None
+        return Departure(point, company.first(min(view.most_rows, company.rows)), drops, again)
+    return NotBefore(drops=drops)
+
+
+class Looking(Desktop):
+    """A stage whose model says how certain it is."""
+
+    def __init__(self, slots=1, **changes):
+        super().__init__(Policy(quick_first, falls_back=True), slots=slots, **changes)
+        pipeline = a_pipeline(1)
+        stage = pipeline.spec.stages[0]
+        described = stage.model_dump(by_alias=True) | {"outputs": OUTPUTS, "certainty": "sure"}
+        described["variants"] = [a_variant(operatingPoints=POINTS)]
+        quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.1, 8: 0.4}}
+        plan = a_plan(pipeline, serviceSeconds={1: 1.0, 8: 4.0}, fallbacks=[quick])
+        desk = self.desk
+        self.desk = type(desk)(
+            type(stage).model_validate(described),
+            plan=plan.spec.stages[0],
+            max_rows=100,
+            policy=Policy(quick_first, falls_back=True),
+            drop_policy=changes.get("drop_policy", "Predicted"),
+            clock=self.clock,
+            carrier=self,
+            tally=self,
+            suspects=None,
+            grace_seconds=10.0,
+        )
+        self.slots = [Slot(f"slot-{n}") for n in range(slots)]
+        for slot in self.slots:
+            slot.offer(READY)
+        self.desk.staff(self.slots)
+
+    def answer(self, parcel, certainties):
+        """Give each row of a batch its place in the batch, plus 100 at the better point."""
+        given, begin = [], 0
+        for piece in parcel.batch:
+            own = np.array(certainties[begin : begin + piece.rows], np.float32)
+            y = np.full((piece.rows, 4), 100.0 if parcel.point.name == "default" else 0.0, np.float32)
+            given.append({"y": y + np.arange(piece.start, piece.stop)[:, None], "sure": own})
+            begin += piece.rows
+        self.desk.ended(parcel, Answered(given, parcel.point.name))
+        self.settle()
+
+
+@pytest.fixture
+def top():
+    return Looking()
+
+
+def looked_at_once(top, rows=4, deadline=100.0):
+    work = top.take(rows, deadline)
+    top.clock.run(0.2286)  # as long as four rows at the quick point should take
+    top.answer(top.sent[0], [SURE, DOUBTED, SURE, DOUBTED][:rows])
+    return work
+
+
+def ys(work):
+    return work.owner.outputs["y"][:, 0].tolist()
+
+
+def test_the_doubted_rows_alone_go_again_at_the_better_point(top):
+    work = looked_at_once(top)
+
+    assert [(piece.start, piece.stop) for piece in top.sent[1].batch] == [(1, 2), (3, 4)]
+    assert top.sent[1].point.name == "default"
+    assert all(piece.provisional.operating_point == "quick" for piece in top.sent[1].batch)
+    assert work.owner.outputs is None
+
+    top.answer(top.sent[1], [SURE, SURE])
+    assert ys(work) == [0.0, 101.0, 2.0, 103.0]
+    assert not any(piece.provisional for piece in work.owner.served)
+
+
+def test_a_job_caught_by_its_deadline_is_answered_with_what_is_known(top):
+    work = looked_at_once(top, deadline=3.0)
+    top.clock.run(2.99)
+    assert work.owner.outputs is None
+
+    top.clock.run(3.0)
+    assert ys(work) == [0.0, 1.0, 2.0, 3.0]
+    assert [piece.provisional for piece in work.owner.served] == [False, True, False, True]
+    top.answer(top.sent[1], [SURE, SURE])
+    assert top.desk.queue.rows == 0
+
+
+@pytest.mark.parametrize(("deadline", "looks"), [(1.7, 2), (1.1, 1)])
+def test_who_has_no_time_for_a_second_look_is_answered_at_once(top, deadline, looks):
+    work = looked_at_once(top, deadline=deadline)
+
+    assert len(top.sent) == looks
+    assert (work.owner.outputs is None) == (looks == 2)
+
+
+def test_a_replica_that_is_lost_with_a_second_look_costs_no_answer(top):
+    work = looked_at_once(top)
+    for _ in range(2):
+        for parcel in [parcel for parcel in top.sent if parcel.slot.computing is parcel]:
+            top.desk.ended(parcel, Lost("gone"))
+            top.settle()
+    while work.owner.outputs is None and top.slots[0].computing is not None:
+        top.desk.ended(top.slots[0].computing, Lost("gone"))
+        top.settle()
+
+    assert work.owner.refusal is None
+    assert ys(work) == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_expected_accuracy_is_counted_by_rows_and_the_doubted_have_what_the_others_leave(top):
+    work = looked_at_once(top, deadline=3.0)
+    top.clock.run(3.0)
+
+    assert sum(piece.rows * piece.accuracy for piece in work.owner.served) / 4 == pytest.approx(0.7)
+
+    again = Looking()
+    work = looked_at_once(again)
+    again.answer(again.sent[1], [SURE, SURE])
+    assert sum(piece.rows * piece.accuracy for piece in work.owner.served) / 4 == pytest.approx(0.8)
+
+
+def test_a_plan_that_allows_no_better_point_any_more_lets_the_answer_stand():
+    top = Looking()
+    top.slots[0].offer(READY)
+    work = top.take(4)
+    top.settle()
+    planned = a_plan(a_pipeline(1), operatingPoint="quick", accuracy=0.7, serviceSeconds={1: 0.1, 8: 0.4})
+    top.desk.follow(planned.spec.stages[0])
+    top.answer(top.sent[0], [SURE, DOUBTED, SURE, DOUBTED])
+
+    assert ys(work) == [0.0, 1.0, 2.0, 3.0]
+    assert (len(top.sent), top.desk.queue.rows) == (1, 0)
+
+
+def test_a_caller_who_leaves_takes_the_rows_that_go_again_along(top):
+    work = looked_at_once(top)
+    top.desk.withdraw(work)
+    top.answer(top.sent[1], [SURE, SURE])
+
+    assert (work.owner.outputs, top.desk.queue.rows, top.desk.queue.special_rows) == (None, 0, 0)

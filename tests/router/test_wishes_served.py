@@ -1,0 +1,123 @@
+"""Wishes through both protocols: what is granted, what is refused by name, and what the answer tells of each row."""
+
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.builders import a_stage, a_variant
+from tests.router.fakes import FakeReplica, a_pipeline, a_rig
+from tests.router.test_looking_again import quick_first
+from trimtab_protocol import InferRequest, Tensor
+from trimtab_router.stage.policies import POLICIES
+from trimtab_router.stage.policies.view import Policy
+
+OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
+POINTS = [
+    {"name": "default", "accuracy": 0.9},
+    {"name": "quick", "accuracy": 0.7},
+]
+PLAN: dict[str, Any] = {
+    "serviceSeconds": {1: 0.02, 8: 0.04},
+    "accuracyByTask": {"odd": 0.6},
+    "fallbacks": [{"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.01, 8: 0.02}}],
+}
+
+
+class Certain(FakeReplica):
+    """A model that is sure of rows above 0.5; at its better point it says 2, else 1."""
+
+    def __init__(self, *, once=False):
+        super().__init__(model=self.compute)
+        self.once = once
+        """Whether it answers one batch and holds back the next."""
+
+    def compute(self, inputs):
+        x = inputs["x"]
+        if self.once:
+            self.gate.clear()
+        said = 2.0 if self.seen[-1].parameters["operating_point"] == "default" else 1.0
+        return {"y": np.full_like(x, said), "sure": x[:, 0].astype(np.float32)}
+
+
+def a_wishing(values=(0.9,), **parameters):
+    x = np.repeat(np.array(values, np.float32)[:, None], 4, axis=1)
+    return InferRequest("sample", (Tensor.of("x", x),), parameters=parameters)
+
+
+def a_certain_pipeline(**changes):
+    stage = a_stage("stage-0", outputs=OUTPUTS, certainty="sure", variants=[a_variant(operatingPoints=POINTS)])
+    return a_pipeline([stage], **changes)
+
+
+@pytest.fixture
+def looking(monkeypatch):
+    monkeypatch.setitem(POLICIES, "UrgentFirst", Policy(quick_first, falls_back=True))
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"trimtab.accuracy_floor": 0.95}, "the best possible is 0.9"),
+    ({"trimtab.accuracy_floor": 0.85, "trimtab.accuracy_probability": 0.95}, "needs 0.95"),
+    ({"trimtab.accuracy_floor": 0.8, "trimtab.task": "odd"}, "the best possible is 0.7"),
+    ({"trimtab.task": "even"}, "unknown task 'even'; the plan in force knows: odd"),
+    ({"trimtab.accuracy_probability": 0.9}, "accuracy_floor"),
+    ({"priority": 9}, "priority"),
+    ({"trimtab.prioritty": 1}, "trimtab.prioritty"),
+]
+
+
+async def test_wishes_that_cannot_be_granted_are_refused_by_name_over_both_protocols():
+    pipeline = a_certain_pipeline(departurePolicy="SlackFit")
+    async with a_rig(pipeline, {"stage-0": [Certain()]}, **PLAN) as rig:
+        for parameters, named in REFUSED:
+            status, body, _ = await rig.rest(a_wishing(**parameters))
+            assert (status, named in str(body)) == (400, True), (parameters, body)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await rig.grpc(a_wishing(**parameters))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert named in str(caught.value.details())
+        assert (await rig.rest(a_wishing(**{"trimtab.accuracy_floor": "0.9"})))[0] == 200
+
+
+async def test_a_floor_is_kept_where_the_policy_would_have_chosen_the_faster_point(looking):
+    async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
+        _, plain, _ = await rig.rest(a_wishing())
+        _, picky, _ = await rig.rest(a_wishing(**{"trimtab.accuracy_floor": 0.85}))
+
+        assert plain.parameters["trimtab.stage-0.operating_point"] == "quick"
+        assert picky.parameters["trimtab.stage-0.operating_point"] == "default"
+        assert picky.parameters["trimtab.expected_accuracy"] >= 0.85
+
+
+async def test_rows_that_were_served_apart_are_told_apart(looking):
+    async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
+        _, answer, _ = await rig.rest(a_wishing([0.9, 0.1, 0.2, 0.8]))
+
+        assert answer.outputs[0].array[:, 0].tolist() == [1.0, 2.0, 2.0, 1.0]
+        told = answer.parameters
+        assert told["trimtab.stage-0.operating_points"] == "quick,default,default,quick"
+        assert told["trimtab.stage-0.certainties"] == "0.9,0.1,0.2,0.8"
+        assert told["trimtab.expected_accuracy"] == pytest.approx(0.8)
+        assert "trimtab.provisional" not in told
+
+
+async def test_an_answer_that_could_not_wait_for_the_second_look_says_so(looking):
+    replica = Certain(once=True)
+    async with a_rig(a_certain_pipeline(), {"stage-0": [replica]}, **PLAN) as rig:
+        status, answer, _ = await rig.rest(a_wishing([0.9, 0.1, 0.2], timeout=3_000_000))
+
+        assert status == 200
+        assert answer.outputs[0].array[:, 0].tolist() == [1.0, 1.0, 1.0]
+        assert answer.parameters["trimtab.provisional"] is True
+        assert answer.parameters["trimtab.stage-0.provisional"] == "false,true,true"
+        assert await rig.metric("trimtab_provisional_answers_total") == 1
+
+
+async def test_grpc_answers_hold_only_kinds_of_parameters_that_every_client_reads():
+    async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
+        answer = await rig.grpc(a_wishing())
+
+        assert {type(value) for value in answer.parameters.values()} <= {bool, int, str}
+        assert float(str(answer.parameters["trimtab.expected_accuracy"])) == 0.9
+        assert float(str(answer.parameters["trimtab.stage-0.service_seconds"])) > 0

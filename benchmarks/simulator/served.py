@@ -81,7 +81,8 @@ def recorded(folder: Path, course: Course) -> Served:
         raise RuntimeError("the load left no record; it was probably interrupted")
     records, facts = run.results.records, run.results.facts
     answered = records["outcome"] <= End.LATE
-    machine = pace(read(sorted((folder / PROBED).iterdir())), facts.started_at, facts.duration_seconds)
+    readings, others = read(folder / PROBED)
+    machine = pace(readings, facts.started_at, facts.duration_seconds, others)
     calm = course.calm(machine)
     is_calm = calm.is_enough
     compared = calm if is_calm else course

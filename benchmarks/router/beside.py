@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,11 +30,12 @@ from benchmarks.router.processes import (
     STOP_SECONDS,
     Served,
     echo_pipeline,
+    echo_plan,
+    endpoints_of,
     free_port,
     pin,
     served,
     until_ready,
-    write_documents,
 )
 from trimtab_pipelines.processes.announced import RouterPorts
 from trimtab_pipelines.verdict import Outcome, bar
@@ -66,7 +67,13 @@ async def compare(before: Path, turns: int) -> Outcome:
     async with AsyncExitStack() as stack:
         replicas = await stack.enter_async_context(served(pipeline, BATCH_SIZE, 0.0, door=False))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trimtab-")))
-        write_documents(folder, pipeline, BATCH_SIZE, 0.0, replicas.data_ports)
+        documents = {
+            "pipeline.yaml": pipeline,
+            "plan.json": echo_plan(pipeline, BATCH_SIZE, 0.0),
+            "endpoints.json": endpoints_of(replicas.data_ports),
+        }
+        for name, document in documents.items():  # only what was said, since the other commit may know fewer fields
+            (folder / name).write_text(document.model_dump_json(by_alias=True, exclude_unset=True))
         trees = (before, ROOT)
         routers = [await stack.enter_async_context(_router_of(tree, folder, replicas)) for tree in trees]
         for load, (wire, callers) in LOADS.items():
@@ -114,7 +121,7 @@ async def _start(stack: AsyncExitStack, tree: Path, module: str, *arguments: str
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *arguments),
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=None if module == "trimtab_router" else asyncio.subprocess.DEVNULL,  # Envoy tells much
         env={**os.environ, "PYTHONPATH": _packages(tree), "PYTHONSAFEPATH": "1"},
     )
     pin(CLIENT_CORE)
@@ -128,7 +135,8 @@ def _packages(tree: Path) -> str:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    process.terminate()
+    with suppress(ProcessLookupError):
+        process.terminate()
     async with asyncio.timeout(STOP_SECONDS):
         await process.wait()
 

@@ -120,7 +120,9 @@ async def served(
             write_model_folder(pipeline, folder, stage, ["echo"], folder / stage, 1.0)
             servers.append(await start("trimtab_model_servers", str(folder / stage)))
             data_ports.append((await servers[-1].announcement(ReplicaPorts, START_SECONDS)).data_port)
-        write_documents(folder, pipeline, batch_size, delay_seconds, data_ports)
+        write_json(folder / "pipeline.yaml", pipeline)
+        write_json(folder / "plan.json", echo_plan(pipeline, batch_size, delay_seconds))
+        write_json(folder / "endpoints.json", endpoints_of(data_ports))
         files = [f"--{name.partition('.')[0]}={folder / name}" for name in ("pipeline.yaml", "plan.json")]
         sockets = [f"--sockets={folder}"] if door else []
         router = await start("trimtab_router", *files, f"--endpoints={folder / 'endpoints.json'}", *sockets)
@@ -172,16 +174,8 @@ def echo_plan(pipeline: InferencePipeline, batch_size: int, delay_seconds: float
     return PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})
 
 
-def write_documents(
-    folder: Path, pipeline: InferencePipeline, batch_size: int, delay_seconds: float, data_ports: Sequence[int]
-) -> None:
-    """Write what a router reads: `pipeline.yaml`, `plan.json` and `endpoints.json`."""
-    write_json(folder / "pipeline.yaml", pipeline)
-    write_json(folder / "plan.json", echo_plan(pipeline, batch_size, delay_seconds))
-    write_json(folder / "endpoints.json", _endpoints(data_ports))
-
-
-def _endpoints(data_ports: Sequence[int]) -> Endpoints:
+def endpoints_of(data_ports: Sequence[int]) -> Endpoints:
+    """One replica a stage, which listens there."""
     addresses = {stage: f"{HOST}:{port}" for stage, port in zip(STAGES, data_ports, strict=True)}
     stages = {
         stage: [{"name": f"{stage}-0", "address": address, "variants": ["echo"]}]

@@ -139,7 +139,7 @@ class InferencePipelineSpec(Model):
     router: RouterSettings = RouterSettings()
     rollout: Rollout = Rollout()
     deployer: Literal["Deployment", "SeldonDeployment"] = Field(
-        default="Deployment", description="What the operator writes for each replica set"
+        default="Deployment", description="What the operator writes for each hosting group of a stage"
     )
     service_account_name: Name | None = Field(default=None, description="Service account of the model servers")
 

@@ -204,8 +204,8 @@ def a_random_profile(rng, stage):
     default = rng.uniform(0.003, 0.015, 2)
     heavy = {"default": default, "middling": middling + quick, "quick": quick}
     points = [
-        a_point_profile("heavy", *seconds, 2.0).model_copy(update={"operating_point": name})
-        for name, seconds in heavy.items()
+        a_point_profile("heavy", constant, linear, 2.0).model_copy(update={"operating_point": name})
+        for name, (constant, linear) in heavy.items()
     ]
     return a_profile(stage, [a_point_profile("light", *light), *points])
 
@@ -278,13 +278,14 @@ def test_the_same_batches_leave_the_router_and_the_simulator(seed):
 
 
 def test_the_scenarios_know_every_end_and_every_fault():
-    ends, points, lost, changed, again, wishing, lacking = set(), {}, 0, 0, 0, 0, 0
+    ends, lost, changed, again, wishing, lacking = set(), 0, 0, 0, 0, 0
+    points: dict[str, set[str]] = {}
     for seed in range(60):
         scenario = a_random_scenario(seed)
         departures, found = simulated(scenario)
         ends |= set(found)
         decides = "" if scenario.policy else scenario.pipeline.spec.departure_policy
-        points[decides] = points.get(decides, set()) | {departure[4] for departure in departures}
+        points.setdefault(decides, set()).update(departure[4] for departure in departures)
         lost += len(scenario.conditions.failures)
         changed += len(scenario.changes)
         wishing += bool(scenario.wishes)

@@ -41,7 +41,7 @@ from trimtab_profiler.profile import ProfileOptions, profile, write_profiles
 
 EFFORT = Effort(seconds=1.5, least_batches=40, most_seconds=6.0)
 SEEDS = range(1, 5)
-MOST_ERROR, MOST_DROPS = 0.15, 0.02
+MOST_ERROR, MOST_DROPS, LEAST_SPEED = 0.15, 0.02, 300.0
 ATTEMPTS = 2
 
 
@@ -120,9 +120,9 @@ class _Simulation:
 
     def run(self, page: Path) -> "_Found":
         """Simulate several times with other chances; the first one beside what was served makes the page."""
-        began = time.perf_counter()
+        began = time.process_time()  # it has one thread, so this is what a clock shows where nobody else computes
         found = [simulate(self._scenario(seed)) for seed in SEEDS]
-        times_real_time = sum(one.duration_seconds for one in found) / (time.perf_counter() - began)
+        times_real_time = sum(one.duration_seconds for one in found) / (time.process_time() - began)
         facts, run = self.served.results.facts, self.served.run
         write_report(page, [run, run_of("simulated", facts.load, self._scenario(SEEDS[0]), found[0], run.started_at)])
         rows = {name: float(np.mean([one.batch_rows[name] for one in found])) for name in found[0].batch_rows}
@@ -213,7 +213,7 @@ def fidelity_outcome(served: Served, simulated: _Found, conditions: Conditions) 
         "phases": len(served.course.phases),
         "phases_left_out": len(served.course.left_out),
     }
-    bars = []
+    bars = [bar("times real time", simulated.times_real_time, ">=", LEAST_SPEED)]
     for name in COMPARED:
         ours, theirs = served.figures[name], simulated.figures[name]
         for figure in ("p50", "p99"):

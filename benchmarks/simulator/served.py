@@ -48,7 +48,7 @@ class Served:
     figures: Figures
 
     def batch_rows(self, stage: str) -> float:
-        """Return the mean rows of a stage's batches."""
+        """The mean rows of a stage's batches."""
         told = self.results.answered
         told = told[told[f"batch_size:{stage}"] > 0]
         return float(told[f"batch_size:{stage}"][once_a_batch(told, stage)].mean())
@@ -141,6 +141,6 @@ def plan_of(
 
 
 def capacity_rps(pipeline: InferencePipeline, plan: PipelinePlan) -> float:
-    """Return the requests per second the scarcest stage of a plan carries by its profile."""
+    """The requests per second the scarcest stage of a plan carries by its profile."""
     rows = pipeline.spec.expected_rows
     return min(stage.throughput_rps / rows[stage.name] for stage in plan.spec.stages)

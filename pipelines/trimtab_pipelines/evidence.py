@@ -26,7 +26,7 @@ class Accuracy(AccuracyEvidence):
     value: Fraction = Field(description="Share of right answers, between 0 and 1")
 
     def on(self, basis: AccuracyBasis) -> float:
-        """Return the figure that counts."""
+        """The figure that counts."""
         return self.low if basis == "LowerBound" and self.low is not None else self.value
 
     @model_validator(mode="after")
@@ -38,6 +38,6 @@ class Accuracy(AccuracyEvidence):
 
 
 def stated(accuracy: float, evidence: AccuracyEvidence | None) -> Accuracy:
-    """Return an accuracy together with the evidence that stands beside it; without any it is only declared."""
+    """An accuracy together with the evidence that stands beside it; without any it is only declared."""
     known = (evidence or AccuracyEvidence()).model_dump(by_alias=False)
     return Accuracy(value=accuracy, **known)

@@ -164,7 +164,7 @@ class InferencePipelineSpec(Model):
         return graph.expected_rows(self.order, self.domains)
 
     def stage(self, name: str) -> Stage:
-        """Return the stage of that name; KeyError names the ones there are."""
+        """The stage of that name; KeyError names the ones there are."""
         for stage in self.stages:
             if stage.name == name:
                 return stage

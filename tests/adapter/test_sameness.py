@@ -47,7 +47,7 @@ class TurningClock(FakeClock):
 
 
 def note_departures(carriers):
-    """Return the list that every batch will be written to as it leaves."""
+    """The list that every batch will be written to as it leaves."""
     noted = []
 
     def carry(name, carrier, carried, parcel, ended):

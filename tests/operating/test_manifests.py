@@ -175,7 +175,7 @@ async def test_the_api_server_takes_every_manifest_and_adds_nothing_we_would_fig
 
 
 def a_stand_in(kind: str, group: str, plural: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a CustomResourceDefinition for a kind that no cluster here has."""
+    """A CustomResourceDefinition for a kind that no cluster here has."""
     schema = {"type": "object", "properties": {"spec": spec}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

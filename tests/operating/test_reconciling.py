@@ -11,7 +11,7 @@ from trimtab_pipelines.cluster import OPERATOR_MANAGER, hosting_set_name, router
 
 @pytest.fixture
 def site(cluster: Cluster, namespace: str) -> Site:
-    """Return a pipeline of one stage with two variants, each hosted by itself."""
+    """A pipeline of one stage with two variants, each hosted by itself."""
     variants = [a_variant("small"), a_variant("large", accuracy=0.95)]
     return Site(cluster, namespace, a_pipeline_document([a_stage(variants=variants, hosting="Separate")]))
 

@@ -19,7 +19,7 @@ class Agenda:
 
     def at(self, moment: float, act: Act) -> None:
         """Do something then; at once where that moment is past."""
-        heapq.heappush(self._heap, (moment if moment > self.now else self.now, next(self._order), act))
+        heapq.heappush(self._heap, (max(self.now, moment), next(self._order), act))
 
     def soon(self, act: Act, stir: Stir) -> None:
         """Do something once all is done that is set for this moment; before that, where nothing is waited for."""

@@ -14,7 +14,7 @@ from trimtab_model_servers.model import load_model
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_protocol import InferRequest, Tensor
 
-SOURCE = '''
+SOURCE = """
 import torch
 
 
@@ -59,7 +59,7 @@ def factor_of(module):
 
 
 number = 3
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,11 @@ def test_a_class_may_act_on_the_operating_point():
 @pytest.mark.parametrize(
     ("family", "changes", "complaint"),
     [
-        ("acme/embedder", {}, "unknown family 'acme/embedder'; give one of your own as package.module:Class; there are"),
+        (
+            "acme/embedder",
+            {},
+            "unknown family 'acme/embedder'; give one of your own as package.module:Class; there are",
+        ),
         ("no_such_package.models:Scale", {}, "no module 'no_such_package' here; install it beside trimtab"),
         ("acme_broken:Scale", {}, "importing acme_broken: ModuleNotFoundError: No module named 'nothing_of_that_name'"),
         ("acme_models:Skale", {}, "acme_models has no 'Skale'; it has: Fails, Resized, Scale"),

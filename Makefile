@@ -63,8 +63,9 @@ audit: venv ## known vulnerabilities of what each image installs; asks PyPI, or 
 # Why each of these does not reach us stands in docs/supply-chain.md.
 KNOWN = --ignore-vuln CVE-2025-54121 --ignore-vuln CVE-2025-62727
 
-models: venv ## train the digits models anew (fixed seeds)
+models: venv ## train the digits models and the small vision transformer anew (fixed seeds)
 	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
+	$(PY) -m trimtab_model_servers.vit_tasks.train -o pipelines/vit-tasks
 
 .PHONY: bench-solver
 bench-solver: venv ## time exact, HiGHS and Gurobi on the same problems, and compare them with brute force
@@ -89,6 +90,10 @@ bench-queueing: venv ## the planner's latency of a stage against the simulator's
 .PHONY: bench-schedule
 bench-schedule: venv ## the best choice for all that waits: time, distance from exact, and a price of time against value iteration
 	$(PY) -m benchmarks.schedule
+
+.PHONY: bench-tokens
+bench-tokens: venv ## vision transformers against tokens merged: speed-up beside what is computed, memory (TOKENS="--device cuda")
+	$(PY) -m benchmarks.tokens $(TOKENS)
 
 .PHONY: bench-departure
 bench-departure: venv ## a load whose heads only the cheaper of two operating points can meet: who drops it, who answers it

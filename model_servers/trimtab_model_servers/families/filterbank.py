@@ -60,10 +60,14 @@ def _window() -> Tensor:
 
 @cache
 def _filters() -> Tensor:
-    """Triangles of equal width in mel, from 20 Hz to 8 kHz, as [257, 80]."""
-    lowest, highest = _mel(torch.tensor(LOWEST_HZ)), _mel(torch.tensor(SAMPLES_PER_SECOND / 2))
-    edges = torch.linspace(float(lowest), float(highest), BANDS + 2, dtype=torch.float64)
-    bins = _mel(torch.arange(TRANSFORM // 2 + 1, dtype=torch.float64) * SAMPLES_PER_SECOND / TRANSFORM)[:, None]
+    return mel_triangles(BANDS, TRANSFORM, SAMPLES_PER_SECOND, LOWEST_HZ)
+
+
+def mel_triangles(count: int, transform: int, samples_per_second: int, lowest_hz: float) -> Tensor:
+    """Triangles of equal width in mel, from the lowest frequency to the highest there is, as [transform / 2 + 1, count]."""
+    lowest, highest = _mel(torch.tensor(lowest_hz)), _mel(torch.tensor(samples_per_second / 2))
+    edges = torch.linspace(float(lowest), float(highest), count + 2, dtype=torch.float64)
+    bins = _mel(torch.arange(transform // 2 + 1, dtype=torch.float64) * samples_per_second / transform)[:, None]
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
     return torch.minimum(rising, falling).clamp(min=0).to(torch.float32)

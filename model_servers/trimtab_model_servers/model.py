@@ -49,7 +49,9 @@ class HostedModel:
         wanted = chosen_outputs(self.spec, request.requested_outputs)
         try:
             (outputs, seconds), waited = await worker.batch(partial(self.compute, request.inputs, point, wanted))
-        except (RuntimeError, ValueError, IndexError, KeyError, MemoryError) as error:
+        except RefusalError:
+            raise
+        except Exception as error:  # a family from outside may raise anything: it is this batch's failure alone
             log.exception("model %s failed on a batch of %d rows", self.spec.name, rows)
             raise RefusalError(500, f"model {self.spec.name!r} failed on a batch of {rows} rows: {error}") from error
         parameters: dict[str, Parameter] = {OPERATING_POINT: point.name, COMPUTE_SECONDS: round(seconds, 9)}

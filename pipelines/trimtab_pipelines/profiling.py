@@ -69,7 +69,8 @@ def profile_tasks(pipeline: InferencePipeline) -> tuple[ProfileTask, ...]:
             if variant.container is not None:
                 continue
             kinds.setdefault(_node_kind(variant), []).append((stage, variant))
-    wanted = pipeline.metadata.annotations.get(PROFILE_ANNOTATION, "")
+    asked = pipeline.metadata.annotations.get(PROFILE_ANNOTATION, "")
+    wanted = [asked, image] if (image := pipeline.spec.model_server_image) else asked
     return tuple(_task(members, wanted) for members in kinds.values())
 
 
@@ -116,7 +117,7 @@ def _measured(variant: Variant) -> dict[str, Any]:
     return found
 
 
-def _task(members: list[tuple[Stage, Variant]], wanted: str) -> ProfileTask:
+def _task(members: list[tuple[Stage, Variant]], wanted: str | list[str]) -> ProfileTask:
     first = members[0][1]
     accelerator = "gpu" if first.resources.gpu else None
     measured = [[stage.name, [*stage.batch_sizes], _measured(variant)] for stage, variant in members]

@@ -142,6 +142,13 @@ class InferencePipelineSpec(Model):
         default="Deployment", description="What the operator writes for each replica set"
     )
     service_account_name: Name | None = Field(default=None, description="Service account of the model servers")
+    model_server_image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        exclude_if=lambda image: image is None,
+        description="Image of its model servers, built from Trimtab's own with families added; else the installed one",
+    )
 
     @property
     def falls_back(self) -> bool:

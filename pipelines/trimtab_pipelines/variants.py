@@ -53,7 +53,8 @@ class Variant(Model):
     family: str = Field(
         default="",
         max_length=128,
-        description="Architecture the model server builds, such as torchvision/resnet18; empty with a container",
+        description="Architecture the model server builds, such as torchvision/resnet18, or a class of yours, such as "
+        "acme.models:Embedder; empty with a container",
     )
     parameters: dict[str, ParameterValue] = Field(default_factory=dict, description="Settings of the family")
     storage_uri: str = Field(

@@ -49,7 +49,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
     account = profiler_name(pipeline.name)
     container: Object = {
         "name": PROFILER,
-        "image": settings.model_server_image,
+        "image": pipeline.spec.model_server_image or settings.model_server_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["python", "-m", "trimtab_profiler"],
         "args": [

@@ -170,7 +170,7 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: HostingGroup
         environment[CACHE_TENANT_VARIABLE] = pipeline.metadata.namespace
     return {
         "name": MODEL_SERVER,
-        "image": settings.model_server_image,
+        "image": pipeline.spec.model_server_image or settings.model_server_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["python", "-m", "trimtab_model_servers"],
         "args": [

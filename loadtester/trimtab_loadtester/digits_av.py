@@ -57,11 +57,15 @@ class JobOptions:
         for part in filter(None, (piece.strip() for piece in written.split(","))):
             name, equals, value = part.partition("=")
             if not equals or name not in _READERS or name in values:
-                raise ValueError(f"payloads digits-av: {part!r} is not one of {', '.join(_READERS)}, each once as NAME=VALUE")
+                raise ValueError(
+                    f"payloads digits-av: {part!r} is not one of {', '.join(_READERS)}, each once as NAME=VALUE"
+                )
             try:
                 values[name] = _READERS[name](value)
             except ValueError:
-                raise ValueError(f"payloads digits-av: {name} cannot be {value!r}; write for instance {_EXAMPLE}") from None
+                raise ValueError(
+                    f"payloads digits-av: {name} cannot be {value!r}; write for instance {_EXAMPLE}"
+                ) from None
         return replace(cls(), **values)
 
 
@@ -109,7 +113,9 @@ class DigitsAvPayloads:
         """Count the rows whose digit is named; KeyError where the answer has no `digit`."""
         digits: NDArray[Any] = outputs["digit"].reshape(-1)
         expected = np.asarray(truth)
-        return Score(correct=int((digits == expected).sum()) if digits.shape == expected.shape else 0, total=expected.size)
+        return Score(
+            correct=int((digits == expected).sum()) if digits.shape == expected.shape else 0, total=expected.size
+        )
 
 
 def _absent(share: float, names: tuple[str, ...], random: np.random.Generator) -> tuple[str, ...]:

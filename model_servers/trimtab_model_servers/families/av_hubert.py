@@ -1,8 +1,9 @@
 """AV-HuBERT (Shi et al., ICLR 2022): features of lips and of sound side by side, then one transformer over the frames.
 
 `video` UINT8 [B, T, 88, 88], the mouth at 25 frames a second; `audio` FP32 [B, T, 104], four filterbank frames for each
-of them; to `tokens` INT64 [B, max_new_tokens] and `certainty`. The two are joined along channels, so that the trunk is as long with one as with both: of
-what is absent only the front end is saved, its features are zeros, as in training with modalities dropped.
+of them; to `tokens` INT64 [B, max_new_tokens] and `certainty`. The two are joined along channels, so that the trunk is
+as long with one as with both: of what is absent only the front end is saved, its features are zeros, as in training
+with modalities dropped.
 """
 
 from collections.abc import Mapping

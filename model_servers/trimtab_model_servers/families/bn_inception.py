@@ -59,7 +59,11 @@ class Inception(nn.Module):
         inner, double = block.double
         ways = [] if not block.one else [convolution(read, block.one, 1)]
         ways.append(nn.Sequential(convolution(read, middle, 1), convolution(middle, three, 3, block.stride)))
-        deep = (convolution(read, inner, 1), convolution(inner, double, 3), convolution(double, double, 3, block.stride))
+        deep = (
+            convolution(read, inner, 1),
+            convolution(inner, double, 3),
+            convolution(double, double, 3, block.stride),
+        )
         ways.append(nn.Sequential(*deep))
         pooled: nn.Module = (
             nn.MaxPool2d(3, block.stride, padding=1) if block.largest else nn.AvgPool2d(3, block.stride, padding=1)

@@ -1,4 +1,4 @@
-"""The digits-av pipeline's own small networks: `digits-av/early` and `digits-av/late` name a digit heard, seen or typed."""
+"""The digits-av pipeline's own small networks: `digits-av/early` and `digits-av/late` name a digit by 3 senses."""
 
 from dataclasses import dataclass
 

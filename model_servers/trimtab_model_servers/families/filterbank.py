@@ -64,7 +64,7 @@ def _filters() -> Tensor:
 
 
 def mel_triangles(count: int, transform: int, samples_per_second: int, lowest_hz: float) -> Tensor:
-    """Triangles of equal width in mel, from the lowest frequency to the highest there is, as [transform / 2 + 1, count]."""
+    """Triangles of equal width in mel, from the lowest frequency to the highest, as [transform / 2 + 1, count]."""
     lowest, highest = _mel(torch.tensor(lowest_hz)), _mel(torch.tensor(samples_per_second / 2))
     edges = torch.linspace(float(lowest), float(highest), count + 2, dtype=torch.float64)
     bins = _mel(torch.arange(transform // 2 + 1, dtype=torch.float64) * samples_per_second / transform)[:, None]

@@ -1,9 +1,9 @@
 """Self-MM (Yu et al., AAAI 2021): BERT over words, an LSTM each over sound and face; a head each and one for all.
 
 `text` INT64 [B, L], token ids without special tokens, -1 where none is; `audio` FP32 [B, T, 74] and `video` FP32
-[B, T, 35], features of COVAREP and Facet, zeros after a row's own; to `score` FP32 [B] (sentiment, -3…3), `label` [B] (1 where it
-is above 0) and `certainty` [B]. Late fusion: one modality alone is answered by its own head; of several, the fusing
-layer reads those that are there.
+[B, T, 35], features of COVAREP and Facet, zeros after a row's own; to `score` FP32 [B] (sentiment, -3…3), `label` [B]
+(1 where it is above 0) and `certainty` [B]. Late fusion: one modality alone is answered by its own head; of several,
+the fusing layer reads those that are there.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""TBN (Kazakos et al., ICCV 2019): a BN-Inception for each of colour, motion and sound, fused for each of three segments.
+"""TBN (Kazakos et al., ICCV 2019): a BN-Inception each for colour, motion and sound, fused for each of three segments.
 
 `image` UINT8 [B, 3, 3, 224, 224], a frame a segment; `flow` UINT8 [B, 3, 10, 224, 224], five steps of motion across and
 down; `audio` FP32 [B, 3, 1, 256, 256], log spectrograms; to `label` (verb), `noun` and the verb's `certainty`. Late

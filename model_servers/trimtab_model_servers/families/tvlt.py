@@ -1,8 +1,8 @@
 """TVLT (Tang et al., NeurIPS 2022): one ViT-B trunk over patches of a spectrogram and of video frames.
 
-`audio` FP32 [B, T, 128], log-mel frames, T a multiple of 16 up to 2048; `video` UINT8 [B, 8, 3, 224, 224]; to `label` and
-`certainty`. Early fusion: what is absent has no tokens. The published forward leaves the class token out where there is
-only sound and has no way for video alone; here every subset has it.
+`audio` FP32 [B, T, 128], log-mel frames, T a multiple of 16 up to 2048; `video` UINT8 [B, 8, 3, 224, 224]; to `label`
+and `certainty`. Early fusion: what is absent has no tokens. The published forward leaves the class token out where
+there is only sound and has no way for video alone; here every subset has it.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ class Tvlt(nn.Module):
         return scores
 
     def heard(self, audio: Tensor) -> Tensor:
-        """Log-mel frames [B, T, 128] to tokens [B, T / 2, width]; a rest of less than 16 frames is cut, as is what is long."""
+        """Log-mel frames [B, T, 128] to tokens [B, T / 2, width]; frames beyond a multiple of 16 or 2048 are cut."""
         steps = min(audio.shape[1], LONGEST) // PATCH
         if not steps:
             raise ValueError(f"audio must have at least {PATCH} frames, not {audio.shape[1]}")

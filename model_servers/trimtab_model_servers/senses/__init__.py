@@ -1,7 +1,7 @@
 """Digits heard, seen and typed: items with known truth, and networks that name the digit from any of the three.
 
-``voices``, ``recordings`` and ``items`` make inputs and need no torch; ``early`` and ``late`` are the networks; ``train``
-makes their weights anew and measures them.
+``voices``, ``recordings`` and ``items`` make inputs and need no torch; ``early`` and ``late`` are the networks;
+``train`` makes their weights anew and measures them.
 """
 
 from typing import Final

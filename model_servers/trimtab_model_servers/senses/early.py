@@ -1,7 +1,7 @@
 """Early fusion, in the manner of TVLT and ViLT: one trunk reads the tokens of all senses; what is absent has no tokens.
 
-Two convolutions make a token of each 80 ms of sound and of each 4 x 4 pixels of a frame: a batch of sound and text is 17
-tokens long, one of everything 161 (TVLT, Tang et al. 2022; ViLT, Kim et al. 2021).
+Two convolutions make a token of each 80 ms of sound and of each 4 x 4 pixels of a frame: a batch of sound and text is
+17 tokens long, one of everything 161 (TVLT, Tang et al. 2022; ViLT, Kim et al. 2021).
 """
 
 from collections.abc import Mapping
@@ -85,9 +85,7 @@ class EarlyNetwork(SensesNetwork):
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Score the digits; see `SensesNetwork.logits`."""
         readers = {"audio": self._heard, "video": self._seen, "text": self._read}
-        given = [
-            readers[name](inputs[name]) + self.kinds[n] for n, name in enumerate(MODALITIES) if name in inputs
-        ]
+        given = [readers[name](inputs[name]) + self.kinds[n] for n, name in enumerate(MODALITIES) if name in inputs]
         first = self.first.expand(len(given[0]), -1, -1)
         tokens = self.blocks(torch.cat([first, *given], dim=1))
         scores: Tensor = self.classes(self.last(tokens[:, 0]))

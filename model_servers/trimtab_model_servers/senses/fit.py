@@ -1,8 +1,9 @@
 """Training: every subset explicitly, so that no sense collapses, and none worse for knowing more.
 
 Early fusion runs its trunk for each subset apart: a step takes one subset and a larger one. Late fusion encodes each
-sense once and fuses all seven subsets in every step. Both add a ranking loss (SimMLM, 2025): what knows more may not lose
-more than what knows less. After it each subset gets the temperature that fits held-back items best (Guo et al. 2017).
+sense once and fuses all seven subsets in every step. Both add a ranking loss (SimMLM, 2025): what knows more may not
+lose more than what knows less. After it each subset gets the temperature that fits held-back items best (Guo et al.
+2017).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +50,7 @@ def fit(network: Network, items: Items, schedule: Schedule, advance: Callable[[f
     in common but the digit.
     """
     random = np.random.default_rng(schedule.seed)
-    inputs, digits = to_tensors(items)
+    inputs, _ = to_tensors(items)
     same = [np.flatnonzero(items.digit == digit) for digit in range(10)]
     optimiser = torch.optim.AdamW(network.parameters(), lr=schedule.peak_rate, weight_decay=0.02)
     cycle = torch.optim.lr_scheduler.OneCycleLR(

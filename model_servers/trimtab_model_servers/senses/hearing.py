@@ -1,4 +1,4 @@
-"""What the networks hear: the logarithm of 24 mel bands of each 20 ms of 0.8 s at 8 kHz, standardised per clip. Pure."""
+"""What the networks hear: the logarithm of 24 mel bands of each 20 ms of 0.8 s, standardised per clip. Pure."""
 
 from functools import cache
 from typing import Final

@@ -73,9 +73,7 @@ class ItemSource:
         handwriting = load_sources(split)
         self._glyphs = handwriting.glyphs
         self._written = [np.flatnonzero(handwriting.labels == digit) for digit in range(10)]
-        self._spoken = (
-            [] if recordings is None else [np.flatnonzero(recordings.digits == digit) for digit in range(10)]
-        )
+        self._spoken = [] if recordings is None else [np.flatnonzero(recordings.digits == digit) for digit in range(10)]
 
     def items(self, start: int, count: int, digits: Sequence[int] | None = None) -> Items:
         """Draw items `start` … `start + count - 1`.

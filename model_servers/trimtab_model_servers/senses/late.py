@@ -93,9 +93,7 @@ class LateNetwork(SensesNetwork):
         super().__init__()
         self.config = config
         width = config.width
-        self.encoders = nn.ModuleDict(
-            {"audio": Ear(width), "video": Eye(config.seen, width), "text": Reading(width)}
-        )
+        self.encoders = nn.ModuleDict({"audio": Ear(width), "video": Eye(config.seen, width), "text": Reading(width)})
         self.heads = nn.ModuleDict({name: nn.Sequential(nn.GELU(), nn.Linear(width, CLASSES)) for name in MODALITIES})
         self.joined = nn.ModuleDict({name: nn.Linear(width, width) for name in MODALITIES})
         self.which = nn.Embedding(2 ** len(MODALITIES), width)

@@ -5,6 +5,7 @@ end), `offsets`, `digit`, `speaker` and `speaker_names`. What is trained on them
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -77,7 +78,7 @@ def load_recordings(path: Path) -> Recordings:
         if missing:
             raise ValueError(f"{file}: no array {missing[0]!r}; are these recordings of spoken digits?")
         samples, offsets = held["samples"], held["offsets"]
-        clips = tuple(_levelled(samples[a:b]) for a, b in zip(offsets[:-1], offsets[1:], strict=True))
+        clips = tuple(_levelled(samples[a:b]) for a, b in pairwise(offsets.tolist()))
         names = tuple(str(name) for name in held["speaker_names"])
         return Recordings(clips, held["digit"].astype(np.int64), held["speaker"].astype(np.int64), names)
 

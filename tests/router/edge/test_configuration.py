@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from trimtab_router.edge.bootstrap import bootstrap
 from trimtab_router.edge.certificates import discovered
 from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key, read_entries, read_file, read_secret
 from trimtab_router.edge.places import Doorstep, Sockets
-from trimtab_router.edge.program import program
+from trimtab_router.edge.program import BEHIND_ITS_ROUTER, program
 from trimtab_router.edge.routes import discovery, door_routes
 from trimtab_router.ingress.control import ControlIngress
 
@@ -91,6 +92,13 @@ def test_envoy_takes_it(name, tmp_path):
     arguments = ["--mode", "validate", "--config-path", str(tmp_path / "envoy.json"), "--log-level", "warning"]
     ran = subprocess.run([program(), *arguments], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_what_becomes_the_door_takes_what_its_router_leaves():
+    told = "import os; from trimtab_router.edge.program import *; give_way(); print(os.nice(0), os.sched_getscheduler(0))"
+    ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    niceness, policy = map(int, ran.stdout.split())
+    assert (niceness, policy) == (min(os.nice(0) + BEHIND_ITS_ROUTER, 19), os.SCHED_BATCH)
 
 
 def test_the_same_routes_have_the_same_version_and_others_another():

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import aiohttp
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
@@ -40,6 +41,20 @@ async def scraped(rig: Rig) -> dict[str, int]:
     """Outcomes as a scrape of the metrics tells them; it brings what the door refused up to date."""
     await rig.get("/metrics")
     return await rig.outcomes()
+
+
+async def test_the_door_counts_what_is_read_and_nothing_that_only_costs():
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        assert [(await post(rig)).status, (await post(rig, path="/nowhere")).status] == [200, 404]
+        assert rig.sockets is not None
+        connector = aiohttp.UnixConnector(str(rig.sockets.envoy))
+        async with aiohttp.ClientSession(connector=connector) as session:
+            async with session.get("http://envoy/stats") as answer:
+                counted = (await answer.text()).splitlines()
+    names = {line.partition(":")[0] for line in counted}
+    assert {"http.door.downstream_rq_total", "cluster.requests.upstream_rq_total", "server.live"} <= names
+    assert any(name.startswith("door.answered.") for name in names)
+    assert not [name for name in names if name.endswith(("_time", "_ms", "rq_2xx", "rq_200"))]
 
 
 async def test_all_that_the_door_refuses_is_in_the_sums_with_its_reason(tmp_path):

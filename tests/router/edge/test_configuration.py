@@ -95,7 +95,9 @@ def test_envoy_takes_it(name, tmp_path):
 
 
 def test_what_becomes_the_door_takes_what_its_router_leaves():
-    told = "import os; from trimtab_router.edge.program import *; give_way(); print(os.nice(0), os.sched_getscheduler(0))"
+    told = (
+        "import os; from trimtab_router.edge.program import *; give_way(); print(os.nice(0), os.sched_getscheduler(0))"
+    )
     ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     niceness, policy = map(int, ran.stdout.split())
     assert (niceness, policy) == (min(os.nice(0) + BEHIND_ITS_ROUTER, 19), os.SCHED_BATCH)

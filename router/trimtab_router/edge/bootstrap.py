@@ -105,7 +105,7 @@ def _connections(settings: EdgeSettings, doorstep: Doorstep, pipeline: str, *, t
         "rds": {"route_config_name": ROUTES, "config_source": _from_router()},
         "http_filters": filters.chain(settings, doorstep.max_payload_bytes),
         "local_reply_config": local_replies(doorstep.max_payload_bytes, MAX_HEADERS_KIB),
-        "access_log": access_log.loggers(settings.access_log),
+        "access_log": access_log.loggers(settings.access_log, settings.access_log_fields),
         "server_name": "trimtab",
         "use_remote_address": True,
         "xff_num_trusted_hops": settings.trusted_hops,

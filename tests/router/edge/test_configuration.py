@@ -45,6 +45,7 @@ EVERYTHING: dict[str, Any] = {
     "maxStreams": 64,
     "trustedHops": 1,
     "accessLog": "Refused",
+    "accessLogFields": ["tls_version", "certificate_subject"],
     "memory": "512Mi",
 }
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -154,6 +155,7 @@ def test_whatever_stands_there_good_keys_are_read_and_problems_show_no_key(text,
         ({"patience": {"idle": "0s"}}, "patience.idle"),
         ({"memory": "1Mi"}, "memory"),
         ({"accessLog": "Some"}, "accessLog"),
+        ({"accessLogFields": ["body"]}, "accessLogFields"),
         ({"tlss": {}}, "tlss"),
     ],
 )

@@ -201,6 +201,15 @@ async def test_the_log_has_a_line_for_each_request_and_nothing_in_it_that_is_a_s
         assert len(bad["request_id"]) <= 128
 
 
+async def test_more_of_a_caller_is_told_where_it_was_asked_for():
+    edge = settings(accessLog="All", accessLogFields=["user_agent", "forwarded_for", "tls_version"])
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+        await post(rig, ("user-agent", "curl/8" + "x" * 300), ("x-forwarded-for", "192.0.2.1"))
+        (told,) = await lines_of(rig, lambda found: len(found) >= 1)
+    assert (told["user_agent"], told["forwarded_for"], told["tls_version"]) == ("curl/8" + "x" * 250, "192.0.2.1", None)
+    assert "authority" not in told
+
+
 @pytest.mark.parametrize(("which", "told"), [("Off", 0), ("Refused", 3)])
 async def test_the_log_has_lines_of_what_was_refused_or_none(which, told):
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(accessLog=which)) as rig:

@@ -14,11 +14,10 @@ def give_way() -> None:
     """Let this process, and what it becomes, take of a processor what its router leaves.
 
     In a flood the door has more to do than any router: refusals would take the processor from the answers that are
-    still in time. Nor does it interrupt its router for each answer written, but takes several together.
+    still in time. It still interrupts others for what comes: as a batch process it would add milliseconds to each
+    request beside busy model servers.
     """
     os.nice(BEHIND_ITS_ROUTER)
-    if hasattr(os, "SCHED_BATCH"):  # Linux
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def program() -> str:

@@ -110,7 +110,9 @@ async def test_a_plan_is_in_force_as_soon_as_the_api_server_tells_of_it(
         await cluster.apply(as_object(a_plan(pipeline, generation, batchSize=generation), namespace), manager="adapter")
         await until(partial(_is_in_force, router, generation))
         await until(partial(told_at.__contains__, generation))
-        behind.append(router.state().plan_applied_at - told_at[generation])
+        applied_at = router.state().plan_applied_at
+        assert applied_at is not None
+        behind.append(applied_at - told_at[generation])
     watching.cancel()
 
     p50, p90 = statistics.median(behind[1:]), statistics.quantiles(behind[1:], n=10)[-1]

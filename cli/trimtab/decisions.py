@@ -37,8 +37,8 @@ class Decision:
         return outlook(self.answer.program, self.answer.solution.choice)
 
 
-def stage_rows(plan: PipelinePlan) -> Rows:
-    """What each stage runs; the columns are STAGE_COLUMNS."""
+def stage_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
+    """What each stage runs; the columns are STAGE_COLUMNS. Each accuracy is told with what stands behind it."""
     return [
         (
             stage.name,
@@ -46,7 +46,7 @@ def stage_rows(plan: PipelinePlan) -> Rows:
             str(stage.batch_size),
             str(stage.replicas),
             f"{stage.cores * stage.replicas:g}",
-            f"{stage.accuracy:.4f}",
+            f"{stage.accuracy:.4f} {standing(pipeline, stage)}",
             f"{stage.throughput_rps:.0f}",
             f"{1000 * stage.latency_seconds:.1f} ms",
         )
@@ -55,7 +55,7 @@ def stage_rows(plan: PipelinePlan) -> Rows:
 
 
 def point_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
-    """Return every point the router may run of each stage with several, preferred first; columns POINT_COLUMNS."""
+    """Every point the router may run of each stage with several, preferred first; columns POINT_COLUMNS."""
     return [
         _point_row(pipeline.spec.stage(stage.name).variant(stage.variant).point(point.name), stage, point)
         for stage in plan.spec.stages
@@ -70,10 +70,15 @@ def _point_row(asked: OperatingPoint, stage: StagePlan, point: PointPlan) -> tup
     return (
         stage.name,
         f"{point.name} (planned)" if point.name == stage.operating_point else point.name,
-        f"{point.accuracy:.4f}" + (f" ({on_tasks})" if on_tasks else ""),
+        f"{point.accuracy:.4f} {asked.judged().standing}" + (f" ({on_tasks})" if on_tasks else ""),
         *("–" if one is None else f"{1000 * one:.1f} ms" for one in seconds),
         "; ".join(asked.knobs.values()),
     )
+
+
+def standing(pipeline: InferencePipeline, stage: StagePlan) -> str:
+    """Say what stands behind a stage's accuracy: declared, published or measured, and on how many samples."""
+    return pipeline.spec.stage(stage.name).variant(stage.variant).point(stage.operating_point).judged().standing
 
 
 def words(plan: PipelinePlan) -> list[str]:
@@ -129,9 +134,9 @@ def alternative_rows(decision: Decision) -> Rows:
 
 
 def stage_tables(pipeline: InferencePipeline, plan: PipelinePlan, title: str = "") -> list[Table]:
-    """Return what each stage runs and, where there are several, the operating points it may run at."""
+    """What each stage runs and, where there are several, the operating points it may run at."""
     points = point_rows(pipeline, plan)
-    tables = [terminal_table(STAGE_COLUMNS, stage_rows(plan), title)]
+    tables = [terminal_table(STAGE_COLUMNS, stage_rows(pipeline, plan), title)]
     return [*tables, terminal_table(POINT_COLUMNS, points, "operating points, preferred first")] if points else tables
 
 

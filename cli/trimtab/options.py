@@ -8,8 +8,10 @@ import typer
 from rich.console import Console
 
 from trimtab.local.loading import LoadOrder
+from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.load import LoadError
 from trimtab_pipelines.documents import load_edge
+from trimtab_pipelines.spec import InferencePipeline
 
 PipelineArgument = Annotated[Path, typer.Argument(metavar="PIPELINE", help="pipeline.yaml, or the folder it is in")]
 TraceOption = Annotated[Path | None, typer.Option("--trace", help="Load: requests of each second, a .csv or .csv.gz")]
@@ -20,6 +22,14 @@ LoadOption = Annotated[
 SpeedUpOption = Annotated[float, typer.Option("--speed-up", help="Play the trace this many times faster, same rates")]
 ScaleOption = Annotated[float, typer.Option("--scale", help="Multiply the trace's rates")]
 DurationOption = Annotated[float | None, typer.Option("--duration", help="Seconds; default: the load's own length")]
+SamplesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--samples",
+        metavar="DIR|module:Class",
+        help="Send your own samples, with their right answers; default: what the pipeline names",
+    ),
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Of arrivals and payloads")]
 ReportOption = Annotated[Path | None, typer.Option("--report", help="Write an HTML report of the run")]
 ProfilesOption = Annotated[
@@ -76,6 +86,17 @@ def check_load(order: LoadOrder | None, edge: Path | None) -> None:
         )
 
 
+def check_samples(pipeline: InferencePipeline, samples: str | None) -> None:
+    """Raise SamplesError where samples cannot be used, before anything starts."""
+    if samples is not None:
+        LabelledPayloads(pipeline, samples).payload(0)
+
+
+def located(samples: str | None) -> str | None:
+    """Return samples in a folder or file by their whole path: who sends them may run elsewhere."""
+    return str(Path(samples).resolve()) if samples is not None and Path(samples).exists() else samples
+
+
 def load_order(
     load: str | None,
     trace: Path | None,
@@ -83,12 +104,16 @@ def load_order(
     scale: float,
     duration_seconds: float | None,
     seed: int,
+    *,
+    samples: str | None = None,
 ) -> LoadOrder | None:
     """Read the load options; None where none is asked for. Raises LoadError or TraceError before anything starts."""
     if load is not None and trace is not None:
         raise LoadError("give --load or --trace, not both")
     if load is None and trace is None:
+        if samples is not None:
+            raise LoadError("--samples says what to send: give --load or --trace too")
         return None
-    order = LoadOrder(load, trace, speed_up, scale, duration_seconds, seed)
+    order = LoadOrder(load, trace, speed_up, scale, duration_seconds, seed, samples=located(samples))
     order.spec().rates(duration_seconds)
     return order

@@ -9,10 +9,11 @@ from trimtab.report import charts, layout, series
 from trimtab.report.layout import Charts
 from trimtab.report.summary import COMPARED, cards, comparison_rows
 from trimtab.timeline import Run, stage_lines
+from trimtab_pipelines.accuracy import sources
 from trimtab_pipelines.documents import write_atomically
 
 ACCURACY_NOTE = (
-    "Expected: product of the accuracies of the variants that served each answer. "
+    "Expected: product of the accuracies of the variants that served each answer, which are {sources}. "
     "Measured: answers compared with the truth."
 )
 FOOTER = "<footer>Drag over a chart to look closer, double-click to see all of it.</footer>"
@@ -48,12 +49,13 @@ def _head(run: Run) -> str:
 
 
 def _sections(run: Run, drawn: Charts) -> list[str]:
+    note = ACCURACY_NOTE.format(sources=sources(run.pipeline.spec.stages))
     return [
         layout.section("Load", "What came in each second, and the peak planned for.", charts.load_chart(run), drawn),
         *(_stage_section(run, stage.name, drawn) for stage in run.pipeline.spec.order),
         layout.section("Latency", "From the scheduled arrival to the answer given.", charts.latency_chart(run), drawn),
         _lost_section(run, drawn),
-        layout.section("Accuracy", ACCURACY_NOTE, charts.accuracy_chart(run), drawn),
+        layout.section("Accuracy", note, charts.accuracy_chart(run), drawn),
         layout.section(
             "Cores", "What replicas had reserved, what their processes used.", charts.cores_chart(run), drawn
         ),

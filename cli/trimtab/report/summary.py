@@ -9,6 +9,7 @@ from rich.table import Table
 
 from trimtab.report.figures import Figures, figures_of
 from trimtab.timeline import Run
+from trimtab_pipelines.accuracy import sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,11 @@ def cards(run: Run) -> list[Card]:
             f"of {slo_ms:g} ms, all received count" + _left_out(figures.callers_faults),
             kept,
         ),
-        Card("accuracy measured", _four(figures.measured_accuracy), f"expected {_four(figures.expected_accuracy)}"),
+        Card(
+            "accuracy measured",
+            _four(figures.measured_accuracy),
+            f"expected {_four(figures.expected_accuracy)}, by {sources(spec.stages)} ones",
+        ),
         Card("latency p99", _milliseconds(figures.p99_seconds), f"median {_milliseconds(figures.p50_seconds)}"),
         Card("load", f"{figures.load_low_rps:.1f} – {figures.load_high_rps:.1f}", "requests/s, over 5 s each"),
         Card("mean cores", f"{figures.mean_cores:.2f}", f"of a budget of {budget:g}; at most {figures.most_cores:g}"),

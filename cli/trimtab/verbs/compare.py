@@ -16,12 +16,15 @@ from trimtab.options import (
     LoadOption,
     PipelineArgument,
     ProfilesOption,
+    SamplesOption,
     ScaleOption,
     SeedOption,
     SpeedUpOption,
     TraceOption,
+    check_samples,
     console,
     load_order,
+    located,
 )
 from trimtab.preparation import choose_profiles, prepare
 from trimtab.record import save
@@ -48,18 +51,19 @@ def command(
     scale: ScaleOption = 1.0,
     duration: DurationOption = None,
     seed: SeedOption = 0,
+    samples: SamplesOption = None,
     profiles: ProfilesOption = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and the records")] = Path("out"),
 ) -> int:
     """Serve the same arrivals and payloads three times: adapted live, lightest and heaviest variants; compare."""
     document = prepare(pipeline)
-    order = load_order(load, trace, speed_up, scale, duration, seed)
+    order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples if load or trace else None)
+    check_samples(document, samples)
     profile_file = choose_profiles(pipeline, document, profiles, console)
     found = load_profiles(profile_file)
     if order is None:
-        order = LoadOrder(
-            changing_demand(document, found).load(CLIMBING_SEED), duration_seconds=duration or DEMO_SECONDS, seed=seed
-        )
+        written, length = changing_demand(document, found).load(CLIMBING_SEED), duration or DEMO_SECONDS
+        order = LoadOrder(written, duration_seconds=length, seed=seed, samples=located(samples))
     console.print(f"load {order.spec().text}")
     peak_rps = float(order.spec().rates(order.duration_seconds).max())
     setups = {

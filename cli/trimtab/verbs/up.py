@@ -15,11 +15,13 @@ from trimtab.options import (
     PipelineArgument,
     ProfilesOption,
     ReportOption,
+    SamplesOption,
     ScaleOption,
     SeedOption,
     SpeedUpOption,
     TraceOption,
     check_load,
+    check_samples,
     console,
     door,
     load_order,
@@ -42,6 +44,7 @@ def command(
     scale: ScaleOption = 1.0,
     duration: DurationOption = None,
     seed: SeedOption = 0,
+    samples: SamplesOption = None,
     rest_port: Annotated[int, typer.Option(help="Port of REST; 0 takes a free one")] = 8080,
     grpc_port: Annotated[int, typer.Option(help="Port of gRPC; 0 takes a free one")] = 8081,
     admin_port: Annotated[int, typer.Option(help="Port of metrics, state and load; 0 takes a free one")] = 8082,
@@ -56,9 +59,10 @@ def command(
     document = prepare(pipeline)
     if folder is not None and folder.resolve() == (pipeline if pipeline.is_dir() else pipeline.parent).resolve():
         raise DocumentError(f"--folder {folder} is the pipeline's own, whose files a run writes over; give another")
-    order = load_order(load, trace, speed_up, scale, duration, seed)
+    order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples)
     stands = door(edge)
     check_load(order, stands["edge"])
+    check_samples(document, samples)
     fixed = load_plan(plan) if plan else None
     profile_file = None if fixed else choose_profiles(pipeline, document, profiles, console)
     with RunFolder(folder) as where:

@@ -139,7 +139,7 @@ class InferencePipelineSpec(Model):
     router: RouterSettings = RouterSettings()
     rollout: Rollout = Rollout()
     deployer: Literal["Deployment", "SeldonDeployment"] = Field(
-        default="Deployment", description="What the operator writes for each replica set"
+        default="Deployment", description="What the operator writes for each hosting group of a stage"
     )
     service_account_name: Name | None = Field(default=None, description="Service account of the model servers")
     model_server_image: str | None = Field(
@@ -154,6 +154,11 @@ class InferencePipelineSpec(Model):
     def falls_back(self) -> bool:
         """Whether batches may leave at other operating points of the variant than the planned one."""
         return self.departure_policy != "UrgentFirst"
+
+    @property
+    def looks_twice(self) -> bool:
+        """Whether rows the model is not certain of may be answered again at another operating point."""
+        return self.departure_policy == "ModalityMix"
 
     @cached_property
     def order(self) -> tuple[Stage, ...]:
@@ -171,7 +176,7 @@ class InferencePipelineSpec(Model):
         return graph.expected_rows(self.order, self.domains)
 
     def stage(self, name: str) -> Stage:
-        """Return the stage of that name; KeyError names the ones there are."""
+        """The stage of that name; KeyError names the ones there are."""
         for stage in self.stages:
             if stage.name == name:
                 return stage

@@ -24,7 +24,8 @@ class Layer(nn.Module):
         query, key, value = split.permute(2, 0, 3, 1, 4)
         seen = scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, tokens, width)
         x = x + self.attended(seen)
-        return x + self.narrow(gelu(self.wide(self.between(x))))
+        widened: Tensor = self.narrow(gelu(self.wide(self.between(x))))
+        return x + widened
 
 
 class Encoder(nn.Module):

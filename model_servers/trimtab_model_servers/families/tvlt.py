@@ -69,7 +69,7 @@ class Tvlt(nn.Module):
         if not steps:
             raise ValueError(f"audio must have at least {PATCH} frames, not {audio.shape[1]}")
         cut = self.audio_patch(audio[:, None, : steps * PATCH]).permute(0, 2, 3, 1)
-        placed = cut + self.audio_moments[:, :steps] + self.audio_pitches
+        placed: Tensor = cut + self.audio_moments[:, :steps] + self.audio_pitches
         return placed.flatten(1, 2) + self.audio_kind
 
     def seen(self, video: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Tvlt(nn.Module):
         rows, frames = video.shape[:2]
         pixels = video.flatten(0, 1).to(torch.float32).sub_(127.5).mul_(1 / 127.5)
         cut = self.video_patch(pixels).flatten(2).transpose(1, 2).reshape(rows, frames, PLACES, -1)
-        placed = cut + self.video_frames[:, :frames] + self.video_places
+        placed: Tensor = cut + self.video_frames[:, :frames] + self.video_places
         return placed.flatten(1, 2) + self.video_kind
 
 

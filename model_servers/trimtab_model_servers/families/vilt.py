@@ -69,15 +69,17 @@ class Vilt(nn.Module):
             ids, mask = padded(framed([(BEGIN,), body, (END,)]), PADDING)
         embeddings = self.model.embeddings
         kinds = embeddings.token_type_embeddings.weight
-        return embeddings.text_embeddings(input_ids=ids) + kinds[0], mask
+        words: Tensor = embeddings.text_embeddings(input_ids=ids) + kinds[0]
+        return words, mask
 
     def _patches(self, image: Tensor) -> Tensor:
         embeddings = self.model.embeddings
         cut = embeddings.patch_embeddings(image)
         cut = cut.flatten(2).transpose(1, 2) if cut.dim() == 4 else cut
+        kind: Tensor = embeddings.token_type_embeddings.weight[1]
         first = embeddings.cls_token.expand(image.shape[0], -1, -1)
         placed: Tensor = torch.cat([first, cut], dim=1) + embeddings.position_embeddings
-        return placed + embeddings.token_type_embeddings.weight[1]
+        return placed + kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
+from trimtab_model_servers.families.encoder import Encoder
 from trimtab_model_servers.senses import CLASSES, MODALITIES
 from trimtab_model_servers.senses.hearing import BANDS, STEPS, mel_steps
 from trimtab_model_servers.senses.items import CHARACTERS, FRAMES, SIDE_PX
-from trimtab_model_servers.senses.network import CHARACTER_CODES, SensesNetwork, characters, pixels
+from trimtab_model_servers.senses.network import CHARACTER_CODES, SensesNetwork, characters, pixels, subset_bits
 
 REACH = 4
 """Steps of sound, or pixels across and down, that become one token."""
@@ -29,29 +29,6 @@ class EarlyConfig(BaseModel):
     depth: int = Field(default=3, ge=1, description="blocks")
     heads: int = Field(default=4, ge=1)
     stem: int = Field(default=24, ge=1, description="channels of the convolutions before the tokens")
-
-
-class Block(nn.Module):
-    """Attention and two layers, each added to what it read."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before = nn.LayerNorm(width)
-        self.project = nn.Linear(width, 3 * width)
-        self.attended = nn.Linear(width, width)
-        self.between = nn.LayerNorm(width)
-        self.wide = nn.Linear(width, 4 * width)
-        self.narrow = nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, N, width] to the same."""
-        rows, tokens, width = x.shape
-        split = self.project(self.before(x)).view(rows, tokens, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        seen = scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, tokens, width)
-        x = x + self.attended(seen)
-        return x + self.narrow(nn.functional.gelu(self.wide(self.between(x))))
 
 
 class EarlyNetwork(SensesNetwork):
@@ -78,17 +55,16 @@ class EarlyNetwork(SensesNetwork):
         self.places = nn.Parameter(torch.randn(1, 1, across**2, width) * 0.02)
         self.letters = nn.Embedding(CHARACTER_CODES, width)
         self.positions = nn.Parameter(torch.randn(1, CHARACTERS, width) * 0.02)
-        self.blocks = nn.Sequential(*(Block(width, config.heads) for _ in range(config.depth)))
-        self.last = nn.LayerNorm(width)
+        self.trunk = Encoder(config.depth, width, config.heads, 4 * width)
         self.classes = nn.Linear(width, CLASSES)
 
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Score the digits; see `SensesNetwork.logits`."""
         readers = {"audio": self._heard, "video": self._seen, "text": self._read}
-        given = [readers[name](inputs[name]) + self.kinds[n] for n, name in enumerate(MODALITIES) if name in inputs]
+        present = subset_bits(inputs)
+        given = [readers[name](inputs[name]) + self.kinds[n] for n, name in enumerate(MODALITIES) if present & (1 << n)]
         first = self.first.expand(len(given[0]), -1, -1)
-        tokens = self.blocks(torch.cat([first, *given], dim=1))
-        scores: Tensor = self.classes(self.last(tokens[:, 0]))
+        scores: Tensor = self.classes(self.trunk(torch.cat([first, *given], dim=1))[:, 0])
         return scores
 
     def _heard(self, audio: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from trimtab_model_servers.senses.network import parts, strict_pairs
 from trimtab_model_servers.senses.networks import Network
 
 RANKING_WEIGHT: Final = 0.5
-SMOOTHING: Final = 0.05
 _TEMPERATURES: Final = np.geomspace(0.3, 3.0, 60)
 _PAIRS: Final = strict_pairs()
 Inputs = dict[str, Tensor]
@@ -87,7 +86,7 @@ def _loss(network: Network, batch: Inputs, digits: Tensor, random: np.random.Gen
 
 
 def _entropy(logits: Tensor, digits: Tensor) -> Tensor:
-    return fn.cross_entropy(logits, digits, label_smoothing=SMOOTHING)
+    return fn.cross_entropy(logits, digits)
 
 
 def scores(network: Network, items: Items, batch: int = 128) -> dict[tuple[str, ...], Tensor]:
@@ -110,10 +109,3 @@ def best_temperature(logits: Tensor, digits: Tensor) -> float:
     """The temperature at which scores [n, 10] are likeliest to name the digits [n]."""
     losses = [float(fn.cross_entropy(logits / float(one), digits)) for one in _TEMPERATURES]
     return float(_TEMPERATURES[int(np.argmin(losses))])
-
-
-def set_temperatures(network: Network, items: Items) -> None:
-    """Fit the temperature of each subset on items that it was not trained on."""
-    digits = torch.from_numpy(items.digit)
-    for subset, logits in scores(network, items).items():
-        network.set_temperature(subset, best_temperature(logits, digits))

@@ -17,10 +17,11 @@ _LOWEST_HZ, _RATE_HZ = 80.0, 8000
 def mel_steps(audio: Tensor) -> Tensor:
     """Map int16 samples [B, 6400] to float32 [B, 40, 24], mean 0 and deviation 1 over each clip."""
     sound = torch.nn.functional.pad(audio.to(torch.float32), (_WINDOW - _HOP, 0)) / 32768.0
-    power = torch.fft.rfft(sound.unfold(1, _WINDOW, _HOP) * _window()).abs().square()
-    bands = (power @ _triangles()).clamp(min=1e-8).log()
+    power: Tensor = torch.fft.rfft(sound.unfold(1, _WINDOW, _HOP) * _window()).abs().square()
+    bands: Tensor = (power @ _triangles()).clamp(min=1e-8).log()
     centred = bands - bands.mean(dim=(1, 2), keepdim=True)
-    return centred / (centred.square().mean(dim=(1, 2), keepdim=True).sqrt() + 1e-3)
+    deviation: Tensor = centred.square().mean(dim=(1, 2), keepdim=True).sqrt()
+    return centred / (deviation + 1e-3)
 
 
 @cache

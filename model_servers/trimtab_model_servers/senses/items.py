@@ -26,7 +26,8 @@ CHARACTERS: Final = 6
 NAMES: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 HINT_SHARE: Final = 0.7
 TYPO_SHARE: Final = 0.12
-LEAST_SNR_DB, MOST_SNR_DB = -12.0, 4.0
+SNR_DB: Final = {"recorded": (-12.0, 4.0), "synthesised": (-17.0, -1.0)}
+"""Least and most; synthesised voices are clearer, and would else be easier to understand than real ones."""
 BAR_PX: Final = 5
 GRAIN: Final = (0.15, 0.5)
 """Standard deviation of the noise on a frame, between these."""
@@ -70,6 +71,7 @@ class ItemSource:
         self.split: Split = split
         self.seed = seed
         self.recordings = recordings
+        self._snr_db = SNR_DB["synthesised" if recordings is None else "recorded"]
         handwriting = load_sources(split)
         self._glyphs = handwriting.glyphs
         self._written = [np.flatnonzero(handwriting.labels == digit) for digit in range(10)]
@@ -92,17 +94,17 @@ class ItemSource:
         digit = drawn if digit is None else digit
         glyph = self._glyphs[random.choice(self._written[digit])]
         video, text = filmed(glyph, random), typed(digit, random)
-        audio = heard(self._clip(digit, random), random)
-        return audio, video, text, np.int64(digit)
+        audio = heard(self._clip(digit, random), self._snr_db, random)
+        return audio, video, text, np.asarray(digit, dtype=np.int64)
 
     def _clip(self, digit: int, random: np.random.Generator) -> NDArray[np.float32]:
         if self.recordings is not None:
-            return self.recordings.clips[random.choice(self._spoken[digit])]
+            return self.recordings.clips[int(random.choice(self._spoken[digit]))]
         return say(digit, voice(int(random.integers(*VOICES[self.split]))), random)
 
 
-def heard(clip: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.int16]:
-    """Put a clip somewhere into 0.8 s and add noise: int16 [6400]."""
+def heard(clip: NDArray[np.float32], snr_db: tuple[float, float], random: np.random.Generator) -> NDArray[np.int16]:
+    """Put a clip somewhere into 0.8 s and add noise, so many decibels below it: int16 [6400]."""
     clip = clip[:SAMPLES]
     room = SAMPLES - clip.size
     audio = np.zeros(SAMPLES, dtype=np.float64)
@@ -110,7 +112,7 @@ def heard(clip: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.
     audio[first : first + clip.size] = clip
     noise = _coloured(random)
     power = float(np.mean(np.square(clip, dtype=np.float64))) + 1e-9
-    noise *= np.sqrt(power / 10 ** (random.uniform(LEAST_SNR_DB, MOST_SNR_DB) / 10))
+    noise *= np.sqrt(power / 10 ** (random.uniform(*snr_db) / 10))
     audio += noise
     audio *= random.uniform(*_LOUDNESS) / max(float(np.abs(audio).max()), 1e-9)
     return audio.astype(np.int16)
@@ -138,9 +140,9 @@ def filmed(glyph: NDArray[np.float32], random: np.random.Generator) -> NDArray[n
     frames = sample(glyph, source_x, source_y)
     angles, away = random.uniform(0, np.pi, (FRAMES, 1, 1)), random.uniform(-5, 5, (FRAMES, 1, 1))
     distance = np.cos(angles) * across[None, None, :] + np.sin(angles) * across[None, :, None] - away
-    frames = np.where(np.abs(distance) < BAR_PX / 2, random.uniform(0, 1), frames)
-    frames = 0.2 + 0.6 * frames + random.uniform(*GRAIN) * random.standard_normal(frames.shape)
-    return (frames.clip(0, 1) * 255).astype(np.uint8)
+    hidden = np.where(np.abs(distance) < BAR_PX / 2, random.uniform(0, 1), frames)
+    grainy = 0.2 + 0.6 * hidden + random.uniform(*GRAIN) * random.standard_normal(hidden.shape)
+    return (grainy.clip(0, 1) * 255).astype(np.uint8)
 
 
 def typed(digit: int, random: np.random.Generator) -> NDArray[np.uint8]:

@@ -5,7 +5,7 @@ A weights file is one safetensors file in float16 whose metadata says what to bu
 
 import json
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import torch
 from pydantic import ValidationError
@@ -18,7 +18,10 @@ from trimtab_model_servers.senses.late import LateConfig, LateNetwork
 Network = EarlyNetwork | LateNetwork
 
 VARIANTS: Final[dict[str, EarlyConfig | LateConfig]] = {"late": LateConfig(), "early": EarlyConfig()}
-_FAMILIES: Final = {"digits-av-early": EarlyConfig, "digits-av-late": LateConfig}
+_FAMILIES: Final[dict[str, type[EarlyConfig] | type[LateConfig]]] = {
+    "digits-av-early": EarlyConfig,
+    "digits-av-late": LateConfig,
+}
 
 
 class WeightsError(ValueError):
@@ -34,7 +37,7 @@ def build(config: EarlyConfig | LateConfig, *, seed: int) -> Network:
 
 def for_serving(network: Network) -> Network:
     """Switch to evaluation and freeze, in place."""
-    return cast("Network", network.eval().requires_grad_(requires_grad=False))
+    return network.eval().requires_grad_(requires_grad=False)
 
 
 def save(network: Network, path: Path, training: dict[str, str] | None = None) -> None:

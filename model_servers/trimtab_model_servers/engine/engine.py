@@ -6,7 +6,7 @@ What was asked meanwhile is done between steps, so that a cancelled request has 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -77,7 +77,7 @@ class Engine:
             self._wake.notify()
         self._thread.join()
 
-    async def stream(self, request: Request, images: Sequence[Tensor | None]) -> AsyncIterator[Event]:
+    async def stream(self, request: Request, images: Sequence[Tensor | None]) -> AsyncGenerator[Event, None]:
         """Yield a request's events up to its last word; who stops listening cancels it.
 
         Raises:

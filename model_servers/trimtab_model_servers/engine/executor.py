@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from trimtab_model_servers.engine.attention import Sight, StepContext
+from trimtab_model_servers.engine.attention import Places, Sight, StepContext, sight_of
 from trimtab_model_servers.engine.families import Family
 from trimtab_model_servers.engine.scheduler import Admission, Chunk, Limits
 from trimtab_model_servers.engine.sights import ImageSight, image_sight
@@ -26,6 +25,15 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """How a step's tokens stand: each one's slot, how many are alone in theirs, and from where to where the others'."""
+
+    slots: Places
+    singles: int
+    runs: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Written:
     """Who writes a token, and from which logits, [n, vocabulary]."""
 
@@ -39,6 +47,7 @@ class Executor:
     def __init__(self, family: Family, limits: Limits) -> None:
         self.family = family
         like = family.embed(torch.zeros(1, dtype=torch.int64))[:0]
+        self._like = like
         self._device = like.device
         self._own = Store(family.own_layers, family.heads, limits.slots, limits.slot_tokens, like)
         self._across = Store(family.across_layers, family.heads, limits.slots, limits.image_tokens, like)
@@ -106,17 +115,19 @@ class Executor:
     @torch.inference_mode()
     def run(self, parts: Sequence[Chunk]) -> Written:
         """Compute the parts of a step; computing one again leaves the same behind."""
-        single = sum(len(part.tokens) == 1 for part in parts)
+        singles = sum(len(part.tokens) == 1 for part in parts)
         parts = sorted(parts, key=lambda part: (len(part.tokens) != 1, part.slot))
-        slots = self._tensor(np.repeat([part.slot for part in parts], [len(part.tokens) for part in parts]))
+        slots = np.repeat([part.slot for part in parts], [len(part.tokens) for part in parts])
         places = np.concatenate([np.arange(part.start, part.start + len(part.tokens)) for part in parts])
-        positions = self._tensor(places)
         ends = np.cumsum([len(part.tokens) for part in parts]).tolist()
-        runs = [(end - len(part.tokens), end) for part, end in zip(parts, ends, strict=True)][single:]
-        own = _sight(slots, torch.zeros_like(positions), positions + 1, places + 1, single, runs)
+        layout = _Layout(
+            slots, singles, [(end - len(part.tokens), end) for part, end in zip(parts, ends, strict=True)][singles:]
+        )
+        positions = self._tensor(places)
+        own = self._sight(layout, np.zeros_like(places), places + 1)
         context = StepContext((self._own, own), positions)
         if self.family.across and any(self._held[part.request_id].request.images for part in parts):
-            context = self._looking(parts, context, slots, single, runs)
+            context = self._looking(parts, context, layout)
         hidden = self.family.forward(self._embed(parts), positions, context)
         last = [end - 1 for part, end in zip(parts, ends, strict=True) if part.writes]
         logits = self.family.logits(hidden[last]) if last else hidden.new_empty(0, self.family.vocabulary)
@@ -139,15 +150,12 @@ class Executor:
             at += len(part.tokens)
         return embedded
 
-    def _looking(
-        self, parts: Sequence[Chunk], context: StepContext, slots: Tensor, single: int, runs: list[tuple[int, int]]
-    ) -> StepContext:
+    def _looking(self, parts: Sequence[Chunk], context: StepContext, layout: _Layout) -> StepContext:
         """Add what the parts see of their images."""
         seen = [self._held[part.request_id].sight.at(part.start, len(part.tokens)) for part in parts]
         low, high, behind = (np.concatenate(columns) for columns in zip(*seen, strict=True))
         sighted = [bool(self._held[part.request_id].request.images) for part in parts for _ in part.tokens]
-        sight = _sight(slots, self._tensor(low), self._tensor(high), high, single, runs)
-        dtype = self._across.pair(self._across.layers[0])[0].dtype
+        sight, dtype = self._sight(layout, low, high), self._like.dtype
         return StepContext(
             context.own,
             context.positions,
@@ -156,7 +164,12 @@ class Executor:
             torch.from_numpy(behind).to(self._device, dtype)[:, None],
         )
 
-    def _tensor(self, numbers: NDArray[np.int64]) -> Tensor:
+    def _sight(self, layout: _Layout, low: Places, high: Places) -> Sight:
+        return sight_of(
+            layout.slots, (low, high), layout.singles, layout.runs, group=self.family.heads.group, like=self._like
+        )
+
+    def _tensor(self, numbers: Places) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64)).to(self._device)
 
 
@@ -165,15 +178,3 @@ def _padding_last(held: _Held) -> Tensor:
     given = [(image, rows) for image, rows in zip(held.request.images, held.images, strict=True) if rows is not None]
     shown = [rows[: image.tokens] for image, rows in given]
     return torch.cat([*shown, *(rows[image.tokens :] for image, rows in given)])
-
-
-def _sight(
-    slots: Tensor,
-    low: Tensor,
-    high: Tensor,
-    ends: NDArray[np.int64],
-    single: int,
-    runs: list[tuple[int, int]],
-) -> Sight:
-    longest = [int(ends[:single].max()) if single else 0, *(int(ends[start:end].max()) for start, end in runs)]
-    return Sight(slots, low, high, single, runs, tuple(longest))

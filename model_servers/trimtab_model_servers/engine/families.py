@@ -64,7 +64,8 @@ class DecoderOnly:
         self.width: Final = int(config.hidden_size)
         self.vocabulary: int = int(self._head.weight.shape[0])
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.heads: Heads = Heads(int(config.num_key_value_heads or config.num_attention_heads), int(size))
+        keys = int(config.num_key_value_heads or config.num_attention_heads)
+        self.heads: Heads = Heads(keys, int(size), int(config.num_attention_heads) // keys)
         self.across_layers: tuple[int, ...] = tuple(getattr(config, "cross_attention_layers", ()))
         self.own_layers: tuple[int, ...] = tuple(
             layer for layer in range(config.num_hidden_layers) if layer not in self.across_layers

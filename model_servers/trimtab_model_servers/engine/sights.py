@@ -1,10 +1,10 @@
 """Which image tokens each position of a prompt attends to in a model that attends across. Pure.
 
 Mllama's rule, as its processor has it: an image is seen from its placeholder up to the next image's, images that stand
-side by side up to the one that follows them all; the last ones to the end. Text before the first image attends to every
-image and its padding, but leaves out the feed-forward part of the layers that do (transformers' own model does so; tokens
-differ else). In a slot images' tokens come first, in order, and the padding of all of them last, so that what a position
-sees is one run.
+side by side up to the one that follows them all; the last ones to the end. Text before the first image attends to
+every image and its padding, but leaves out the feed-forward part of the layers that do (transformers' own model does
+so; tokens differ else). In a slot images' tokens come first, in order, and the padding of all of them last, so that
+what a position sees is one run.
 """
 
 from collections.abc import Sequence

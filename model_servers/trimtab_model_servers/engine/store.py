@@ -8,10 +8,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The shape of a layer's attention: ``keys`` heads of keys and values, each ``size`` wide."""
+    """Heads of a layer: ``keys`` of keys and values, ``size`` wide, each shared by ``group`` of queries."""
 
     keys: int
     size: int
+    group: int
 
 
 class Store:

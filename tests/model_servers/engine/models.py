@@ -1,4 +1,4 @@
-"""Tiny models of transformers' own classes with random weights, and requests to them: once for `generate`, once for us."""
+"""Tiny models of transformers' own classes with random weights; requests, for `generate` and for the engine."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,7 +10,7 @@ import torch
 from trimtab_model_servers.engine.values import Image, Request
 
 transformers: Any = import_module("transformers")
-mllama: Any = import_module("transformers.models.mllama")
+mllama: Any = import_module("transformers.models.mllama.configuration_mllama")
 mllama_processing: Any = import_module("transformers.models.mllama.processing_mllama")
 
 IMAGE_ID, VOCABULARY = 3, 97

@@ -50,6 +50,10 @@ WhatIfOption = Annotated[
         help="Try others beside it: load=40/80,slo=200ms,budget=x1.5 (/ between values, x multiplies); repeat",
     ),
 ]
+PagePortOption = Annotated[
+    int, typer.Option(min=-1, max=65535, help="Port of the live page; 0 takes a free one, -1 serves none")
+]
+LIVE_PAGE_PORT = 8083
 EdgeOption = Annotated[
     str | None,
     typer.Option(

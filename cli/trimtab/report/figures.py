@@ -95,7 +95,8 @@ def _accuracies(run: Run) -> tuple[float, float]:
     counters = run.samples[-1].counters if run.samples else None
     if counters is None or not counters.accuracy_count:
         return math.nan, math.nan
-    return counters.accuracy_sum / counters.accuracy_count, math.nan
+    last = run.samples[-1]
+    return counters.accuracy_sum / counters.accuracy_count, last.correct / last.total if last.total else math.nan
 
 
 def _quantiles(run: Run) -> tuple[float, float]:

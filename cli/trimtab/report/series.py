@@ -131,7 +131,7 @@ def accuracies(run: Run) -> tuple[Curve, Curve]:
     edges = bin_edges(run)
     middles = (edges[:-1] + edges[1:]) / 2
     if run.results is None:
-        return _expected_by_counters(run), _nothing()
+        return _expected_by_counters(run), _measured_by_samples(run)
     answered = run.results.answered
     due = answered["scheduled"]
     expected = [_mean(group) for group in _grouped(due, answered["expected_accuracy"], edges)]
@@ -203,6 +203,14 @@ def _expected_by_counters(run: Run) -> Curve:
     )
     value = np.divide(totals.value, counts.value, out=np.full(totals.value.size, np.nan), where=counts.value > 0)
     return Curve(totals.at, value)
+
+
+def _measured_by_samples(run: Run) -> Curve:
+    right, total = _growth(run, lambda sample: sample.correct), _growth(run, lambda sample: sample.total)
+    if not total.value.any():
+        return _nothing()
+    value = np.divide(right.value, total.value, out=np.full(total.value.size, np.nan), where=total.value > 0)
+    return Curve(total.at, value)
 
 
 def _bucket_latency(run: Run, quantile: float) -> Curve:

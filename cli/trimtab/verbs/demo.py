@@ -10,7 +10,7 @@ from trimtab.demand import changing_demand
 from trimtab.live import watching
 from trimtab.local.loading import LoadOrder
 from trimtab.local.supervisor import Setup
-from trimtab.options import SeedOption, console
+from trimtab.options import LIVE_PAGE_PORT, PagePortOption, SeedOption, console
 from trimtab.preparation import choose_profiles, prepare
 from trimtab.record import save
 from trimtab.report.figures import Figures, figures_of
@@ -32,6 +32,7 @@ def command(
     ] = None,
     duration: Annotated[float, typer.Option(help="Seconds")] = DEMO_SECONDS,
     seed: SeedOption = 0,
+    page_port: PagePortOption = LIVE_PAGE_PORT,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and the record")] = Path("out"),
 ) -> int:
     """Serve the digits pipeline under a changing load, adapt it live, and show what happened."""
@@ -42,7 +43,10 @@ def command(
     load = load or changing_demand(document, load_profiles(profile_file)).load()
     order = LoadOrder(load, duration_seconds=duration, seed=seed)
     with RunFolder() as where:
-        session = Session(f"{document.name}, adapted live", Setup(pipeline, where, profile_file), order)
+        setup = Setup(pipeline, where, profile_file)
+        session = Session(
+            f"{document.name}, adapted live", setup, order, page_port=None if page_port < 0 else page_port
+        )
         with watching(session, console):
             run = asyncio.run(session.run())
     print_summary(run, console)

@@ -13,7 +13,21 @@ import typer
 
 from trimtab.local.replicas import end_fork_server
 from trimtab.local.router_client import RouterUnreachable
-from trimtab.verbs import accuracy, compare, demo, explain, keys, load, plan, profile, report, simulate, status, up
+from trimtab.verbs import (
+    accuracy,
+    compare,
+    demo,
+    explain,
+    keys,
+    load,
+    page,
+    plan,
+    profile,
+    report,
+    simulate,
+    status,
+    up,
+)
 from trimtab_adapter.planning.decide import PlanningError
 from trimtab_adapter.planning.what_if import WhatIfError
 from trimtab_loadtester.load import LoadError
@@ -61,7 +75,7 @@ def _of_all(
     """Options before any verb."""
 
 
-for verb in (up, load, profile, accuracy, plan, explain, simulate, compare, report, status, demo):
+for verb in (up, load, profile, accuracy, plan, explain, simulate, compare, report, page, status, demo):
     app.command(verb.__name__.rpartition(".")[2])(exiting(verb.command))
 of_keys = typer.Typer(no_args_is_help=True, help="API keys of those who may call a pipeline.")
 of_keys.command("new")(exiting(keys.new))

@@ -90,6 +90,14 @@ def check_load(order: LoadOrder | None, edge: Path | None) -> None:
         )
 
 
+def place_of(address: str) -> tuple[str, int]:
+    """Read HOST:PORT; raises LoadError where it is none."""
+    host, _, number = address.removeprefix("http://").rstrip("/").rpartition(":")
+    if not host or not number.isdecimal() or not 1 <= int(number) <= 65535:
+        raise LoadError(f"--address {address!r} must be HOST:PORT, such as 127.0.0.1:8082")
+    return host, int(number)
+
+
 def check_samples(pipeline: InferencePipeline, samples: str | None) -> None:
     """Raise SamplesError where samples cannot be used, before anything starts."""
     if samples is not None:

@@ -5,6 +5,7 @@ import base64
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,9 @@ from tests.cli.runs import a_run, a_sample, plans
 from trimtab import record
 from trimtab.local.supervisor import Fault
 from trimtab.report.serving import LivePage, PageError
+from trimtab.report.summary import cards
 from trimtab.timeline import Run
+from trimtab.watching import added
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -129,3 +132,22 @@ def test_the_page_says_nothing_that_is_no_json(tmp_path: Path) -> None:
 
     extend(recorder(tmp_path), range(3))
     json.loads(json.dumps(_seen(tmp_path, None), allow_nan=False))
+
+
+def test_what_several_routers_counted_is_added_up() -> None:
+    one, other = a_sample(10).counters, a_sample(30).counters
+    both = added([one, other])
+    assert (both.received, both.outcomes["ok"], both.accuracy_count) == (400, 400, 400)
+    assert both.latency_buckets[2.0] == 400
+    assert added([one]) == one
+
+
+def test_requests_under_way_are_no_fault_of_the_sums(tmp_path: Path) -> None:
+    extend(recorder(tmp_path), range(20))
+    run = record.load(tmp_path)
+    last = run.samples[-1]
+    busy = replace(last, counters=replace(last.counters, received=last.counters.received + 3))
+    (card, *_) = cards(replace(run, samples=[*run.samples, busy]))
+    assert "+ 3 under way" in card.detail
+    assert card.holds is None
+    assert cards(run)[0].holds is True

@@ -42,6 +42,11 @@ class Figures:
         return self.received == sum(self.outcomes.values())
 
     @property
+    def under_way(self) -> int:
+        """Requests received that had no outcome when they were counted last."""
+        return max(self.received - sum(self.outcomes.values()), 0)
+
+    @property
     def load_ratio(self) -> float:
         """Greatest over least load, each over five seconds."""
         return self.load_high_rps / max(self.load_low_rps, 0.2)

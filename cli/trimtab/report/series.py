@@ -206,11 +206,13 @@ def _expected_by_counters(run: Run) -> Curve:
 
 
 def _measured_by_samples(run: Run) -> Curve:
-    right, total = _growth(run, lambda sample: sample.correct), _growth(run, lambda sample: sample.total)
-    if not total.value.any():
-        return _nothing()
-    value = np.divide(right.value, total.value, out=np.full(total.value.size, np.nan), where=total.value > 0)
-    return Curve(total.at, value)
+    """The share of right answers, over ten samples each."""
+    pairs = [(first, last) for first, last in zip(run.samples, run.samples[10:], strict=False) if last.total]
+    shares = [
+        (last.correct - first.correct) / (last.total - first.total) if last.total > first.total else np.nan
+        for first, last in pairs
+    ]
+    return Curve(np.array([last.at - run.started_at for _, last in pairs]), np.array(shares, dtype=np.float64))
 
 
 def _bucket_latency(run: Run, quantile: float) -> Curve:

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from trimtab.in_cluster import all_pipelines, connected
 from trimtab.local.router_client import Counters, RouterClient
-from trimtab.options import console
-from trimtab_loadtester.load import LoadError
+from trimtab.options import console, place_of
 from trimtab_pipelines.router_state import RouterState, Served
 from trimtab_pipelines.status import condition_of
 
@@ -33,22 +32,13 @@ def command(
         else:
             console.print(_pipelines(found))
         return 0
-    state, counters = asyncio.run(_ask(*_place(address, port)))
+    state, counters = asyncio.run(_ask(*(("127.0.0.1", port) if address is None else place_of(address))))
     if as_json:
         told = {"received": counters.received, **counters.outcomes, "callers_faults": counters.callers_faults}
         _write({"pipeline": counters.pipeline, **state.model_dump(), "since_start": told, "drops": counters.drops})
     else:
         _show(state, counters)
     return 0 if state.ready else 1
-
-
-def _place(address: str | None, port: int) -> tuple[str, int]:
-    if address is None:
-        return "127.0.0.1", port
-    host, _, number = address.removeprefix("http://").rstrip("/").rpartition(":")
-    if not host or not number.isdecimal() or not 1 <= int(number) <= 65535:
-        raise LoadError(f"--address {address!r} must be HOST:PORT, such as 127.0.0.1:8082")
-    return host, int(number)
 
 
 def _show(state: RouterState, counters: Counters) -> None:

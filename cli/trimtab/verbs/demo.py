@@ -10,13 +10,13 @@ from trimtab.demand import changing_demand
 from trimtab.live import watching
 from trimtab.local.loading import LoadOrder
 from trimtab.local.supervisor import Setup
-from trimtab.options import LIVE_PAGE_PORT, PagePortOption, SeedOption, console
+from trimtab.options import LIVE_PAGE_PORT, OutFolderOption, PagePortOption, SeedOption, console
 from trimtab.preparation import choose_profiles, prepare
 from trimtab.record import save
 from trimtab.report.figures import Figures, figures_of
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
-from trimtab.run_folder import RunFolder
+from trimtab.run_folder import RunFolder, reports_folder
 from trimtab.session import Session
 from trimtab_loadtester.load import LoadSpec
 from trimtab_pipelines.documents import load_profiles
@@ -33,9 +33,10 @@ def command(
     duration: Annotated[float, typer.Option(help="Seconds")] = DEMO_SECONDS,
     seed: SeedOption = 0,
     page_port: PagePortOption = LIVE_PAGE_PORT,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and the record")] = Path("out"),
+    out: OutFolderOption = None,
 ) -> int:
     """Serve the digits pipeline under a changing load, adapt it live, and show what happened."""
+    out = out or reports_folder()
     document = prepare(pipeline)
     if load is not None:
         LoadSpec.parse(load)

@@ -1,6 +1,7 @@
 """`trimtab up`: serve a pipeline on this machine, adapted to its load."""
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -22,12 +23,9 @@ from trimtab.options import (
     SeedOption,
     SpeedUpOption,
     TraceOption,
-    check_load,
-    check_samples,
     console,
-    door,
-    load_order,
 )
+from trimtab.orders import check_load, check_samples, door, load_order
 from trimtab.preparation import choose_profiles, prepare
 from trimtab.report.figures import figures_of
 from trimtab.report.page import write_report
@@ -35,6 +33,7 @@ from trimtab.report.summary import print_summary
 from trimtab.run_folder import RunFolder, reports_folder
 from trimtab.session import Session
 from trimtab.verbs.demo import accounting
+from trimtab_loadtester.load import LoadError
 from trimtab_pipelines.documents import DocumentError, load_plan
 
 
@@ -47,9 +46,11 @@ def command(
     duration: DurationOption = None,
     seed: SeedOption = 0,
     samples: SamplesOption = None,
-    rest_port: Annotated[int, typer.Option(help="Port of REST; 0 takes a free one")] = 8080,
-    grpc_port: Annotated[int, typer.Option(help="Port of gRPC; 0 takes a free one")] = 8081,
-    admin_port: Annotated[int, typer.Option(help="Port of metrics, state and load; 0 takes a free one")] = 8082,
+    rest_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of REST; 0 takes a free one")] = 8080,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of gRPC; 0 takes a free one")] = 8081,
+    admin_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of metrics, state and load; 0 takes a free one")
+    ] = 8082,
     page_port: PagePortOption = LIVE_PAGE_PORT,
     edge: EdgeOption = None,
     profiles: ProfilesOption = None,
@@ -63,6 +64,8 @@ def command(
     if folder is not None and folder.resolve() == (pipeline if pipeline.is_dir() else pipeline.parent).resolve():
         raise DocumentError(f"--folder {folder} is the pipeline's own, whose files a run writes over; give another")
     order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples)
+    if duration is not None and not 0 < duration < math.inf:
+        raise LoadError(f"--duration {duration:g}: seconds must be above 0, and finite")
     stands = door(edge)
     check_load(order, stands["edge"])
     check_samples(document, samples)

@@ -56,7 +56,7 @@ def stage_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
 
 
 def point_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
-    """Return every point the router may run of each stage with several, preferred first; columns POINT_COLUMNS."""
+    """Every point the router may run of each stage with several, preferred first; columns POINT_COLUMNS."""
     return [
         _point_row(pipeline.spec.stage(stage.name).variant(stage.variant).point(point.name), stage, point)
         for stage in plan.spec.stages
@@ -135,7 +135,7 @@ def alternative_rows(decision: Decision) -> Rows:
 
 
 def stage_tables(pipeline: InferencePipeline, plan: PipelinePlan, title: str = "") -> list[Table]:
-    """Return what each stage runs and, where there are several, the operating points it may run at."""
+    """What each stage runs and, where there are several, the operating points it may run at."""
     points = point_rows(pipeline, plan)
     tables = [terminal_table(STAGE_COLUMNS, stage_rows(pipeline, plan), title)]
     return [*tables, terminal_table(POINT_COLUMNS, points, "operating points, preferred first")] if points else tables

@@ -91,11 +91,11 @@ class Recorder:
             self.refusal = ""
 
     def samples(self) -> list[Sample]:
-        """Return all samples, those that wait for the disk last."""
+        """All samples, those that wait for the disk last."""
         return [*read_lines(self.folder / SAMPLES_FILE, _SAMPLE.validate_json), *self._waiting]
 
     def plans(self) -> list[PipelinePlan]:
-        """Return all decisions."""
+        """All decisions."""
         return read_decisions(self.folder / DECISIONS_FILE)
 
     def _write_facts(self, facts: _Facts) -> None:

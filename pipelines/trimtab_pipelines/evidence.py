@@ -33,7 +33,7 @@ class Accuracy(AccuracyEvidence):
     value: Fraction = Field(description="Share of right answers, between 0 and 1")
 
     def on(self, basis: AccuracyBasis) -> float:
-        """Return the figure that counts."""
+        """The figure that counts."""
         return self.low if basis == "LowerBound" and self.low is not None else self.value
 
     @property
@@ -71,6 +71,6 @@ def wilson_interval(right: float, n: float) -> tuple[float, float]:
 
 
 def stated(accuracy: float, evidence: AccuracyEvidence | None) -> Accuracy:
-    """Return an accuracy together with the evidence that stands beside it; without any it is only declared."""
+    """An accuracy together with the evidence that stands beside it; without any it is only declared."""
     known = (evidence or AccuracyEvidence()).model_dump(by_alias=False)
     return Accuracy(value=accuracy, **known)

@@ -49,7 +49,7 @@ class ProfileTask:
     fingerprint: str
 
     def of_stage(self, stage: str) -> tuple[str, ...]:
-        """Return the variants to measure in a stage."""
+        """The variants to measure in a stage."""
         return tuple(variant for owner, variant in self.variants if owner == stage)
 
     @property
@@ -75,7 +75,7 @@ def profile_tasks(pipeline: InferencePipeline) -> tuple[ProfileTask, ...]:
 
 
 def missing_tasks(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[ProfileTask, ...]:
-    """Return the tasks whose stages are not all profiled yet, or whose profiles are out of date."""
+    """The tasks whose stages are not all profiled yet, or whose profiles are out of date."""
     known = {
         (profile.spec.stage, profile.metadata.annotations.get(FINGERPRINT_ANNOTATION, ""))
         for profile in profiles
@@ -87,7 +87,7 @@ def missing_tasks(pipeline: InferencePipeline, profiles: Iterable[ModelProfile])
 
 
 def left_to_users(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[tuple[str, str], ...]:
-    """Return the (stage, variant)s with containers of their own that no profile has points of.
+    """The (stage, variant)s with containers of their own that no profile has points of.
 
     The profiler cannot start them; who brings the container gives a ModelProfile, of any name and without fingerprint.
     """

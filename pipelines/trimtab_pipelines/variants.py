@@ -99,7 +99,7 @@ class Variant(Model):
         return (only,)
 
     def point(self, name: str) -> OperatingPoint:
-        """Return the operating point of that name; KeyError names the ones there are."""
+        """The operating point of that name; KeyError names the ones there are."""
         for point in self.points:
             if point.name == name:
                 return point

@@ -33,6 +33,7 @@ FAMILIES = {
     "digits/reader": "digits",
     **dict.fromkeys((f"torchvision/resnet{depth}" for depth in (18, 34, 50, 101, 152)), "classification"),
     **dict.fromkeys((f"detector/{size}" for size in "nsmlx"), "detector"),
+    "vision-transformer": "vision_transformer",
     **{f"transformers/{name}": _MODULE_OF_TASK[kind.task] for name, kind in ARCHITECTURES.items()},
 }
 """Family name to the module here whose `build(spec)` makes it."""

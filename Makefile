@@ -106,6 +106,10 @@ reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload
 	$(PY) -m benchmarks.router
 
+.PHONY: bench-beside
+bench-beside: venv ## what a request costs this router and that of another commit, in turns; BEFORE is a checkout of that one
+	$(PY) -m benchmarks.router.beside $(BEFORE)
+
 .PHONY: clients
 clients: venv ## clients that nobody here wrote call a pipeline, over REST and gRPC, and their answers are checked; h2spec too
 	$(PY) -m benchmarks.clients $(CLIENTS)

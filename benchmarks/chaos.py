@@ -87,7 +87,7 @@ async def _kill_adapter(local: Supervisor) -> float:
 
 
 async def _wait(holds: Callable[[], Awaitable[bool]]) -> float:
-    """Return the seconds until it holds; infinity where it does not within thirty."""
+    """The seconds until it holds; infinity where it does not within thirty."""
     began = time.monotonic()
     while not await holds():
         if time.monotonic() - began > PATIENCE_SECONDS:

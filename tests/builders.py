@@ -11,12 +11,12 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def a_variant(name: str = "small", **changes: Any) -> dict[str, Any]:
-    """Return a variant of the echo family."""
+    """A variant of the echo family."""
     return {"name": name, "family": "echo", "storageUri": "random://?seed=1", "accuracy": 0.9} | changes
 
 
 def a_stage(name: str = "first", source: str = "request.inputs.x", **changes: Any) -> dict[str, Any]:
-    """Return a stage that maps x to y."""
+    """A stage that maps x to y."""
     return {
         "name": name,
         "inputs": [{"name": "x", "from": source}],
@@ -26,14 +26,14 @@ def a_stage(name: str = "first", source: str = "request.inputs.x", **changes: An
 
 
 def a_chain(stages: int) -> list[dict[str, Any]]:
-    """Return stages that each read the one before."""
+    """Stages that each read the one before."""
     names = [f"stage-{n}" for n in range(stages)]
     sources = ["request.inputs.x", *(f"{name}.outputs.y" for name in names)]
     return [a_stage(name, source) for name, source in zip(names, sources, strict=False)]
 
 
 def a_pipeline_document(stages: Sequence[dict[str, Any]] | int = 1, **changes: Any) -> dict[str, Any]:
-    """Return a pipeline as a user would write it."""
+    """A pipeline as a user would write it."""
     listed = a_chain(stages) if isinstance(stages, int) else list(stages)
     spec = {
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [4]}],
@@ -51,14 +51,14 @@ def a_pipeline_document(stages: Sequence[dict[str, Any]] | int = 1, **changes: A
 
 
 def a_pipeline(stages: Sequence[dict[str, Any]] | int = 1, **changes: Any) -> InferencePipeline:
-    """Return a valid pipeline."""
+    """A valid pipeline."""
     return InferencePipeline.model_validate(a_pipeline_document(stages, **changes))
 
 
 def a_point_profile(
     variant: str = "small", constant_seconds: float = 0.004, linear_seconds: float = 0.002, cores: float = 1.0
 ) -> PointProfile:
-    """Return a profile that follows constant + linear × batch exactly."""
+    """A profile that follows constant + linear × batch exactly."""
     fit = LatencyFit(quadratic=0, linear=linear_seconds, constant=constant_seconds, mean_relative_error=0)
     measurements = tuple(
         Measurement(
@@ -75,7 +75,7 @@ def a_point_profile(
 
 
 def a_profile(stage: str, points: Sequence[PointProfile], pipeline: str = "sample") -> ModelProfile:
-    """Return the profile of one stage."""
+    """The profile of one stage."""
     return ModelProfile.model_validate(
         {
             "metadata": {"name": f"{pipeline}-{stage}"},
@@ -90,7 +90,7 @@ def a_profile(stage: str, points: Sequence[PointProfile], pipeline: str = "sampl
 
 
 def a_plan(pipeline: InferencePipeline, generation: int = 1, **changes: Any) -> PipelinePlan:
-    """Return a plan that runs each stage's first variant once; `changes` apply to every stage."""
+    """A plan that runs each stage's first variant once; `changes` apply to every stage."""
     stages = [
         {
             "name": stage.name,

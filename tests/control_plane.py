@@ -30,7 +30,7 @@ def skip(reason: str) -> None:
 
 
 def tool(name: str) -> str:
-    """Return the path of a program; skip the test where it is missing."""
+    """The path of a program; the test is skipped where it is missing."""
     built = TOOLS / name
     found = str(built) if built.exists() else shutil.which(name)
     if found is None:

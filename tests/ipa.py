@@ -72,12 +72,12 @@ WEIGHTS = {"video": (2, 1), "audio-qa": (10, 0.5), "audio-sent": (30, 0.5), "sum
 
 
 def ipa_pipeline(name: str) -> InferencePipeline:
-    """Return one of the five as it stands in its folder."""
+    """One of the five as it stands in its folder."""
     return load_pipeline(FOLDER / name)
 
 
 def cut_pipeline(name: str, *variants: str, cores: float = 2.0) -> InferencePipeline:
-    """Return one of the five with these variants only, one core a replica, for a machine of few cores."""
+    """One of the five with these variants only, one core a replica, for a machine of few cores."""
     pipeline = ipa_pipeline(name)
     stages = tuple(
         stage.model_copy(

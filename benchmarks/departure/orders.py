@@ -46,7 +46,7 @@ def old_order(slower: float) -> Policy:
 
 
 def policy_of(order: str, slower: float = 1.0) -> Policy:
-    """Return who decides in an order."""
+    """Who decides in an order."""
     return {OLD: old_order(slower), NEW: slack_fit.POLICY}.get(order, urgent_first.POLICY)
 
 

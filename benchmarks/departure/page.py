@@ -32,7 +32,7 @@ def dropped(found: Simulated) -> float:
 
 
 def render(curves: Curves, points: Points, cards: Sequence[Card]) -> str:
-    """Return the page as HTML."""
+    """The page as HTML."""
     drawn: Charts = {}
     body = [
         f"<h1>{escape(TITLE)}</h1>",
@@ -44,7 +44,7 @@ def render(curves: Curves, points: Points, cards: Sequence[Card]) -> str:
 
 
 def rows(points: Points) -> list[tuple[str, ...]]:
-    """Return what was served, a row a run."""
+    """What was served, a row a run."""
     return [
         (
             order,

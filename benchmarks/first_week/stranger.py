@@ -51,7 +51,7 @@ class Up:
         return post(f"http://127.0.0.1:{self.rest_port}/v2/models/echo/infer", body, timeout_seconds + 5.0)
 
     def counters(self) -> dict[str, float]:
-        """Return the router's requests by outcome, and `received`."""
+        """The router's requests by outcome, and `received`."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=5) as answer:
             text = answer.read().decode()
         found = dict(re.findall(r'^trimtab_requests_total\{.*outcome="(\w+)".*\} (\S+)$', text, re.MULTILINE))
@@ -59,12 +59,12 @@ class Up:
         return {name: float(count) for name, count in found.items()} | {"received": float(received[0])}
 
     def running(self, words: str) -> list[psutil.Process]:
-        """Return the processes below it whose command line has these words."""
+        """The processes below it whose command line has these words."""
         below = psutil.Process(self.process.pid).children(recursive=True)
         return [process for process in below if words in _words_of(process)]
 
     def model_server(self, stage: str) -> psutil.Process:
-        """Return the model server of a stage, of which there is one; its log says which process it is."""
+        """The model server of a stage, of which there is one; its log says which process it is."""
         log = max((self.folder / "logs").glob(f"{stage}-*.log"), key=lambda path: path.stat().st_mtime)
         for process in psutil.Process(self.process.pid).children(recursive=True):
             if _writes(process, log):
@@ -72,7 +72,7 @@ class Up:
         raise LookupError(f"no process writes {log}")
 
     def told(self) -> str:
-        """Return what the local runtime wrote into its log."""
+        """What the local runtime wrote into its log."""
         return (self.folder / "logs" / "supervisor.log").read_text()
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> Done:
@@ -114,7 +114,7 @@ def up(folder: Path, *arguments: str, run_folder: Path | None = None) -> Iterato
     """Run `trimtab up` until the block ends."""
     pipeline, kept = a_pipeline(folder), run_folder or folder / "run"
     command = [sys.executable, "-m", "trimtab", "up", str(pipeline), "--folder", str(kept)]
-    command += ["--rest-port", "0", "--grpc-port", "0", "--admin-port", "0", *arguments]
+    command += ["--rest-port", "0", "--grpc-port", "0", "--admin-port", "0", "--page-port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield Up(process, kept, *_ports(process))
@@ -153,7 +153,7 @@ def _ports(process: "subprocess.Popen[str]") -> tuple[int, int, int]:
 
 
 def _words_of(process: psutil.Process) -> str:
-    """Return its command line; empty for one that has just ended."""
+    """Its command line; empty for one that has just ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

@@ -122,18 +122,18 @@ async def served(
             data_ports.append((await servers[-1].announcement(ReplicaPorts, START_SECONDS)).data_port)
         write_json(folder / "pipeline.yaml", pipeline)
         write_json(folder / "plan.json", echo_plan(pipeline, batch_size, delay_seconds))
-        write_json(folder / "endpoints.json", _endpoints(data_ports))
+        write_json(folder / "endpoints.json", endpoints_of(data_ports))
         files = [f"--{name.partition('.')[0]}={folder / name}" for name in ("pipeline.yaml", "plan.json")]
         sockets = [f"--sockets={folder}"] if door else []
         router = await start("trimtab_router", *files, f"--endpoints={folder / 'endpoints.json'}", *sockets)
         ports = await router.announcement(RouterPorts, START_SECONDS)
-        await _until(f"http://{HOST}:{ports.admin_port}/v2/health/ready")
+        await until_ready(ports.admin_port)
         fronts, rest_port, grpc_port = [router.pid], ports.rest_port, 0
         if door:
             rest_port, grpc_port = free_port(), free_port()
             told = [f"--rest-port={rest_port}", f"--grpc-port={grpc_port}"]
             envoy = await start("trimtab_router.edge", files[0], *sockets, *told, is_read=False)
-            await _until(f"http://{HOST}:{rest_port}/v2/health/ready")
+            await until_ready(rest_port)
             fronts.append(envoy.pid)
         replicas = tuple(server.pid for server in servers)
         yield Served(rest_port, grpc_port, tuple(data_ports), router.pid, tuple(fronts), replicas)
@@ -150,7 +150,7 @@ async def chained_mlservers(
         for stage in STAGES:
             http_port, grpc_port = _write_mlserver(folder / stage, settings, told)
             server = await start("mlserver.cli.main", "start", str(folder / stage), is_read=False)
-            await _until(f"http://{HOST}:{http_port}/v2/models/echo/ready")
+            await until_ready(http_port, "models/echo")
             grpc_ports.append(grpc_port)
             servers.append(server.pid)
         yield Chained(tuple(grpc_ports), tuple(servers))
@@ -174,7 +174,8 @@ def echo_plan(pipeline: InferencePipeline, batch_size: int, delay_seconds: float
     return PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})
 
 
-def _endpoints(data_ports: Sequence[int]) -> Endpoints:
+def endpoints_of(data_ports: Sequence[int]) -> Endpoints:
+    """One replica a stage, which listens there."""
     addresses = {stage: f"{HOST}:{port}" for stage, port in zip(STAGES, data_ports, strict=True)}
     stages = {
         stage: [{"name": f"{stage}-0", "address": address, "variants": ["echo"]}]
@@ -212,8 +213,9 @@ def _write_mlserver(folder: Path, settings: Mapping[str, Any], model: Mapping[st
     return http, grpc
 
 
-async def _until(url: str) -> None:
-    """Wait until an address answers well."""
+async def until_ready(port: int, what: str = "health") -> None:
+    """Wait until what listens there says that it is ready."""
+    url = f"http://{HOST}:{port}/v2/{what}/ready"
     give_up = time.monotonic() + START_SECONDS
     async with httpx.AsyncClient(trust_env=False) as client:
         while time.monotonic() < give_up:

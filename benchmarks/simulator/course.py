@@ -38,8 +38,8 @@ CYCLE = (
 )
 COMPARED = tuple(dict.fromkeys(phase.name for phase in CYCLE if phase.name not in CALIBRATING))
 MOST_AWAY = 0.05
-"""Share of a phase for which the host may have taken the processors away. A phase of more is not compared: its answers
-tell of the host, and readings and ticks say too little of who was in the middle of what when it did."""
+"""Share of a phase for which the host or other processes may have had the processors. A phase of more is not compared:
+its answers tell of them, and readings and ticks say too little of who was in the middle of what when they came."""
 LEAST_LEFT = 0.6  # of the seconds of each kind of phase
 _LEFT_OUT = ""
 
@@ -60,7 +60,7 @@ class Course:
         """The course without the phases in which the processors were away for too long."""
         starts = [0, *self.ends[:-1].tolist()]
         away = (
-            pace.paused(at, at + phase.seconds) / phase.seconds for at, phase in zip(starts, self.phases, strict=True)
+            pace.away(at, at + phase.seconds) / phase.seconds for at, phase in zip(starts, self.phases, strict=True)
         )
         return replace(self, left_out=frozenset(n for n, share in enumerate(away) if share > MOST_AWAY))
 

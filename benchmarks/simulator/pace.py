@@ -1,7 +1,7 @@
 """How fast the machine was, from the readings of its probes. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ class Pace:
     """[W] by window: how much longer the same work took than usual, on all processors together."""
     speeds: tuple[Speed, ...]
     """The same a processor, its pauses included."""
+    others: Floats = field(default_factory=lambda: np.empty((0, 2)))
+    """[N, 2]: second of the run, and how long a processor, on average, had computed for others since the row before."""
 
     def slowness_at(self, seconds: Floats) -> Floats:
         """How slow it was at moments of the run; 1 where nothing was probed."""
@@ -36,24 +38,42 @@ class Pace:
         """Seconds of all pauses, by processor on average."""
         return self.paused(0.0, np.inf)
 
+    def away(self, begin: float, until: float) -> float:
+        """The seconds that the host or other processes took, by processor on average."""
+        at, seconds = self.others.T
+        taken = seconds[(at > begin) & (at <= until)].sum()
+        return self.paused(begin, until) + max(float(taken), 0.0)
+
     def paused(self, begin: float, until: float) -> float:
         """The seconds of all pauses between two seconds of the run, by processor on average."""
         pauses = [_paused(speed, begin, until) for speed in self.speeds]
         return sum(pauses) / len(pauses) if pauses else 0.0
 
 
-def pace(readings: Sequence[Readings], started_at: float, duration_seconds: float) -> Pace:
+def pace(
+    readings: Sequence[Readings], started_at: float, duration_seconds: float, others: Floats | None = None
+) -> Pace:
     """Make of readings how fast the machine was; `started_at` is the Unix time of the run's second 0.
 
     Which processor a replica runs on changes all the time, so all share one slowness. What the host took away between
-    two readings counts as one pause that ended with the later one.
+    two readings counts as one pause that ended with the later one. The moments at which others computed are not known
+    so well, so they are no part of any speed.
+
+    Args:
+        readings: of each processor.
+        started_at: Unix time.
+        duration_seconds: of the run.
+        others: [N, 2], Unix time, and processor seconds of others since the row before.
     """
     if not readings:
         return Pace(np.empty(0), ())
     windows = int(np.ceil(duration_seconds / WINDOW_SECONDS))
     slowness = np.mean([_slowness(one, started_at, windows) for one in readings], axis=0)
     slowness /= slowness.mean()
-    return Pace(slowness, tuple(_speed(slowness, _pauses(one, started_at, duration_seconds)) for one in readings))
+    speeds = tuple(_speed(slowness, _pauses(one, started_at, duration_seconds)) for one in readings)
+    if others is None:
+        return Pace(slowness, speeds)
+    return Pace(slowness, speeds, (others - (started_at, 0.0)) / (1.0, len(readings)))
 
 
 def _slowness(readings: Readings, started_at: float, windows: int) -> Floats:

@@ -48,7 +48,7 @@ class Served:
     figures: Figures
 
     def batch_rows(self, stage: str) -> float:
-        """Return the mean rows of a stage's batches."""
+        """The mean rows of a stage's batches."""
         told = self.results.answered
         told = told[told[f"batch_size:{stage}"] > 0]
         return float(told[f"batch_size:{stage}"][once_a_batch(told, stage)].mean())
@@ -81,7 +81,8 @@ def recorded(folder: Path, course: Course) -> Served:
         raise RuntimeError("the load left no record; it was probably interrupted")
     records, facts = run.results.records, run.results.facts
     answered = records["outcome"] <= End.LATE
-    machine = pace(read(sorted((folder / PROBED).iterdir())), facts.started_at, facts.duration_seconds)
+    readings, others = read(folder / PROBED)
+    machine = pace(readings, facts.started_at, facts.duration_seconds, others)
     calm = course.calm(machine)
     is_calm = calm.is_enough
     compared = calm if is_calm else course
@@ -140,6 +141,6 @@ def plan_of(
 
 
 def capacity_rps(pipeline: InferencePipeline, plan: PipelinePlan) -> float:
-    """Return the requests per second the scarcest stage of a plan carries by its profile."""
+    """The requests per second the scarcest stage of a plan carries by its profile."""
     rows = pipeline.spec.expected_rows
     return min(stage.throughput_rps / rows[stage.name] for stage in plan.spec.stages)

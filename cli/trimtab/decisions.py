@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
@@ -37,8 +38,8 @@ class Decision:
         return outlook(self.answer.program, self.answer.solution.choice)
 
 
-def stage_rows(plan: PipelinePlan) -> Rows:
-    """What each stage runs; the columns are STAGE_COLUMNS."""
+def stage_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
+    """What each stage runs; the columns are STAGE_COLUMNS. Each accuracy is told with what stands behind it."""
     return [
         (
             stage.name,
@@ -46,7 +47,7 @@ def stage_rows(plan: PipelinePlan) -> Rows:
             str(stage.batch_size),
             str(stage.replicas),
             f"{stage.cores * stage.replicas:g}",
-            f"{stage.accuracy:.4f}",
+            f"{stage.accuracy:.4f} {standing(pipeline, stage)}",
             f"{stage.throughput_rps:.0f}",
             f"{1000 * stage.latency_seconds:.1f} ms",
         )
@@ -55,7 +56,7 @@ def stage_rows(plan: PipelinePlan) -> Rows:
 
 
 def point_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
-    """Return every point the router may run of each stage with several, preferred first; columns POINT_COLUMNS."""
+    """Every point the router may run of each stage with several, preferred first; columns POINT_COLUMNS."""
     return [
         _point_row(pipeline.spec.stage(stage.name).variant(stage.variant).point(point.name), stage, point)
         for stage in plan.spec.stages
@@ -70,10 +71,15 @@ def _point_row(asked: OperatingPoint, stage: StagePlan, point: PointPlan) -> tup
     return (
         stage.name,
         f"{point.name} (planned)" if point.name == stage.operating_point else point.name,
-        f"{point.accuracy:.4f}" + (f" ({on_tasks})" if on_tasks else ""),
+        f"{point.accuracy:.4f} {asked.judged().standing}" + (f" ({on_tasks})" if on_tasks else ""),
         *("–" if one is None else f"{1000 * one:.1f} ms" for one in seconds),
         "; ".join(asked.knobs.values()),
     )
+
+
+def standing(pipeline: InferencePipeline, stage: StagePlan) -> str:
+    """Say what stands behind a stage's accuracy: declared, published or measured, and on how many samples."""
+    return pipeline.spec.stage(stage.name).variant(stage.variant).point(stage.operating_point).judged().standing
 
 
 def words(plan: PipelinePlan) -> list[str]:
@@ -129,9 +135,9 @@ def alternative_rows(decision: Decision) -> Rows:
 
 
 def stage_tables(pipeline: InferencePipeline, plan: PipelinePlan, title: str = "") -> list[Table]:
-    """Return what each stage runs and, where there are several, the operating points it may run at."""
+    """What each stage runs and, where there are several, the operating points it may run at."""
     points = point_rows(pipeline, plan)
-    tables = [terminal_table(STAGE_COLUMNS, stage_rows(plan), title)]
+    tables = [terminal_table(STAGE_COLUMNS, stage_rows(pipeline, plan), title)]
     return [*tables, terminal_table(POINT_COLUMNS, points, "operating points, preferred first")] if points else tables
 
 
@@ -141,6 +147,29 @@ def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def decision_facts(decision: Decision) -> dict[str, Any]:
+    """Return the decision as JSON has it: the plan, what the next step would cost, and what was tried beside it."""
+    return {
+        "plan": decision.plan.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "prices": [_outlook_facts(price.what, price.found, price.why_not) for price in prices(decision.answer)],
+        "alternatives": [
+            _outlook_facts(
+                tried.name,
+                None if tried.answer is None else outlook(tried.answer.program, tried.answer.solution.choice),
+                tried.reason,
+            )
+            for tried in decision.alternatives
+        ],
+    }
+
+
+def _outlook_facts(what: str, found: Outlook | None, reason: str) -> dict[str, Any]:
+    if found is None:
+        return {"what": what, "reason": reason}
+    figures = ("accuracy", "cores", "gpus", "latency_seconds", "objective")
+    return {"what": what, "reason": reason, **{name: getattr(found, name) for name in figures}}
 
 
 def _figures(found: Outlook, now: Outlook | None) -> tuple[str, str, str, str]:

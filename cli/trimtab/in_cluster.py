@@ -108,5 +108,5 @@ async def _first(*waiting: Awaitable[list[ModelProfile]]) -> list[ModelProfile]:
 
 
 async def all_pipelines(cluster: "Cluster", namespace: str | None) -> list[dict[str, Any]]:
-    """Return the pipelines of a namespace, or of all."""
+    """The pipelines of a namespace, or of all."""
     return (await cluster.list(PIPELINE, namespace)).items

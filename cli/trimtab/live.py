@@ -8,8 +8,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.decisions import standing
 from trimtab.session import Session
 from trimtab.timeline import StageSample, Window, stage_lines
+from trimtab_pipelines.accuracy import sources
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 
 PLAIN_EVERY_SAMPLES = 10
@@ -38,7 +40,10 @@ def ready_line(session: Session) -> str:
     grpc = (
         f"gRPC 127.0.0.1:{local.grpc_port}" if local.setup.door else "no Envoy in front: REST only, for trusted callers"
     )
-    return f"{name} is ready after {seconds:.1f} s: {rest}, {grpc}, metrics http://127.0.0.1:{local.admin_port}/metrics"
+    metrics = f"metrics http://127.0.0.1:{local.admin_port}/metrics"
+    page = f"\nlive page: {session.page.url}" if session.page is not None else ""
+    trouble = f"\n! no live page: {session.page_trouble}" if session.page_trouble else ""
+    return f"{name} is ready after {seconds:.1f} s: {rest}, {grpc}, {metrics}{page}{trouble}"
 
 
 def _page(session: Session, window: Window) -> Group:
@@ -55,16 +60,18 @@ def _stages(session: Session, plan: PipelinePlan | None) -> Table:
     table = Table("stage", "variant", "batch", "replicas", "queue", "accuracy", box=None, pad_edge=False)
     planned = {stage.name: stage for stage in plan.spec.stages} if plan else {}
     for name, stage in session.recent[-1].stages.items():
-        table.add_row(*_row(name, stage, planned.get(name)))
+        wanted = planned.get(name)
+        accuracy = "" if wanted is None else f"{wanted.accuracy:.3f} {standing(session.local.pipeline, wanted)}"
+        table.add_row(*_row(name, stage, wanted), accuracy)
     return table
 
 
 def _row(name: str, stage: StageSample, plan: StagePlan | None) -> tuple[str, ...]:
     if plan is None:
-        return name, stage.variant, str(stage.batch_size), str(stage.ready_replicas), str(stage.queue_rows), ""
+        return name, stage.variant, str(stage.batch_size), str(stage.ready_replicas), str(stage.queue_rows)
     variant = stage.variant if stage.variant == plan.variant else f"{stage.variant} → {plan.variant}"
     replicas = f"{stage.ready_replicas}/{plan.replicas}"
-    return name, variant, str(stage.batch_size), replicas, str(stage.queue_rows), f"{plan.accuracy:.3f}"
+    return name, variant, str(stage.batch_size), replicas, str(stage.queue_rows)
 
 
 def _load_line(session: Session, window: Window) -> str:
@@ -89,7 +96,11 @@ def _outcome_line(session: Session) -> str:
     counters = session.recent[-1].counters
     parts = [f"received {counters.received}", *(f"{name} {count}" for name, count in counters.outcomes.items())]
     if counters.accuracy_count:
-        parts.append(f"expected accuracy of the answers {counters.accuracy_sum / counters.accuracy_count:.4f}")
+        expected = counters.accuracy_sum / counters.accuracy_count
+        known = sources(session.local.pipeline.spec.stages)
+        parts.append(f"expected accuracy of the answers {expected:.4f} (by {known} ones)")
+    if session.progress is not None and session.progress.total:
+        parts.append(f"measured {session.progress.correct / session.progress.total:.4f}")
     return " · ".join(parts)
 
 

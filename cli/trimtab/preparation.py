@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trimtab.local import profiles
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.registry import require_family
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.model_spec import resolve_uri
 from trimtab_pipelines.processes.module import StartError
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.variants import Variant
 from trimtab_profiler.profile import Progress as Measured
 
 
@@ -28,12 +31,23 @@ def prepare(pipeline_file: Path) -> InferencePipeline:
     folder = folder if folder.is_dir() else folder.parent
     for stage in pipeline.spec.stages:
         for variant in stage.variants:
+            _require_servable(variant, f"{pipeline_file}: stage {stage.name}, variant {variant.name}")
             parts = urlsplit(resolve_uri(variant.storage_uri, folder))
             path = Path(url2pathname(parts.path)) if parts.scheme in ("", "file") else None
             if path is not None and not path.exists():
                 where = f"{pipeline_file}: stage {stage.name}, variant {variant.name}: storageUri {variant.storage_uri}"
                 raise DocumentError(f"{where}: there is no {path}")
     return pipeline
+
+
+def _require_servable(variant: Variant, where: str) -> None:
+    """Raise DocumentError where no model server here can serve it, before any weights are looked for."""
+    if variant.container is not None:
+        raise DocumentError(f"{where}: a container runs in a cluster alone; give it a family to serve it here")
+    try:
+        require_family(variant.family)
+    except ModelError as error:
+        raise DocumentError(f"{where}: {error}") from error
 
 
 def require_installed(packages: Sequence[str] = ("mlserver", "torch")) -> None:

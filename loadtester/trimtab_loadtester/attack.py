@@ -17,6 +17,7 @@ from typing import Any, Literal
 import uvloop
 
 from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
+from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.load import LoadSpec
 from trimtab_loadtester.outcome import classify
 from trimtab_loadtester.payloads import Payload, PayloadSource, payload_source
@@ -33,13 +34,15 @@ _MOST_TOLD = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is."""
+    """How far a run is; `correct` of `total` scored answers were right."""
 
     elapsed_seconds: float
     duration_seconds: float
     scheduled: int
     sent: int
     outcomes: Mapping[End, int]
+    correct: int = 0
+    total: int = 0
 
 
 OnProgress = Callable[[Progress], None]
@@ -60,6 +63,7 @@ class AttackOptions:
         cores: what the process may run on; None leaves it alone.
         progress_seconds: how often progress is told.
         access: what the pipeline's door asks for.
+        samples: the user's own samples with their right answers, where they are; None sends what the pipeline names.
     """
 
     wire: Literal["REST", "gRPC"] = "REST"
@@ -73,6 +77,7 @@ class AttackOptions:
     cores: frozenset[int] | None = None
     progress_seconds: float = 0.5
     access: Access = OPEN
+    samples: str | None = None
 
 
 @dataclass(slots=True)
@@ -91,6 +96,8 @@ class _Run:
     sent: int = 0
     records: list[Record] = field(default_factory=list)
     outcomes: dict[End, int] = field(default_factory=lambda: dict.fromkeys(End, 0))
+    correct: int = 0
+    total: int = 0
 
     @property
     def elapsed_seconds(self) -> float:
@@ -140,7 +147,11 @@ async def attack_async(
     duration_seconds = options.duration_seconds or float(rates.size)
     arrivals = poisson_arrivals(rates, options.seed, duration_seconds)
     wire: Wire = (GrpcWire if options.wire == "gRPC" else RestWire)(address, pipeline.name, options.access)
-    source = payload_source(pipeline, options.seed)
+    source: PayloadSource
+    if options.samples is None:
+        source = payload_source(pipeline, options.seed)
+    else:
+        source = LabelledPayloads(pipeline, options.samples, options.seed)
     payloads, encoded = _prepare(pipeline, source, wire, arrivals.size, options)
     facts = RunFacts(
         pipeline=pipeline.name,
@@ -222,6 +233,8 @@ async def _request(run: _Run, index: int, due: float) -> None:
     record = _record(run, run.payloads[number], answer, due, sent)
     run.records.append(record)
     run.outcomes[record.outcome] += 1
+    run.correct += record.correct
+    run.total += record.total
 
 
 def _record(run: _Run, payload: Payload, answer: Answer, due: float, sent: float) -> Record:
@@ -272,4 +285,5 @@ async def _tell(run: _Run, on_progress: OnProgress) -> None:
 
 def _progress(run: _Run) -> Progress:
     facts, outcomes = run.facts, dict(run.outcomes)
-    return Progress(run.elapsed_seconds, facts.duration_seconds, len(run.arrivals), run.sent, outcomes)
+    done = (run.elapsed_seconds, facts.duration_seconds, len(run.arrivals), run.sent)
+    return Progress(*done, outcomes, run.correct, run.total)

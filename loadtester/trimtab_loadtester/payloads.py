@@ -128,7 +128,7 @@ class DigitPayloads:
 
 
 def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
-    """Return the payloads that the pipeline's annotation names; ValueError names the ones there are."""
+    """The payloads that the pipeline's annotation names; ValueError names the ones there are."""
     kind = samples.payloads_of(pipeline)
     if kind == "digits":
         return DigitPayloads(seed)

@@ -1,8 +1,8 @@
 """A loaded model, apart from any server: a request of the protocol in, an answer of the protocol out."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Literal
@@ -34,6 +34,8 @@ class HostedModel:
     spec: ModelSpec
     network: Network
     weights: Weights
+    further: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """What only its family can tell of it."""
 
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
         """Answer one request, its batch computed by `worker`.
@@ -49,7 +51,9 @@ class HostedModel:
         wanted = chosen_outputs(self.spec, request.requested_outputs)
         try:
             (outputs, seconds), waited = await worker.batch(partial(self.compute, request.inputs, point, wanted))
-        except (RuntimeError, ValueError, IndexError, KeyError, MemoryError) as error:
+        except RefusalError:
+            raise
+        except Exception as error:  # a family from outside may raise anything: it is this batch's failure alone
             log.exception("model %s failed on a batch of %d rows", self.spec.name, rows)
             raise RefusalError(500, f"model {self.spec.name!r} failed on a batch of {rows} rows: {error}") from error
         parameters: dict[str, Parameter] = {OPERATING_POINT: point.name, COMPUTE_SECONDS: round(seconds, 9)}
@@ -106,6 +110,7 @@ class HostedModel:
             "operating_points": ",".join(point.name for point in self.spec.operating_points),
             "max_batch_size": self.spec.max_batch_size,
             "threads": self.spec.threads,
+            **self.further,
         }
 
     def _trial(self, rows: int, point: OperatingPoint) -> dict[str, torch.Tensor]:
@@ -168,6 +173,6 @@ def load_model(spec: ModelSpec) -> HostedModel:
     """
     torch.set_num_threads(spec.threads)
     built = build(spec)
-    model = HostedModel(spec, built.network, built.weights)
+    model = HostedModel(spec, built.network, built.weights, built.facts)
     model.warm_up()
     return model

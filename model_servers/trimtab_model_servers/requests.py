@@ -10,7 +10,7 @@ from trimtab_protocol.extensions import OPERATING_POINT
 
 
 def checked_rows(spec: ModelSpec, tensors: Sequence[Tensor]) -> int:
-    """Return the rows of a batch whose tensors are those the model reads.
+    """The rows of a batch whose tensors are those the model reads.
 
     NaN and infinity pass: rows do not influence one another, so one caller's NaN is that caller's alone.
 
@@ -31,7 +31,7 @@ def checked_rows(spec: ModelSpec, tensors: Sequence[Tensor]) -> int:
 
 
 def chosen_point(spec: ModelSpec, parameters: Parameters) -> OperatingPoint:
-    """Return the operating point a request asks for, the first where it asks for none; RefusalError 400 if unknown."""
+    """The operating point a request asks for, the first where it asks for none; RefusalError 400 if unknown."""
     asked = parameters.get(OPERATING_POINT)
     if asked is None:
         return spec.operating_points[0]
@@ -43,7 +43,7 @@ def chosen_point(spec: ModelSpec, parameters: Parameters) -> OperatingPoint:
 
 
 def chosen_outputs(spec: ModelSpec, requested: Sequence[RequestedOutput]) -> tuple[str, ...]:
-    """Return the names of the outputs to answer with, all where none is requested; RefusalError 400 if unknown."""
+    """The names of the outputs to answer with, all where none is requested; RefusalError 400 if unknown."""
     known = [output.name for output in spec.outputs]
     if not requested:
         return tuple(known)

@@ -19,7 +19,7 @@ def load_weights(module: torch.nn.Module, path: Path) -> None:
     """
     wanted = module.state_dict()
     found = read_tensors(path)
-    _require_same(path, wanted, found)
+    require_same(path, wanted, found)
     state = {
         name: found[name].to(tensor.dtype) if name in found else torch.zeros(tensor.shape, dtype=tensor.dtype)
         for name, tensor in wanted.items()
@@ -36,7 +36,8 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise ModelError(f"{path}: not a whole safetensors file ({error}); fetch or write it anew") from error
 
 
-def _require_same(path: Path, wanted: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> None:
+def require_same(path: Path, wanted: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> None:
+    """Raise ModelError unless a file's tensors are those wanted, in name and shape."""
     for name, tensor in wanted.items():
         if name not in found:
             if name.endswith(_COUNTER):

@@ -10,7 +10,7 @@ from trimtab_kubernetes import Change, Cluster, ClusterError, NotFound
 from trimtab_kubernetes.objects import Key
 from trimtab_kubernetes.pauses import Pauses
 from trimtab_kubernetes.work_queue import WorkQueue
-from trimtab_operator.judging.observed import Observed, live_sets, replica_sets
+from trimtab_operator.judging.observed import Observed, hosting_sets, live_sets
 from trimtab_operator.judging.pod_state import pod_states
 from trimtab_operator.manifests.objects import SELECTOR
 from trimtab_operator.metrics import Metrics
@@ -151,7 +151,7 @@ class Controller:
 
     def _show(self, key: Key, observed: Observed) -> None:
         live = live_sets(observed.owned, observed.pipeline["spec"].get("deployer", "Deployment"))
-        sets = replica_sets(live, pod_states(observed.pods), frozenset())
+        sets = hosting_sets(live, pod_states(observed.pods), frozenset())
         after = self.store.observe(key)
         status = (after.pipeline.get("status") or {}) if after else {}
         self._metrics.show(key, [(each, live[each.name]) for each in sets], status)

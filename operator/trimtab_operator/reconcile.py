@@ -87,7 +87,7 @@ def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliat
 
 
 def _superfluous(observed: Observed, wanted: Sequence[Object], kept: frozenset[str], choice: Choice) -> list[Ref]:
-    """List what we own and want no more. A replica set on its way out keeps its Service and budget till the end."""
+    """List what we own and want no more. A hosting set on its way out keeps its Service and budget till the end."""
     asked = {ref_of(manifest) for manifest in wanted}
     found = []
     for ref, live in observed.owned.items():

@@ -17,6 +17,12 @@ def pipeline_accuracy(stage_values: Iterable[float], metric: str) -> float:
     return math.prod(values) if metric == "Product" else sum(values) / len(values)
 
 
+def sources(stages: Iterable[Stage]) -> str:
+    """Say where the accuracies of some stages come from, such as `declared` or `declared and measured`."""
+    points = (point for stage in stages for variant in stage.variants for point in variant.points)
+    return " and ".join(sorted({point.judged().source.lower() for point in points}))
+
+
 def normalised_ranks(accuracies: Sequence[float]) -> dict[float, float]:
     """Map each distinct accuracy to k/(V-1), k counting from the least; a single one ranks 1."""
     distinct = sorted(set(accuracies))

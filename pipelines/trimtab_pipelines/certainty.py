@@ -50,7 +50,7 @@ class Look:
 
 
 def curve(looks: Looks, shares: Sequence[float]) -> list[Look]:
-    """Return the accuracy kept when the least certain share of the rows is answered again.
+    """The accuracy kept when the least certain share of the rows is answered again.
 
     Args:
         looks: held-out rows.
@@ -69,14 +69,14 @@ def curve(looks: Looks, shares: Sequence[float]) -> list[Look]:
 
 
 def at_threshold(looks: Looks, below: float) -> Look:
-    """Return what a threshold does on held-out rows."""
+    """What a threshold does on held-out rows."""
     doubted = looks.certainty < below
     right = np.where(doubted, looks.right_again, looks.right)
     return Look(below, float(doubted.mean()), float(right.mean()))
 
 
 def safe_threshold(looks: Looks, floor: float, confidence: float = CONFIDENCE) -> Look | None:
-    """Return the lowest threshold at which accuracy is at least the floor, with this confidence.
+    """The lowest threshold at which accuracy is at least the floor, with this confidence.
 
     Args:
         looks: held-out rows.

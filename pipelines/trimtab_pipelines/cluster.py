@@ -16,7 +16,7 @@ PIPELINE_LABEL = f"{GROUP}/pipeline"
 STAGE_LABEL = f"{GROUP}/stage"
 HOSTING_LABEL = f"{GROUP}/hosting"
 VARIANT_LABEL_PREFIX = f"variant.{GROUP}/"
-"""One label a variant, value "true", on the Service of a replica set; the cluster copies it to its EndpointSlices."""
+"""One label a variant, value "true", on the Service of a hosting set; the cluster copies it to its EndpointSlices."""
 PROFILE_ANNOTATION = f"{GROUP}/profile"
 """On an InferencePipeline: any new value asks for new profiles."""
 ADVISORY_LABEL = f"{GROUP}/advisory"
@@ -51,7 +51,7 @@ def router_admin_name(pipeline: str) -> str:
     return _fitting(f"{pipeline}-router-admin", f"{pipeline}-router-admin")
 
 
-def replica_set_name(pipeline: str, stage: str, hosting_group: str) -> str:
+def hosting_set_name(pipeline: str, stage: str, hosting_group: str) -> str:
     """Name of the Deployment and the Service of one hosting group; no two triples share one."""
     return _fitting(f"{pipeline}-{stage}-{hosting_group}", f"{pipeline}/{stage}/{hosting_group}", always=True)
 

@@ -1,5 +1,6 @@
 """How often a model is right, and what stands behind the figure."""
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,6 +19,12 @@ class AccuracyEvidence(Model):
     samples: int | None = Field(default=None, gt=0, description="Held-out samples behind the figure")
     low: Fraction | None = Field(default=None, description="Lower end of the 95 % interval")
     high: Fraction | None = Field(default=None, description="Upper end of the 95 % interval")
+    samples_digest: str | None = Field(
+        default=None,
+        pattern=r"^sha256:[0-9a-f]{64}$",
+        exclude_if=lambda digest: digest is None,
+        description="SHA-256 of the samples that it was measured on",
+    )
 
 
 class Accuracy(AccuracyEvidence):
@@ -26,8 +33,16 @@ class Accuracy(AccuracyEvidence):
     value: Fraction = Field(description="Share of right answers, between 0 and 1")
 
     def on(self, basis: AccuracyBasis) -> float:
-        """Return the figure that counts."""
+        """The figure that counts."""
         return self.low if basis == "LowerBound" and self.low is not None else self.value
+
+    @property
+    def standing(self) -> str:
+        """Say in a few words what stands behind it."""
+        details = [f"n {self.samples}"] if self.samples is not None else []
+        if self.low is not None and self.high is not None:
+            details.append(f"{self.low:.3f}–{self.high:.3f}")
+        return self.source.lower() + (f" ({', '.join(details)})" if details else "")
 
     @model_validator(mode="after")
     def _within(self) -> Self:
@@ -37,7 +52,25 @@ class Accuracy(AccuracyEvidence):
         return self
 
 
+_Z_95 = 1.959964
+
+
+def wilson_interval(right: float, n: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of `right` out of `n` (Wilson 1927): its ends, within 0…1 and around the share.
+
+    Raises:
+        ValueError: `n` is not positive.
+    """
+    if n <= 0:
+        raise ValueError(f"no accuracy of {n:g} answers: n should be positive")
+    share, spread = right / n, _Z_95**2 / n
+    middle = (share + spread / 2) / (1 + spread)
+    reach = _Z_95 / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
+    low, high = max(0.0, middle - reach), min(1.0, middle + reach)
+    return min(low, share), max(high, share)  # rounding may put an end a hair beyond the share
+
+
 def stated(accuracy: float, evidence: AccuracyEvidence | None) -> Accuracy:
-    """Return an accuracy together with the evidence that stands beside it; without any it is only declared."""
+    """An accuracy together with the evidence that stands beside it; without any it is only declared."""
     known = (evidence or AccuracyEvidence()).model_dump(by_alias=False)
     return Accuracy(value=accuracy, **known)

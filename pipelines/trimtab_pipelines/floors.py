@@ -15,7 +15,7 @@ _BISECTIONS = 40
 
 
 def needed_mean(floor: float, rows: int, probability: float | None = None) -> float:
-    """Return the least mean accuracy of its rows at which a job keeps its floor.
+    """The least mean accuracy of its rows at which a job keeps its floor.
 
     Args:
         floor: the share of right answers wished for, 0…1.

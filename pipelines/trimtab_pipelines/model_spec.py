@@ -77,7 +77,7 @@ def model_spec(
 
 
 def most_rows(pipeline: InferencePipelineSpec, stage: Stage) -> int | None:
-    """Return how many rows of a stage's inputs one request to a replica of ours can hold; None where any number can."""
+    """How many rows of a stage's inputs one request to a replica of ours can hold; None where any number can."""
     row_bytes = sum(_source(pipeline, read.source).row_bytes for read in stage.inputs)
     return (MAX_BODY_BYTES - HEADER_BYTES) // row_bytes if row_bytes else None
 

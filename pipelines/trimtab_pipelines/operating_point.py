@@ -143,7 +143,7 @@ class OperatingPoint(Model):
         return {name: str(value) for name, value in turned.items() if value is not None}
 
     def carried(self, inputs: Iterable[Readable]) -> frozenset[str] | None:
-        """Return which of a stage's inputs its batches take along; None for all.
+        """Which of a stage's inputs its batches take along; None for all.
 
         They are those it reads, and those that the stage cannot run without.
         """
@@ -152,13 +152,13 @@ class OperatingPoint(Model):
         return frozenset(self.modalities) | {given.name for given in inputs if not given.optional}
 
     def judged(self, task: str = "") -> Accuracy:
-        """Return its accuracy with what stands behind it: on a task where that is known, else overall."""
+        """Its accuracy with what stands behind it: on a task where that is known, else overall."""
         return self.accuracy_by_task.get(task) or stated(self.accuracy, self.accuracy_evidence)
 
     def without_evidence(self) -> "OperatingPoint":
-        """Return it without what stands behind its accuracy: who serves it needs no proof."""
+        """It without what stands behind its accuracy: who serves it needs no proof."""
         return self.model_copy(update={"accuracy_evidence": None, "accuracy_by_task": {}})
 
     def accuracies_by_task(self, basis: AccuracyBasis) -> dict[str, float]:
-        """Return the figure that counts for each task that is known."""
+        """The figure that counts for each task that is known."""
         return {task: accuracy.on(basis) for task, accuracy in self.accuracy_by_task.items()}

@@ -90,7 +90,7 @@ class StagePlan(Model):
 
 
 def point_plan(point: OperatingPoint, basis: AccuracyBasis = "Expected") -> PointPlan:
-    """Return what a plan says of an operating point whose seconds are not known."""
+    """What a plan says of an operating point whose seconds are not known."""
     return PointPlan(
         name=point.name,
         accuracy=point.judged().on(basis),
@@ -100,7 +100,7 @@ def point_plan(point: OperatingPoint, basis: AccuracyBasis = "Expected") -> Poin
 
 
 def first_plan(stage: Stage) -> StagePlan:
-    """Return what a stage runs where nothing is planned: its first variant, row by row."""
+    """What a stage runs where nothing is planned: its first variant, row by row."""
     variant = stage.variants[0]
     point = point_plan(variant.points[0])
     return StagePlan(
@@ -180,7 +180,7 @@ class PipelinePlanSpec(Model):
     explanation: Explanation = Explanation()
 
     def stage(self, name: str) -> StagePlan:
-        """Return the plan of that stage; KeyError names the ones there are."""
+        """The plan of that stage; KeyError names the ones there are."""
         for stage in self.stages:
             if stage.name == name:
                 return stage

@@ -53,7 +53,7 @@ class PointProfile(Model):
         return {measurement.batch_size: measurement for measurement in self.measurements}
 
     def latency_seconds(self, batch_size: int, quantile: float = 0.99) -> float:
-        """Return the service time of a full batch: p99 for quantiles above 0.9, else the median.
+        """The service time of a full batch: p99 for quantiles above 0.9, else the median.
 
         A batch size not measured takes the fit, scaled by the nearest measurement's ratio of quantile to mean.
         """
@@ -66,7 +66,7 @@ class PointProfile(Model):
         return mean_seconds * float(getattr(nearest, field)) / nearest.latency_seconds_mean
 
     def throughput_rps(self, batch_size: int) -> float:
-        """Return rows per second of one replica that always has full batches of this size."""
+        """Rows per second of one replica that always has full batches of this size."""
         measured = self._by_batch.get(batch_size)
         if measured is not None:
             return measured.throughput_rps
@@ -122,7 +122,7 @@ class ModelProfileSpec(Model):
     )
 
     def point(self, variant: str, operating_point: str, cores: float) -> PointProfile | None:
-        """Return what was measured for this allocation of cores, or None."""
+        """What was measured for this allocation of cores, or None."""
         for point in self.points:
             if (point.variant, point.operating_point) == (variant, operating_point) and abs(point.cores - cores) < 1e-6:
                 return point
@@ -137,7 +137,7 @@ class ModelProfile(Resource):
 
 
 def by_stage(profiles: Iterable[ModelProfile]) -> dict[str, ModelProfile]:
-    """Return one profile a stage: the points measured on several kinds of hardware, CPU and GPU, stand together.
+    """One profile a stage: the points measured on several kinds of hardware, CPU and GPU, stand together.
 
     A variant asks for one kind, so no point is there twice; if it is, the later profile's counts, as
     does what else the later one says of the stage.

@@ -49,7 +49,7 @@ class ProfileTask:
     fingerprint: str
 
     def of_stage(self, stage: str) -> tuple[str, ...]:
-        """Return the variants to measure in a stage."""
+        """The variants to measure in a stage."""
         return tuple(variant for owner, variant in self.variants if owner == stage)
 
     @property
@@ -69,12 +69,13 @@ def profile_tasks(pipeline: InferencePipeline) -> tuple[ProfileTask, ...]:
             if variant.container is not None:
                 continue
             kinds.setdefault(_node_kind(variant), []).append((stage, variant))
-    wanted = pipeline.metadata.annotations.get(PROFILE_ANNOTATION, "")
+    asked = pipeline.metadata.annotations.get(PROFILE_ANNOTATION, "")
+    wanted = [asked, image] if (image := pipeline.spec.model_server_image) else asked
     return tuple(_task(members, wanted) for members in kinds.values())
 
 
 def missing_tasks(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[ProfileTask, ...]:
-    """Return the tasks whose stages are not all profiled yet, or whose profiles are out of date."""
+    """The tasks whose stages are not all profiled yet, or whose profiles are out of date."""
     known = {
         (profile.spec.stage, profile.metadata.annotations.get(FINGERPRINT_ANNOTATION, ""))
         for profile in profiles
@@ -86,7 +87,7 @@ def missing_tasks(pipeline: InferencePipeline, profiles: Iterable[ModelProfile])
 
 
 def left_to_users(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[tuple[str, str], ...]:
-    """Return the (stage, variant)s with containers of their own that no profile has points of.
+    """The (stage, variant)s with containers of their own that no profile has points of.
 
     The profiler cannot start them; who brings the container gives a ModelProfile, of any name and without fingerprint.
     """
@@ -116,7 +117,7 @@ def _measured(variant: Variant) -> dict[str, Any]:
     return found
 
 
-def _task(members: list[tuple[Stage, Variant]], wanted: str) -> ProfileTask:
+def _task(members: list[tuple[Stage, Variant]], wanted: str | list[str]) -> ProfileTask:
     first = members[0][1]
     accelerator = "gpu" if first.resources.gpu else None
     measured = [[stage.name, [*stage.batch_sizes], _measured(variant)] for stage, variant in members]

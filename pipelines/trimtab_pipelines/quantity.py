@@ -35,7 +35,7 @@ AS_WRITTEN = {"as_written": True}
 
 
 def parse_quantity(written: object) -> float:
-    """Return the number a Kubernetes quantity stands for; raise ValueError that shows the right form."""
+    """The number a Kubernetes quantity stands for; raises ValueError that shows the right form."""
     if isinstance(written, bool) or not isinstance(written, int | float | str):
         raise ValueError(f"{written!r} is not a quantity; write a number such as 2, 0.5, 500m or 256Mi")
     if isinstance(written, int | float):
@@ -51,7 +51,7 @@ def parse_quantity(written: object) -> float:
 
 
 def parse_duration(written: object) -> float:
-    """Return seconds for `250ms`, `1.5s`, `2m` or `1h`; a bare number, as code gives it, counts as seconds."""
+    """Seconds for `250ms`, `1.5s`, `2m` or `1h`; a bare number, as code gives it, counts as seconds."""
     if isinstance(written, bool) or not isinstance(written, int | float | str):
         raise ValueError(f"{written!r} is not a duration; write for instance 250ms, 1.5s or 2m")
     if isinstance(written, int | float):

@@ -139,9 +139,16 @@ class InferencePipelineSpec(Model):
     router: RouterSettings = RouterSettings()
     rollout: Rollout = Rollout()
     deployer: Literal["Deployment", "SeldonDeployment"] = Field(
-        default="Deployment", description="What the operator writes for each replica set"
+        default="Deployment", description="What the operator writes for each hosting group of a stage"
     )
     service_account_name: Name | None = Field(default=None, description="Service account of the model servers")
+    model_server_image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        exclude_if=lambda image: image is None,
+        description="Image of its model servers, built from Trimtab's own with families added; else the installed one",
+    )
 
     @property
     def falls_back(self) -> bool:
@@ -164,7 +171,7 @@ class InferencePipelineSpec(Model):
         return graph.expected_rows(self.order, self.domains)
 
     def stage(self, name: str) -> Stage:
-        """Return the stage of that name; KeyError names the ones there are."""
+        """The stage of that name; KeyError names the ones there are."""
         for stage in self.stages:
             if stage.name == name:
                 return stage

@@ -97,7 +97,7 @@ def escalated(name: str, first: Batches, then: Batches, share: float, accuracy: 
 
 
 def fronts(ways: Sequence[Way], most_rows: int) -> list[Front]:
-    """Return the front of every job size 0 to `most_rows`."""
+    """The front of every job size 0 to `most_rows`."""
     labels = [_Labels.nothing(len(ways)), *(_Labels.none(len(ways)) for _ in range(most_rows))]
     for place, way in enumerate(ways):
         if len(way.seconds) <= most_rows:

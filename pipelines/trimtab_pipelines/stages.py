@@ -77,7 +77,7 @@ class Stage(Model):
         return len(self.batch_sizes) * sum(len(variant.points) for variant in self.variants)
 
     def variant(self, name: str) -> Variant:
-        """Return the variant of that name; KeyError names the ones there are."""
+        """The variant of that name; KeyError names the ones there are."""
         for variant in self.variants:
             if variant.name == name:
                 return variant

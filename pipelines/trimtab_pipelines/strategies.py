@@ -49,7 +49,7 @@ class JobSize(Model):
         return [round(strategy.accuracy * self.rows / UNIT) for strategy in self.strategies]
 
     def cheapest(self, floor: float, probability: float | None = None) -> Strategy | None:
-        """Return the fastest strategy that meets a floor (see `floors.needed_mean`); None where none does."""
+        """The fastest strategy that meets a floor (see `floors.needed_mean`); None where none does."""
         mean = needed_mean(floor, self.rows, probability)
         place = bisect_left(self._units, round(mean / UNIT) * self.rows)
         return self.strategies[place] if place < len(self.strategies) else None
@@ -66,7 +66,7 @@ class JobStrategies(Model):
     sizes: tuple[JobSize, ...] = Field(min_length=1, max_length=4096, description="By rows: 1, 2, 3, …")
 
     def of(self, rows: int) -> JobSize:
-        """Return those for so many rows; KeyError names the largest size there is."""
+        """Those for so many rows; KeyError names the largest size there is."""
         if not 1 <= rows <= len(self.sizes):
             raise KeyError(f"strategies of {self.stage}/{self.variant} are for 1 to {len(self.sizes)} rows, not {rows}")
         return self.sizes[rows - 1]

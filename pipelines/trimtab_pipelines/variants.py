@@ -53,7 +53,8 @@ class Variant(Model):
     family: str = Field(
         default="",
         max_length=128,
-        description="Architecture the model server builds, such as torchvision/resnet18; empty with a container",
+        description="Architecture the model server builds, such as torchvision/resnet18, or a class of yours, such as "
+        "acme.models:Embedder; empty with a container",
     )
     parameters: dict[str, ParameterValue] = Field(default_factory=dict, description="Settings of the family")
     storage_uri: str = Field(
@@ -98,7 +99,7 @@ class Variant(Model):
         return (only,)
 
     def point(self, name: str) -> OperatingPoint:
-        """Return the operating point of that name; KeyError names the ones there are."""
+        """The operating point of that name; KeyError names the ones there are."""
         for point in self.points:
             if point.name == name:
                 return point

@@ -68,7 +68,7 @@ class ProfileOptions:
         return cls(effort=QUICK, planned_batches_only=True, longest_batch_seconds=slo_seconds, only=only)
 
     def measured(self, stage: Stage) -> Stage:
-        """Return a stage with none but the variants to measure, perhaps without any."""
+        """A stage with none but the variants to measure, perhaps without any."""
         if self.only is None:
             return stage
         wanted = self.only.get(stage.name, ())

@@ -143,7 +143,7 @@ class Listening(logging.Handler):
                 self._port(str(path)).set_result(int(str(port)))
 
     async def address(self, path: str) -> str:
-        """Return the address of a path once it is known."""
+        """The address of a path once it is known."""
         return f"http://127.0.0.1:{await self._port(path)}{path}"
 
     def _port(self, path: str) -> "asyncio.Future[int]":

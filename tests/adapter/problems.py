@@ -27,7 +27,7 @@ WEIGHTS = (Weights(10.0, 0.5, 1e-6), Weights(10.0, 1e-5, 1e-8), Weights(1e-6, 1.
 
 
 def a_program(seed: int) -> Program:
-    """Return a random problem: chain or DAG, any goal, with and without binding budgets, floors and penalties."""
+    """A random problem: chain or DAG, any goal, with and without binding budgets, floors and penalties."""
     rng = np.random.default_rng(seed)
     graphs = GRAPHS[int(rng.integers(1, 5))]
     graph = graphs[int(rng.integers(len(graphs)))]
@@ -69,7 +69,7 @@ def _options(rng: np.random.Generator, count: int) -> tuple[Option, ...]:
 def a_large_program(
     seed: int, stages: int = 10, variants: int = 10, cores: float = 1e9, slo_share: float | None = None
 ) -> Program:
-    """Return a chain of profiled variants at seven batch sizes, α/β from 20 to 2000, as IPA's scaling figure has.
+    """A chain of profiled variants at seven batch sizes, α/β from 20 to 2000, as IPA's scaling figure has.
 
     `slo_share` is of IPA's SLO, five times the mean latency at batch 1; a tenth to the whole where none is given.
     """
@@ -110,7 +110,7 @@ def a_large_program(
 
 
 def with_accelerators(program: Program, gpus: int) -> Program:
-    """Return a program in which each option may sit on GPUs too: six times as fast there, with one core a replica."""
+    """A program in which each option may sit on GPUs too: six times as fast there, with one core a replica."""
 
     def on_gpus(option: Option) -> Option:
         return replace(
@@ -125,7 +125,7 @@ def with_accelerators(program: Program, gpus: int) -> Program:
 
 
 def a_large_graph(seed: int, stages: int = 8) -> Program:
-    """Return a random DAG too large for brute force: each stage waits for up to two earlier ones."""
+    """A random DAG too large for brute force: each stage waits for up to two earlier ones."""
     rng = np.random.default_rng(seed)
     waits_for = [tuple(sorted({int(n) for n in rng.integers(0, k, 2)})) if k else () for k in range(stages)]
     listed = tuple(StageOptions(f"s{k}", before, _options(rng, 8)) for k, before in enumerate(waits_for))
@@ -136,12 +136,12 @@ def a_large_graph(seed: int, stages: int = 8) -> Program:
 
 
 def brute_force(program: Program) -> tuple[Option, ...] | None:
-    """Return the best of all choices, or None where none is feasible."""
+    """The best of all choices, or None where none is feasible."""
     choices = itertools.product(*(stage.options for stage in program.stages))
     feasible = [choice for choice in choices if program.is_feasible(choice)]
     return max(feasible, key=program.objective, default=None)
 
 
 def second_best(program: Program, best: tuple[Option, ...]) -> Program:
-    """Return the problem of the best plan that runs another model somewhere."""
+    """The problem of the best plan that runs another model somewhere."""
     return replace(program, other_than=models(best))

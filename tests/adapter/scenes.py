@@ -20,7 +20,7 @@ ACCURACIES = {"light": 0.8, "middle": 0.9, "heavy": 0.97}
 
 
 def a_ladder(stages: int = 2, variant: dict[str, Any] | None = None, **changes: Any) -> InferencePipeline:
-    """Return a chain whose stages each have a light, a middle and a heavy variant."""
+    """A chain whose stages each have a light, a middle and a heavy variant."""
     chain = a_chain(stages)
     for stage in chain:
         stage["variants"] = [a_variant(name, accuracy=ACCURACIES[name], **(variant or {})) for name in VARIANTS]
@@ -28,7 +28,7 @@ def a_ladder(stages: int = 2, variant: dict[str, Any] | None = None, **changes: 
 
 
 def plan_together(name: str, pool: Pool, members: Mapping[str, Member]) -> dict[str, PipelinePlan]:
-    """Return the next plan of every pipeline of a pool, as `decide` does for one alone."""
+    """The next plan of every pipeline of a pool, as `decide` does for one alone."""
     asked = {key: question_of(member.pipeline, member.profiles, member.situation) for key, member in members.items()}
     answers = share(name, pool, {key: question for key, (question, _) in asked.items()})
     plans = {}
@@ -39,7 +39,7 @@ def plan_together(name: str, pool: Pool, members: Mapping[str, Member]) -> dict[
 
 
 def profiles_of(pipeline: InferencePipeline) -> dict[str, ModelProfile]:
-    """Return profiles in which each step up the ladder costs several times as much."""
+    """Profiles in which each step up the ladder costs several times as much."""
     seconds = {"light": (0.001, 0.001), "middle": (0.003, 0.005), "heavy": (0.010, 0.020)}
     points = [a_point_profile(name, *seconds[name]) for name in VARIANTS]
     return {stage.name: a_profile(stage.name, points) for stage in pipeline.spec.stages}
@@ -60,7 +60,7 @@ def plan_for(
 
 
 def expected(plan: PipelinePlan) -> Expectation:
-    """Return what a plan is expected to give."""
+    """What a plan is expected to give."""
     assert plan.spec.expected is not None
     return plan.spec.expected
 

@@ -26,7 +26,7 @@ COUNTED: tuple[tuple[Resource, ...], ...] = (
 
 
 def labels_of(program: Program, table: Table, picks: np.ndarray) -> Labels:
-    """Return the partial choices of these options, of shape [labels, stages so far]."""
+    """The partial choices of these options, of shape [labels, stages so far]."""
     chosen = list(zip(table.columns, picks.T, table.flow, strict=False))
     nothing = np.zeros(len(picks))
     values = [column.value[pick] for column, pick, _ in chosen]
@@ -44,7 +44,7 @@ def labels_of(program: Program, table: Table, picks: np.ndarray) -> Labels:
 
 
 def feasible_choices(program: Program, table: Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return all choices within the constraints, of shape [choices, stages], and what they reach."""
+    """All choices within the constraints, of shape [choices, stages], and what they reach."""
     picks, objectives = [], []
     for pick in itertools.product(*(range(column.index.size) for column in table.columns)):
         choice = [

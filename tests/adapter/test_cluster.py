@@ -103,7 +103,7 @@ async def test_a_pipeline_is_planned_followed_and_told_of(cluster, namespace, ku
 
 
 async def test_what_users_do_to_plans(cluster, namespace, kubeconfig):
-    """A broken plan is replaced, one gone is written again, a good one is gone on from; a pipeline gone is let go."""
+    """A broken plan is replaced, a missing one is written again, from a good one it continues; no pipeline, no loop."""
     await put(cluster, a_pipeline_of(namespace))
     async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace) as adapter:
         await routed(cluster, namespace, "sample", router)

@@ -245,7 +245,7 @@ def test_certificates_that_are_missing_are_named(tmp_path):
 
 
 async def first_load(source: PrometheusSource, scraped: asyncio.Semaphore, scrapes: int) -> Load:
-    """Return the load once there were so many scrapes that Prometheus did not give up on."""
+    """The load once there were so many scrapes that Prometheus did not give up on."""
     async with asyncio.timeout(60):
         while True:
             for _ in range(scrapes):

@@ -24,11 +24,14 @@ from trimtab_router.admission.call import Call
 from trimtab_router.refusal import Refusal
 from trimtab_router.router import Router
 from trimtab_router.stage.desk import GRACE_SECONDS
+from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Departure, NotBefore, Policy
 from trimtab_router.stage.work import Again
 from trimtab_router.wish import NO_WISH, Wish
 
-POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
+ACCURACIES = {"default": 0.9, "middling": 0.8, "quick": 0.7}
+READS = {"default": ["x", "z"], "middling": ["x"], "quick": ["z"]}
+"""What batches at these points take along of the inputs of a stage that can do without some."""
 
 
 class TurningClock(FakeClock):
@@ -44,7 +47,7 @@ class TurningClock(FakeClock):
 
 
 def note_departures(carriers):
-    """Return the list that every batch will be written to as it leaves."""
+    """The list that every batch will be written to as it leaves."""
     noted = []
 
     def carry(name, carrier, carried, parcel, ended):
@@ -112,8 +115,10 @@ def a_request_of(scenario, index):
         parameters["trimtab.accuracy_floor"] = wish.accuracy_floor
     if wish.timeout_seconds:
         parameters["timeout"] = int(wish.timeout_seconds * 1e6)
-    x = np.full((rows[index % len(rows)], 4), index, np.float32)
-    return InferRequest("sample", (Tensor.of("x", x),), parameters=parameters if wish is not NO_WISH else {})
+    value = np.full((rows[index % len(rows)], 4), index, np.float32)
+    lacks = scenario.lacks[index % len(scenario.lacks)] if scenario.lacks else ()
+    inputs = tuple(Tensor.of(given.name, value) for given in scenario.pipeline.spec.inputs if given.name not in lacks)
+    return InferRequest("sample", inputs, parameters=parameters if wish is not NO_WISH else {})
 
 
 async def _infer(router, clock, end, call):
@@ -171,6 +176,7 @@ def a_random_scenario(seed):
             failures=tuple(failures),
         ),
         **wishes_of(rng, pipeline),
+        lacks=tuple(map(frozenset, rng.choice(["", "", "x", "z"], 7))) if len(pipeline.spec.inputs) > 1 else (),
         seed=int(seed),
     )
 
@@ -178,7 +184,7 @@ def a_random_scenario(seed):
 def wishes_of(rng, pipeline):
     """What requests wish in every other scenario, and how their least certain rows are looked at again in some."""
     certain = any(stage.certainty for stage in pipeline.spec.stages)
-    policy = Policy(look_again, falls_back=True) if certain else None
+    policy = Policy(look_again, falls_back=True) if certain and rng.random() < 0.6 else None
     if rng.random() < 0.5:
         return {"policy": policy}
     wishes = [
@@ -194,24 +200,27 @@ def wishes_of(rng, pipeline):
 
 
 def a_random_profile(rng, stage):
-    (light, quick), (heavy,) = rng.uniform([0.001, 0.0005], [0.004, 0.003], (2, 2)), rng.uniform(0.003, 0.015, (1, 2))
-    return a_profile(
-        stage,
-        [
-            a_point_profile("light", light[0], light[1]),
-            a_point_profile("heavy", heavy[0], heavy[1], 2.0),
-            a_point_profile("heavy", quick[0], quick[1], 2.0).model_copy(update={"operating_point": "quick"}),
-        ],
-    )
+    light, quick, middling = rng.uniform([0.001, 0.0005], [0.004, 0.003], (3, 2))
+    default = rng.uniform(0.003, 0.015, 2)
+    heavy = {"default": default, "middling": middling + quick, "quick": quick}
+    points = [
+        a_point_profile("heavy", constant, linear, 2.0).model_copy(update={"operating_point": name})
+        for name, (constant, linear) in heavy.items()
+    ]
+    return a_profile(stage, [a_point_profile("light", *light), *points])
 
 
 def a_random_pipeline(rng, stages):
-    chain = a_chain(stages)
+    chain, senses = a_chain(stages), rng.random() < 0.4
     for stage in chain:
+        reads = READS if senses and stage is chain[0] else {}
+        points = [{"name": n, "accuracy": a, "modalities": reads.get(n, [])} for n, a in ACCURACIES.items()]
         stage["variants"] = [
             a_variant("light", accuracy=0.8, resources={"cpu": "1"}, maxBatchSize=16),
-            a_variant("heavy", accuracy=0.9, resources={"cpu": "2"}, maxBatchSize=4, operatingPoints=POINTS),
+            a_variant("heavy", accuracy=0.9, resources={"cpu": "2"}, maxBatchSize=4, operatingPoints=points),
         ]
+    names = "xz" if senses else "x"
+    chain[0]["inputs"] = [{"name": n, "from": f"request.inputs.{n}", "optional": senses} for n in names]
     if stages > 1 and rng.random() < 0.5:
         chain[0]["outputs"] = [
             {"name": "n", "datatype": "INT64"},
@@ -222,8 +231,9 @@ def a_random_pipeline(rng, stages):
         chain[-1]["certainty"] = "sure"
     return a_pipeline(
         chain,
+        inputs=[{"name": name, "datatype": "FP32", "shape": [4], "optional": senses} for name in names],
         slo={"latency": str(rng.choice(["60ms", "150ms", "500ms"]))},
-        departurePolicy=str(rng.choice(["UrgentFirst", "SlackFit"])),
+        departurePolicy=str(rng.choice(list(POLICIES))),
         dropPolicy=str(rng.choice(["Predicted", "Predicted", "Past", "Never"])),
         queue={"maxRows": int(rng.choice([30, 1000]))},
         budget={"cores": "8"},
@@ -233,7 +243,17 @@ def a_random_pipeline(rng, stages):
 def a_random_plan(rng, pipeline, generation):
     variant = str(rng.choice(["light", "heavy"]))
     seconds = {1: 0.005, 4: 0.012} if rng.random() < 0.7 else {}
-    quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.003, 4: 0.006}}
+    points = [
+        {"name": name, "accuracy": accuracy, "serviceSeconds": {1: 0.012 * accuracy**5, 4: 0.024 * accuracy**5}}
+        for name, accuracy in ACCURACIES.items()
+    ]
+    planned = int(rng.integers(len(points)))
+    of_points = {
+        "operatingPoint": points[planned]["name"],
+        "accuracy": points[planned]["accuracy"],
+        "upgrades": points[:planned],
+        "fallbacks": points[planned + 1 :],
+    }
     return a_plan(
         pipeline,
         generation,
@@ -242,7 +262,8 @@ def a_random_plan(rng, pipeline, generation):
         replicas=int(rng.integers(1, 3)),
         cores=2 if variant == "heavy" else 1,
         serviceSeconds=seconds,
-        fallbacks=[quick] if variant == "heavy" else [],
+        timePrice=float(rng.choice([0.0, 20.0])),
+        **(of_points if variant == "heavy" else {}),
     )
 
 
@@ -257,20 +278,24 @@ def test_the_same_batches_leave_the_router_and_the_simulator(seed):
 
 
 def test_the_scenarios_know_every_end_and_every_fault():
-    ends, points, lost, changed, again, wishing = set(), set(), 0, 0, 0, 0
+    ends, lost, changed, again, wishing, lacking = set(), 0, 0, 0, 0, 0
+    points: dict[str, set[str]] = {}
     for seed in range(60):
         scenario = a_random_scenario(seed)
         departures, found = simulated(scenario)
         ends |= set(found)
-        points |= {departure[4] for departure in departures}
+        decides = "" if scenario.policy else scenario.pipeline.spec.departure_policy
+        points.setdefault(decides, set()).update(departure[4] for departure in departures)
         lost += len(scenario.conditions.failures)
         changed += len(scenario.changes)
         wishing += bool(scenario.wishes)
+        lacking += any(scenario.lacks)
         seen = {(member, departure[1]) for departure in departures for member in departure[5]}
         again += scenario.policy is not None and len(seen) < sum(len(departure[5]) for departure in departures)
 
     assert ends >= {OK, LATE, DROPPED, REFUSED}
-    assert points == {"default", "quick"}
+    every = set(ACCURACIES)
+    assert points == dict.fromkeys({"", *POLICIES}, every) | {"AllModalities": {"default"}}
     assert min(lost, changed) > 30
-    assert min(wishing, again) > 5
+    assert min(wishing, again, lacking) > 5
     assert simulated(replace(scenario, seed=1)) != simulated(scenario)

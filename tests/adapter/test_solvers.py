@@ -25,7 +25,7 @@ PATIENT: dict[str, Solver] = {
 
 
 def require(name: str) -> Solver:
-    """Return a patient solver, or skip the test where it is not installed or not licensed."""
+    """A patient solver; the test is skipped where it is not installed or not licensed."""
     try:
         PATIENT[name](a_program(0))
     except SolverUnavailable as reason:

@@ -147,7 +147,7 @@ def test_latency_runs_from_the_moment_a_request_was_due():
 
 def test_what_was_kept_is_a_share_of_the_maximum_and_says_how_often_it_was_offered():
     tally_of_it = Tally(2900.0, 950.0, 100.0, 300.0, 1.0, {"ok": 950, "429": 1950})
-    found = Found("door_grpc_8_3x", 1000.0, tally_of_it, others_share=0.25)
+    found = Found("door_grpc_8_3x", 1000.0, tally_of_it, others_share=0.25, shares={"generator": 0.3})
     assert found.figures() == {
         "door_grpc_8_3x_kept": 0.95,
         "door_grpc_8_3x_offered_rps": 2900.0,
@@ -157,6 +157,8 @@ def test_what_was_kept_is_a_share_of_the_maximum_and_says_how_often_it_was_offer
         "door_grpc_8_3x_p99_ms": 300.0,
         "door_grpc_8_3x_lag_p99_ms": 1.0,
         "door_grpc_8_3x_others_share": 0.25,
+        "door_grpc_8_3x_generator_cores": 0.3,
+        "door_grpc_8_3x_maximum_rps": 1000.0,
         "door_grpc_8_3x_ok": 950,
         "door_grpc_8_3x_429": 1950,
     }

@@ -83,6 +83,17 @@ def test_phases_in_which_the_host_took_too_much_are_left_out_while_enough_is_lef
     assert not course.calm(little).left_out
 
 
+def test_phases_in_which_others_computed_too_much_are_left_out_too():
+    course = Course(tuple(Phase("light", 0.1, 20, BEFORE) for _ in range(5)))
+    others = np.stack([BEGAN + np.arange(1, 101), np.full(100, 0.04)], axis=1)
+    others[20:40, 1] = 0.16  # of two processors
+    found = pace([readings(), readings()], BEGAN, 100.0, others)
+
+    assert found.away(20.0, 40.0) == pytest.approx(20 * 0.08)
+    assert course.calm(found).left_out == {1}
+    assert found.paused_seconds == 0.0
+
+
 def test_windows_without_a_reading_lie_between_their_neighbours():
     gone = readings(slow(0, 50, 3.0))
     hole = (gone[:, 0] - BEGAN > 49.0) & (gone[:, 0] - BEGAN < 51.0)
@@ -102,13 +113,15 @@ def test_without_probes_the_machine_counts_as_steady():
 
 def test_processors_are_probed_as_long_as_asked_for(tmp_path):
     with probing(tmp_path / "probed") as files:
+        awaited = {**dict.fromkeys(files, 4), tmp_path / "probed" / "others": 2}
         for _ in range(600):
-            if all(file.exists() and file.read_text().count("\n") >= 4 for file in files):
+            if all(file.exists() and file.read_text().count("\n") >= lines for file, lines in awaited.items()):
                 break
             time.sleep(0.1)
-    found = read(files)
+    found, others = read(tmp_path / "probed")
 
     assert len(found) == len(files)
+    assert (others[:, 1] > -0.05).all()  # what is ours is none of it
     assert all((one[:, 1] > 0).all() and (np.diff(one[:, 0]) > 0).all() for one in found)
 
 

@@ -43,14 +43,14 @@ def template(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def rendered(values: str) -> list[Manifest]:
-    """Return the manifests of one of the value sets."""
+    """The manifests of one of the value sets."""
     done = template("-f", VALUES / f"{values}.values.yaml")
     assert done.returncode == 0, done.stderr
     return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest is not None]
 
 
 def pod_specs(manifests: list[Manifest]) -> dict[str, Manifest]:
-    """Return the pod templates by the name of what makes them."""
+    """The pod templates by the name of what makes them."""
     found = {}
     for manifest in manifests:
         spec = manifest.get("spec", {})

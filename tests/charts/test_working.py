@@ -15,7 +15,7 @@ from trimtab_pipelines.cluster import OPERATOR_MANAGER
 
 
 async def account(server: Cluster, name: str, installed: Path, folder: Path) -> str:
-    """Return a kubeconfig with a token of a service account of the release."""
+    """A kubeconfig with a token of a service account of the release."""
     path = f"/api/v1/namespaces/{RELEASE_NAMESPACE}/serviceaccounts/{name}/token"
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
     answer = await server._call("POST", path, None, body)

@@ -277,7 +277,7 @@ async def test_health_answers_while_a_batch_computes(start, session, tmp_path):
 
 
 async def quickest_health(session, port: int, path: str) -> float:
-    """Return the seconds of the quickest of a few answers: any one may be held up by the machine."""
+    """The seconds of the quickest of a few answers: any one may be held up by the machine."""
     took = []
     for _ in range(10):
         began = time.monotonic()

@@ -106,14 +106,14 @@ class Site:
         return status
 
     async def conditions(self) -> dict[str, tuple[str, str]]:
-        """Return status and reason of each condition."""
+        """Status and reason of each condition."""
         return {c["type"]: (c["status"], c["reason"]) for c in (await self.status()).get("conditions", [])}
 
     async def message(self, kind: str) -> str:
         return next(str(c["message"]) for c in (await self.status())["conditions"] if c["type"] == kind)
 
     async def replicas(self) -> dict[str, int]:
-        """Return the replicas of each hosting group that is there."""
+        """The replicas of each hosting group that is there."""
         found = (await self.cluster.list("Deployment", self.namespace)).items
         return {
             d["metadata"]["labels"]["trimtab.dev/hosting"]: d["spec"]["replicas"]
@@ -122,7 +122,7 @@ class Site:
         }
 
     async def good_plan(self) -> int | None:
-        """Return the generation of the plan routers start from."""
+        """The generation of the plan routers start from."""
         found = await self.cluster.get("ConfigMap", self.namespace, router_name(self.name))
         assert found is not None
         written = found["data"].get("plan.json")
@@ -132,16 +132,16 @@ class Site:
         return {item["metadata"]["name"] for item in (await self.cluster.list(kind, self.namespace)).items}
 
     async def events(self) -> list[tuple[str, str]]:
-        """Return reason and message of what the operator told."""
+        """Reason and message of what the operator told."""
         return sorted((event["reason"], event["message"]) for event in await self.told())
 
     async def told(self) -> list[dict[str, Any]]:
-        """Return the operator's own Events; an API server tells of its own, of a Service's address, say."""
+        """The operator's own Events; an API server tells of its own, of a Service's address, say."""
         found = (await self.cluster.list("Event", self.namespace)).items
         return [event for event in found if event.get("source", {}).get("component") == OPERATOR_MANAGER]
 
     async def versions(self) -> dict[str, str]:
-        """Return the version of everything that the operator writes."""
+        """The version of everything that the operator writes."""
         found = list(await self.told())
         for kind in ("InferencePipeline", "PipelinePlan", "Deployment", "Service", "ConfigMap", "RoleBinding"):
             found += (await self.cluster.list(kind, self.namespace)).items

@@ -14,9 +14,9 @@ from tests.definitions import define
 from tests.operating.scene import SETTINGS, Site
 from trimtab_kubernetes import Cluster
 from trimtab_operator.judging.drift import contains
+from trimtab_operator.manifests.hosting_sets import deployment, hosting_set_budget, memory_bytes, service
 from trimtab_operator.manifests.isolation import network_policies
 from trimtab_operator.manifests.profile_jobs import profile_job, profiler_account
-from trimtab_operator.manifests.replica_sets import deployment, memory_bytes, replica_set_budget, service
 from trimtab_operator.manifests.routers import router_objects
 from trimtab_operator.manifests.seldon import seldon_deployment
 from trimtab_operator.settings import Settings
@@ -74,12 +74,12 @@ SECURE = replace(
 )
 
 
-def replica_set(variant: str, settings: Settings = SETTINGS) -> list[dict[str, Any]]:
+def hosting_set(variant: str, settings: Settings = SETTINGS) -> list[dict[str, Any]]:
     group = GROUPS[variant]
     return [
         deployment(PIPELINE, STAGE, group, settings, replicas=2, surge=True),
         service(PIPELINE, STAGE, group, settings),
-        replica_set_budget(PIPELINE, STAGE, group),
+        hosting_set_budget(PIPELINE, STAGE, group),
     ]
 
 
@@ -102,11 +102,11 @@ def profiling() -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("name", "written"),
     [
-        ("model-server", replica_set("small")),
-        ("gpu", replica_set("large")),
-        ("container", replica_set("own")),
-        ("model-server-secure", replica_set("small", SECURE)),
-        ("container-secure", replica_set("own", SECURE)),
+        ("model-server", hosting_set("small")),
+        ("gpu", hosting_set("large")),
+        ("container", hosting_set("own")),
+        ("model-server-secure", hosting_set("small", SECURE)),
+        ("container-secure", hosting_set("own", SECURE)),
         ("router", router(SETTINGS)),
         ("router-secure", router(SECURE)),
         ("isolation", network_policies(PIPELINE, SETTINGS)),
@@ -175,7 +175,7 @@ async def test_the_api_server_takes_every_manifest_and_adds_nothing_we_would_fig
 
 
 def a_stand_in(kind: str, group: str, plural: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a CustomResourceDefinition for a kind that no cluster here has."""
+    """A CustomResourceDefinition for a kind that no cluster here has."""
     schema = {"type": "object", "properties": {"spec": spec}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

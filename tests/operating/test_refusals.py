@@ -9,7 +9,7 @@ from tests.operating.scene import Site
 from trimtab_kubernetes import Cluster
 from trimtab_operator.judging.refusals import LONGEST_PAUSE_SECONDS
 from trimtab_operator.writer import SCALE_MANAGER
-from trimtab_pipelines.cluster import MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL, replica_set_name
+from trimtab_pipelines.cluster import MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL, hosting_set_name
 
 CURE = "rename or delete it, or name the pipeline otherwise"
 SELECTOR = {"app": "somebody-elses"}
@@ -17,7 +17,7 @@ SELECTOR = {"app": "somebody-elses"}
 
 @pytest.fixture
 def site(cluster: Cluster, namespace: str) -> Site:
-    """Return a pipeline of one stage with two variants, each hosted by itself."""
+    """A pipeline of one stage with two variants, each hosted by itself."""
     variants = [a_variant("small"), a_variant("large", accuracy=0.95)]
     return Site(cluster, namespace, a_pipeline_document([a_stage(variants=variants, hosting="Separate")]))
 
@@ -148,10 +148,10 @@ async def test_a_manifest_the_cluster_refuses_stops_neither_the_rest_nor_the_sta
 
     assert (await site.conditions())["ObjectsWritten"] == ("False", "WriteRejected")
     said = await site.message("ObjectsWritten")
-    name = replica_set_name("sample", "first", "small")
+    name = hosting_set_name("sample", "first", "small")
     assert said.startswith(f"Deployment {name} was refused: ")
     assert "has space" in said
-    assert replica_set_name("sample", "second", "small") in await site.names("Deployment")
+    assert hosting_set_name("sample", "second", "small") in await site.names("Deployment")
     assert (await site.status())["observedGeneration"] == 1
     assert await site.look() == 0
 
@@ -170,7 +170,7 @@ async def test_scaling_what_the_pipeline_describes_no_more_takes_its_other_field
     del site.document["spec"]["stages"][0]["variants"][0]
     await site.apply_pipeline()
     await site.apply_profiles()
-    name = replica_set_name("sample", "first", "small")
+    name = hosting_set_name("sample", "first", "small")
     before = await site.cluster.get("Deployment", site.namespace, name)
     assert before is not None
     await site.apply_plan(2)

@@ -42,7 +42,7 @@ def plateaus(seconds: int, low: float, high: float, seed: int = 1) -> NDArray[np
 
 
 def alone(windows_rps: NDArray[np.float64]) -> Context:
-    """Return the context of windows before which nothing is known."""
+    """The context of windows before which nothing is known."""
     means, deviations = windows_rps.mean(axis=1, keepdims=True), windows_rps.std(axis=1, keepdims=True)
     known = np.full(len(windows_rps), 120 / 1800)
     return Context(np.zeros((len(windows_rps), 4)), np.tile(means, 2), np.tile(deviations, 2), known)

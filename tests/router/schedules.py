@@ -16,7 +16,7 @@ MILLISECONDS = {"A": 6.9, "V": 23.9, "T": 3.3, "AV": 34.1, "AT": 7.9, "VT": 27.3
 
 
 def senses(most_rows: int = 64) -> list[Front]:
-    """Return the front of every job size for seven subsets of three senses."""
+    """The front of every job size for seven subsets of three senses."""
     ways = [
         Way(name, ACCURACIES[name], cheapest_batches(batch_seconds(name), most_rows).seconds) for name in ACCURACIES
     ]

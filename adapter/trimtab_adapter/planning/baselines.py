@@ -26,7 +26,7 @@ def static_plan(
     load_rps: float,
     now_seconds: float = 0.0,
 ) -> PipelinePlan:
-    """Return the best plan with each stage's lightest or heaviest variant: it carries the most the budget allows.
+    """The best plan with each stage's lightest or heaviest variant: it carries the most the budget allows.
 
     Batch sizes are those that carry most within the SLO; what is left of the budget becomes replicas where they are
     scarcest. `load_rps` is only what the plan is recorded and judged for.
@@ -55,7 +55,7 @@ def _pinned(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], w
 
 
 def with_pins(spec: InferencePipelineSpec, pins: Mapping[str, Pin]) -> InferencePipelineSpec:
-    """Return the pipeline with other pins, validated anew: a mere copy would carry along what it has cached."""
+    """The pipeline with other pins, validated anew: a mere copy would carry along what it has cached."""
     stages = tuple(stage.model_copy(update={"pin": pins[stage.name]}) for stage in spec.stages)
     return InferencePipelineSpec.model_validate(spec.model_copy(update={"stages": stages}).model_dump(by_alias=True))
 

@@ -34,7 +34,7 @@ class Situation:
 
 
 def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation) -> PipelinePlan:
-    """Return the next plan. Its generation is the current one's where nothing changed, else one more.
+    """The next plan. Its generation is the current one's where nothing changed, else one more.
 
     Raises PlanningError where the profiles do not fit the pipeline or its budget cannot hold any plan.
     """
@@ -46,7 +46,7 @@ def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], si
 def question_of(
     pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation
 ) -> tuple[Question, ForecastRecord]:
-    """Return what to ask of the solver, and the load it is for: the forecast, held and steadied."""
+    """What to ask of the solver, and the load it is for: the forecast, held and steadied."""
     current = situation.current
     planned_rps = current.spec.forecast.peak_rps if current is not None and current.spec.forecast is not None else None
     load_rps = planning_load(
@@ -68,12 +68,12 @@ def initial_plan(
     load_rps: float = 1.0,
     now_seconds: float = 0.0,
 ) -> PipelinePlan:
-    """Return the plan to start with, before any load was seen: the best one for a small load."""
+    """The plan to start with, before any load was seen: the best one for a small load."""
     return decide(pipeline, profiles, first_situation(load_rps, now_seconds))
 
 
 def first_situation(load_rps: float = 1.0, now_seconds: float = 0.0) -> Situation:
-    """Return what is known before any load was seen."""
+    """What is known before any load was seen."""
     return Situation(ForecastRecord(peak_rps=load_rps, source="initial", reason="no load seen yet"), now_seconds)
 
 
@@ -117,7 +117,7 @@ def _lines(stages: Sequence[StagePlan]) -> list[tuple[str, str, float]]:
 
 
 def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePlan, tuple[str, ...]]:
-    """Return the plan of a stage, and which points are left out of it and why.
+    """The plan of a stage, and which points are left out of it and why.
 
     Service seconds are the profile's medians, uncorrected: the router measures its ratio against them.
     """
@@ -146,7 +146,7 @@ def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePla
 
 
 def _moving(question: Question, found: Answer) -> set[str]:
-    """Return the stages that change anyway."""
+    """The stages that change anyway."""
     named = zip(found.program.stages, found.solution.choice, strict=True)
     running = [(stage.name, option, question.running(stage.name)) for stage, option in named]
     return {name for name, option, before in running if before is None or line(before) != line(option)}

@@ -38,7 +38,7 @@ def _solver(solution: Solution) -> str:
 
 
 def line(option: Option | StagePlan) -> str:
-    """Return a short line such as `read-l ×2 batch 8`."""
+    """A short line such as `read-l ×2 batch 8`."""
     point = "" if option.operating_point == "default" else f"/{option.operating_point}"
     return f"{option.variant}{point} ×{option.replicas} batch {option.batch_size}"
 
@@ -67,7 +67,7 @@ def _gain(relaxed: Program, program: Program, objective: float) -> float:
 
 
 def runner_up(answer: Answer) -> RunnerUp | None:
-    """Return the best plan in which at least one stage runs another model, and what it would cost."""
+    """The best plan in which at least one stage runs another model, and what it would cost."""
     solution = answer.solution
     second = solve(replace(answer.program, other_than=models(solution.choice)))
     if second is None:

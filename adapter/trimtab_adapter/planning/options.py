@@ -12,6 +12,7 @@ from trimtab_adapter.planning.latency import backlog_seconds, least_replicas, pl
 from trimtab_adapter.solvers.program import Option, Program, StageOptions, weights_of
 from trimtab_pipelines.accuracy import stage_values
 from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.mistakes import Failed
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES, most_rows
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
@@ -21,7 +22,7 @@ from trimtab_pipelines.stages import Pin, Stage
 from trimtab_pipelines.variants import Variant
 
 
-class PlanningError(Exception):
+class PlanningError(Failed):
     """The pipeline and its profiles do not fit together; the message names the stage and what is missing."""
 
 
@@ -42,19 +43,19 @@ class Question:
         return self.load_rps * (1.0 + self.spec.adaptation.headroom)
 
     def stage_rps(self, stage: str) -> float:
-        """Return the rows per second a stage must carry, headroom included."""
+        """The rows per second a stage must carry, headroom included."""
         return self.busiest_rps * self.rows(stage)
 
     def sustained_stage_rps(self, stage: str) -> float:
-        """Return the rows per second that keep coming where the busiest second brings `stage_rps`."""
+        """The rows per second that keep coming where the busiest second brings `stage_rps`."""
         return sustained_load_rps(self.busiest_rps, self.spec.adaptation.horizon_seconds) * self.rows(stage)
 
     def rows(self, stage: str) -> float:
-        """Return the rows a request brings to a stage, as measured or else as expected."""
+        """The rows a request brings to a stage, as measured or else as expected."""
         return self.rows_per_request.get(stage, self.spec.expected_rows[stage])
 
     def running(self, stage: str) -> StagePlan | None:
-        """Return what runs in a stage now, if anything."""
+        """What runs in a stage now, if anything."""
         plans = () if self.current is None else self.current.spec.stages
         return next((plan for plan in plans if plan.name == stage), None)
 
@@ -74,7 +75,7 @@ NOTHING = Relaxation()
 
 
 def pose(question: Question, relaxed: Relaxation = NOTHING) -> Program:
-    """Return the program; raise PlanningError where a stage has no profile that any of its variants could use."""
+    """The program; raises PlanningError where a stage has no profile that any of its variants could use."""
     spec = question.spec
     place = {stage.name: k for k, stage in enumerate(spec.order)}
     return Program(
@@ -96,17 +97,17 @@ def pose(question: Question, relaxed: Relaxation = NOTHING) -> Program:
 
 
 def point_profile(question: Question, stage: Stage, variant: Variant, point: OperatingPoint) -> PointProfile | None:
-    """Return what was measured of an operating point with the cores its replicas get, or None."""
+    """What was measured of an operating point with the cores its replicas get, or None."""
     return question.profiles[stage.name].spec.point(variant.name, point.name, variant.resources.cpu)
 
 
 def keeps_to_one_point(question: Question, stage: Stage) -> bool:
-    """Return whether a stage runs at its planned operating point alone, by the departure policy or by a pin."""
+    """Whether a stage runs at its planned operating point alone, by the departure policy or by a pin."""
     return not question.spec.falls_back or stage.pin.operating_point is not None
 
 
 def service_ratio(question: Question, stage: Stage, variant: Variant, profile: PointProfile) -> float:
-    """Return observed over profiled service time of a variant, as far as it may be planned with.
+    """Observed over profiled service time of a variant, as far as it may be planned with.
 
     A replica that asks for a fraction of a core is faster than its share while the node has time to spare. That is no
     capacity to count on: if all replicas were planned so, there would be none to spare.
@@ -116,7 +117,7 @@ def service_ratio(question: Question, stage: Stage, variant: Variant, profile: P
 
 
 def _measured_ratio(question: Question, stage: Stage, variant: Variant, profile: PointProfile) -> float:
-    """Return observed over profiled service time, of this variant or deduced from the one that runs.
+    """Observed over profiled service time, of this variant or deduced from the one that runs.
 
     Of a variant that was never seen serving we assume the excess seconds of the one that runs now, at most in
     proportion: a slow machine slows the lighter ones alike, a fixed overhead hardly touches the heavier ones.
@@ -165,7 +166,7 @@ def _options(question: Question, stage: Stage, relaxed: Relaxation) -> Iterator[
 
 
 def profiled_points(question: Question, stage: Stage) -> list[tuple[Variant, OperatingPoint, PointProfile]]:
-    """Return the variants and operating points of a stage that were profiled with the cores they get."""
+    """The variants and operating points of a stage that were profiled with the cores they get."""
     if stage.name not in question.profiles:
         raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
     found = [
@@ -188,11 +189,11 @@ class _Speed:
     service_ratio: float
 
     def replica_rps(self, batch_size: int) -> float:
-        """Return rows per second of one replica."""
+        """Rows per second of one replica."""
         return self.profile.throughput_rps(batch_size) / self.service_ratio
 
     def seconds(self, batch_size: int, quantile: float) -> float:
-        """Return the service time of a full batch."""
+        """The service time of a full batch."""
         return self.profile.latency_seconds(batch_size, quantile) * self.service_ratio
 
 
@@ -207,7 +208,7 @@ class _Candidate:
     most_rows: int  # of a batch
 
     def most_rps(self, batch_size: int) -> float:
-        """Return rows per second of one replica at the fastest point allowed."""
+        """Rows per second of one replica at the fastest point allowed."""
         return max(speed.replica_rps(batch_size) for speed in self.allowed)
 
 

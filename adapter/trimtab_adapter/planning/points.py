@@ -27,7 +27,7 @@ class Allowed:
 def allowed_points(
     question: Question, stage: Stage, variant: Variant, planned: str, batch_sizes: Sequence[int]
 ) -> Allowed:
-    """Return the points for a plan that runs `planned`, with their seconds at these batch sizes, ascending."""
+    """The points for a plan that runs `planned`, with their seconds at these batch sizes, ascending."""
     own = _measured(question, stage, variant, planned, batch_sizes)
     if stage.pin.operating_point is not None:
         return Allowed(own)
@@ -47,7 +47,7 @@ def allowed_points(
 
 
 def _measured(question: Question, stage: Stage, variant: Variant, name: str, batch_sizes: Iterable[int]) -> PointPlan:
-    """Return a point with its accuracy on the pipeline's basis; without seconds where it was not measured."""
+    """A point with its accuracy on the pipeline's basis; without seconds where it was not measured."""
     point = variant.point(name)
     profile = point_profile(question, stage, variant, point)
     seconds = {} if profile is None else {size: profile.latency_seconds(size, 0.5) for size in batch_sizes}

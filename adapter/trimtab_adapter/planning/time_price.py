@@ -16,7 +16,7 @@ BUSY_SHARE = 0.85
 
 
 def time_price(points: Sequence[tuple[float, float]], rows_rps: float, replicas: int) -> float:
-    """Return expected right answers a second.
+    """Expected right answers a second.
 
     Args:
         points: (seconds of a row in a full batch, accuracy) of each operating point allowed.
@@ -50,7 +50,7 @@ def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
 
 
 def priced(stage: StagePlan, rows_rps: float) -> StagePlan:
-    """Return the plan of a stage with the price of its time; 0 where nothing is known of how long it takes."""
+    """The plan of a stage with the price of its time; 0 where nothing is known of how long it takes."""
     tables = [(point.service_seconds.get(stage.batch_size, 0.0), point.accuracy) for point in stage.points]
     points = [(seconds / stage.batch_size, accuracy) for seconds, accuracy in tables]
     return stage.model_copy(update={"time_price": time_price(points, rows_rps, stage.replicas)})

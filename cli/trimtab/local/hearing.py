@@ -33,7 +33,7 @@ async def wait_for_end(module: Module, silent_seconds: float, on_hang: Callable[
 
 
 async def _heard(module: Module, patience_seconds: float) -> bytes | None:
-    """Return the next line, empty at the end of all it says; None where none comes in time."""
+    """The next line, empty at the end of all it says; None where none comes in time."""
     try:
         async with asyncio.timeout(patience_seconds):
             return await module.line()

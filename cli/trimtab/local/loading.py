@@ -35,6 +35,7 @@ class LoadOrder:
     seed: int = 0
     wire: Literal["REST", "gRPC"] = "REST"
     access: Access = OPEN
+    samples: str | None = None
 
     def spec(self) -> LoadSpec:
         """Read it; raises LoadError (a ValueError) saying what would be right."""
@@ -45,7 +46,13 @@ class LoadOrder:
     @property
     def options(self) -> AttackOptions:
         """How it is sent."""
-        return AttackOptions(wire=self.wire, duration_seconds=self.duration_seconds, seed=self.seed, access=self.access)
+        return AttackOptions(
+            wire=self.wire,
+            duration_seconds=self.duration_seconds,
+            seed=self.seed,
+            access=self.access,
+            samples=self.samples,
+        )
 
 
 _ORDER, _PROGRESS = TypeAdapter(LoadOrder), TypeAdapter(Progress)

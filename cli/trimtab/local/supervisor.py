@@ -167,7 +167,7 @@ class Supervisor:
                 raise failure
 
     def check(self, plan: PipelinePlan) -> PipelinePlan:
-        """Return the plan if it suits this pipeline and its budget; raise DocumentError saying what does not."""
+        """The plan if it suits this pipeline and its budget; raises DocumentError saying what does not."""
         check_plan(plan, self.pipeline)
         unknown = {stage.name for stage in plan.spec.stages} - {stage.name for stage in self.pipeline.spec.stages}
         if unknown:

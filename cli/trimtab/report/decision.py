@@ -56,7 +56,7 @@ def render(pipeline: InferencePipeline, decision: Decision) -> str:
         layout.section("Accuracy against latency", LATENCY_NOTE, _latency_chart(decision), drawn),
         _tables(pipeline, decision),
     ]
-    return layout.page(f"{title} · Trimtab", "\n".join(body), drawn)
+    return layout.page(f"{title} · Trimtab", body, drawn)
 
 
 def _lead(question: Question) -> str:
@@ -87,7 +87,7 @@ def _cards(decision: Decision) -> list[Card]:
 
 
 def _tables(pipeline: InferencePipeline, decision: Decision) -> str:
-    stages = layout.table(STAGE_COLUMNS, stage_rows(decision.plan), numbers=range(2, len(STAGE_COLUMNS)))
+    stages = layout.table(STAGE_COLUMNS, stage_rows(pipeline, decision.plan), numbers=range(2, len(STAGE_COLUMNS)))
     said = "".join(f"<p class='note'>{escape(words_)}</p>" for words_ in words(decision.plan))
     prices = layout.table(PRICE_COLUMNS, price_rows(decision), numbers=range(1, 5))
     points = point_rows(pipeline, decision.plan)

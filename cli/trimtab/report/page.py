@@ -5,14 +5,16 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
+from trimtab.decisions import STAGE_COLUMNS, stage_rows, words
 from trimtab.report import charts, layout, series
 from trimtab.report.layout import Charts
 from trimtab.report.summary import COMPARED, cards, comparison_rows
 from trimtab.timeline import Run, stage_lines
+from trimtab_pipelines.accuracy import sources
 from trimtab_pipelines.documents import write_atomically
 
 ACCURACY_NOTE = (
-    "Expected: product of the accuracies of the variants that served each answer. "
+    "Expected: product of the accuracies of the variants that served each answer, which are {sources}. "
     "Measured: answers compared with the truth."
 )
 FOOTER = "<footer>Drag over a chart to look closer, double-click to see all of it.</footer>"
@@ -26,17 +28,23 @@ def write_report(path: Path, runs: Sequence[Run]) -> None:
 def render(runs: Sequence[Run]) -> str:
     """The page as HTML."""
     drawn: Charts = {}
+    return layout.page(f"{runs[0].title} · Trimtab", parts(runs, drawn), drawn)
+
+
+def parts(runs: Sequence[Run], drawn: Charts) -> list[str]:
+    """What the page shows, one below the other; their charts are added to `drawn`."""
     run = runs[0]
     body = [_head(run), layout.card_row(cards(run))]
     if len(runs) > 1:
         body.append(_comparison(runs, drawn))
     body += [
         *_sections(run, drawn),
+        _plan(run),
         _changes(run),
         _faults(run),
         FOOTER,
     ]
-    return layout.page(f"{run.title} · Trimtab", "\n".join(filter(None, body)), drawn)
+    return list(filter(None, body))
 
 
 def _head(run: Run) -> str:
@@ -48,12 +56,13 @@ def _head(run: Run) -> str:
 
 
 def _sections(run: Run, drawn: Charts) -> list[str]:
+    note = ACCURACY_NOTE.format(sources=sources(run.pipeline.spec.stages))
     return [
         layout.section("Load", "What came in each second, and the peak planned for.", charts.load_chart(run), drawn),
         *(_stage_section(run, stage.name, drawn) for stage in run.pipeline.spec.order),
         layout.section("Latency", "From the scheduled arrival to the answer given.", charts.latency_chart(run), drawn),
         _lost_section(run, drawn),
-        layout.section("Accuracy", ACCURACY_NOTE, charts.accuracy_chart(run), drawn),
+        layout.section("Accuracy", note, charts.accuracy_chart(run), drawn),
         layout.section(
             "Cores", "What replicas had reserved, what their processes used.", charts.cores_chart(run), drawn
         ),
@@ -76,6 +85,16 @@ def _comparison(runs: Sequence[Run], drawn: Charts) -> str:
     drawings = "".join(layout.section(title, "", chart, drawn) for title, chart in charts.comparison_charts(runs))
     note = "The same arrivals and payloads, one run after the other, on the same cores."
     return f"<section><h2>Compared</h2><p class='note'>{note}</p>{table}</section>{drawings}"
+
+
+def _plan(run: Run) -> str:
+    """What was decided last, and why."""
+    if not run.plans:
+        return ""
+    plan = run.plans[-1]
+    stages = layout.table(STAGE_COLUMNS, stage_rows(run.pipeline, plan), numbers=range(2, len(STAGE_COLUMNS)))
+    said = "".join(f"<p class='note'>{escape(line)}</p>" for line in words(plan))
+    return f"<section><h2>Plan {plan.spec.generation}, the latest</h2>{stages}{said}</section>"
 
 
 def _changes(run: Run) -> str:

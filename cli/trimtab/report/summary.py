@@ -9,6 +9,7 @@ from rich.table import Table
 
 from trimtab.report.figures import Figures, figures_of
 from trimtab.timeline import Run
+from trimtab_pipelines.accuracy import sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +27,25 @@ def cards(run: Run) -> list[Card]:
     """Say what matters most, in the order of reading."""
     figures, spec = figures_of(run), run.pipeline.spec
     counts = " + ".join(f"{count} {name}" for name, count in figures.outcomes.items())
+    # While a run goes on, requests are under way; at the end of a load of ours none is.
+    going_on = run.results is None and figures.under_way > 0
+    under_way, sums = (f" + {figures.under_way} under way", None) if going_on else ("", False)
     budget, slo_ms = spec.budget.cores, 1000 * spec.slo.latency_seconds
     changes = ", ".join(f"{stage} {count}×" for stage, count in figures.variant_changes.items())
     kept = figures.slo_fraction >= spec.slo.quantile
     return [
-        Card("requests received", f"{figures.received:,}", f"= {counts}", figures.accounted),
+        Card("requests received", f"{figures.received:,}", f"= {counts}{under_way}", figures.accounted or sums),
         Card(
             "within the SLO",
             _percent(figures.slo_fraction),
             f"of {slo_ms:g} ms, all received count" + _left_out(figures.callers_faults),
             kept,
         ),
-        Card("accuracy measured", _four(figures.measured_accuracy), f"expected {_four(figures.expected_accuracy)}"),
+        Card(
+            "accuracy measured",
+            _four(figures.measured_accuracy),
+            f"expected {_four(figures.expected_accuracy)}, by {sources(spec.stages)} ones",
+        ),
         Card("latency p99", _milliseconds(figures.p99_seconds), f"median {_milliseconds(figures.p50_seconds)}"),
         Card("load", f"{figures.load_low_rps:.1f} – {figures.load_high_rps:.1f}", "requests/s, over 5 s each"),
         Card("mean cores", f"{figures.mean_cores:.2f}", f"of a budget of {budget:g}; at most {figures.most_cores:g}"),

@@ -2,10 +2,6 @@
 
 import asyncio
 import math
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from trimtab.demand import changing_demand
 from trimtab.live import watching
@@ -14,21 +10,23 @@ from trimtab.local.supervisor import Setup
 from trimtab.options import (
     DurationOption,
     LoadOption,
+    OutFolderOption,
     PipelineArgument,
     ProfilesOption,
+    SamplesOption,
     ScaleOption,
     SeedOption,
     SpeedUpOption,
     TraceOption,
     console,
-    load_order,
 )
+from trimtab.orders import check_samples, load_order, located
 from trimtab.preparation import choose_profiles, prepare
 from trimtab.record import save
 from trimtab.report.figures import Figures, figures_of
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_comparison
-from trimtab.run_folder import RunFolder
+from trimtab.run_folder import RunFolder, reports_folder
 from trimtab.session import Session
 from trimtab.timeline import Run
 from trimtab.verbs.demo import DEMO_SECONDS, accounting
@@ -48,18 +46,20 @@ def command(
     scale: ScaleOption = 1.0,
     duration: DurationOption = None,
     seed: SeedOption = 0,
+    samples: SamplesOption = None,
     profiles: ProfilesOption = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and the records")] = Path("out"),
+    out: OutFolderOption = None,
 ) -> int:
     """Serve the same arrivals and payloads three times: adapted live, lightest and heaviest variants; compare."""
+    out = out or reports_folder()
     document = prepare(pipeline)
-    order = load_order(load, trace, speed_up, scale, duration, seed)
+    order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples if load or trace else None)
+    check_samples(document, samples)
     profile_file = choose_profiles(pipeline, document, profiles, console)
     found = load_profiles(profile_file)
     if order is None:
-        order = LoadOrder(
-            changing_demand(document, found).load(CLIMBING_SEED), duration_seconds=duration or DEMO_SECONDS, seed=seed
-        )
+        written, length = changing_demand(document, found).load(CLIMBING_SEED), duration or DEMO_SECONDS
+        order = LoadOrder(written, duration_seconds=length, seed=seed, samples=located(samples))
     console.print(f"load {order.spec().text}")
     peak_rps = float(order.spec().rates(order.duration_seconds).max())
     setups = {

@@ -1,23 +1,25 @@
 """`trimtab load`: push a pipeline that runs already, and account for every request."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from trimtab.local.loading import LoadOrder
 from trimtab.options import (
     DurationOption,
     LoadOption,
     PipelineArgument,
+    SamplesOption,
     ScaleOption,
     SeedOption,
     SpeedUpOption,
     TraceOption,
     console,
-    load_order,
+    place_of,
 )
+from trimtab.orders import load_order
 from trimtab_loadtester.attack import attack
 from trimtab_loadtester.load import LoadError
 from trimtab_loadtester.progress import progress_bar
@@ -35,6 +37,7 @@ def command(
     scale: ScaleOption = 1.0,
     duration: DurationOption = None,
     seed: SeedOption = 0,
+    samples: SamplesOption = None,
     address: Annotated[str, typer.Option(help="host:port of the router")] = "127.0.0.1:8080",
     wire: Annotated[Literal["REST", "gRPC"], typer.Option(help="Protocol; give the matching port")] = "REST",
     ca: Annotated[Path | None, typer.Option(help="Use TLS; the authority that signed the door's certificate")] = None,
@@ -49,10 +52,11 @@ def command(
     Exits with 1 where a request failed, none was answered, or too few within the SLO.
     """
     document = load_pipeline(pipeline)
-    order = load_order(load, trace, speed_up, scale, duration, seed)
+    order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples)
     if order is None:
         raise LoadError("say what to send: --load constant:20 --duration 60, or --trace FILE")
-    order = LoadOrder(load, trace, speed_up, scale, duration, seed, wire, Access(ca, api_key_file))
+    place_of(address.removeprefix("grpc://"))
+    order = replace(order, wire=wire, access=Access(ca, api_key_file))
     with progress_bar(console) as show:
         results = attack(document, address, order.spec(), order.options, show)
     summary = results.summary()

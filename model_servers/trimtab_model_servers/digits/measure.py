@@ -5,7 +5,6 @@ is what it is given in the pipeline. Then a pair's accuracy should be the produc
 it is off is written beside it.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,9 +17,9 @@ from torch import Tensor
 from trimtab_model_servers.digits.locator import Locator
 from trimtab_model_servers.digits.pages import Page, match_boxes
 from trimtab_model_servers.digits.reader import Reader
+from trimtab_pipelines.evidence import wilson_interval
 
 _BATCH: Final = 16
-_Z_95: Final = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +76,8 @@ def wilson(right: int, n: int) -> Accuracy:
     Raises:
         ValueError: when ``n`` is not positive.
     """
-    if n <= 0:
-        raise ValueError(f"no accuracy of {n} answers: n should be positive")
-    share, spread = right / n, _Z_95**2 / n
-    middle = (share + spread / 2) / (1 + spread)
-    reach = _Z_95 / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
-    low, high = max(0.0, middle - reach), min(1.0, middle + reach)
-    return Accuracy(share, n, min(low, share), max(high, share))  # rounding may put an end a hair beyond the share
+    low, high = wilson_interval(right, n)
+    return Accuracy(right / n, n, low, high)
 
 
 def locate_all(locator: Locator, pages: Sequence[Page]) -> Found:

@@ -1,6 +1,7 @@
 """What every family builds, and what it is built from."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -22,7 +23,8 @@ class Network(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A network, and where its weights came from."""
+    """A network, where its weights came from, and what else its metadata should tell."""
 
     network: Network
     weights: Literal["stored", "random", "none"]
+    facts: Mapping[str, bool | int | float | str] = field(default_factory=dict)

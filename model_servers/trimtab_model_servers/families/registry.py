@@ -1,5 +1,7 @@
 """The families by name, and how each is built. A family's module is imported only when a model asks for it.
 
+Families from outside stand beside ours: see `outside`.
+
 A module has `build(spec)`. Where its models can run a batch in several ways, it has `KNOBS` too: the fields of an
 operating point that it acts on, by the names they have in a document. A point that turns another is refused.
 """
@@ -9,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families import outside
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Task
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import InferencePipeline
@@ -30,6 +33,7 @@ FAMILIES = {
     "digits/reader": "digits",
     **dict.fromkeys((f"torchvision/resnet{depth}" for depth in (18, 34, 50, 101, 152)), "classification"),
     **dict.fromkeys((f"detector/{size}" for size in "nsmlx"), "detector"),
+    "vision-transformer": "vision_transformer",
     **{f"transformers/{name}": _MODULE_OF_TASK[kind.task] for name, kind in ARCHITECTURES.items()},
 }
 """Family name to the module here whose `build(spec)` makes it."""
@@ -41,13 +45,29 @@ def build(spec: ModelSpec) -> "Built":
     Raises:
         ModelError: no such family, a parameter or a knob the family does not know, or weights that cannot be used.
     """
+    require_family(spec.family)
     module = FAMILIES.get(spec.family)
     if module is None:
-        raise ModelError(f"unknown family {spec.family!r}; there are: {', '.join(sorted(FAMILIES))}")
-    family = import_module(f"{_PACKAGE}.{module}")
+        family = import_module(f"{_PACKAGE}.module_class").builder_of(spec.family)
+    else:
+        family = import_module(f"{_PACKAGE}.{module}")
     _require_known(spec, getattr(family, "KNOBS", frozenset()))
     construct: Callable[[ModelSpec], Built] = family.build
     return construct(spec)
+
+
+def require_family(name: str) -> None:
+    """Check that there is such a family, as far as that can be told without importing it.
+
+    Raises:
+        ModelError: there is none; the message names those there are.
+    """
+    if name in FAMILIES:
+        return
+    if outside.place_of(name) is None:
+        known = ", ".join(sorted([*FAMILIES, *outside.entry_point_names()]))
+        raise ModelError(f"unknown family {name!r}; give one of your own as package.module:Class; there are: {known}")
+    outside.require_importable(name)
 
 
 def _require_known(spec: ModelSpec, known: Collection[str]) -> None:

@@ -38,20 +38,20 @@ def live_sets(owned: Mapping[Ref, Object], kind: str) -> dict[str, Object]:
     }
 
 
-def replica_sets(
+def hosting_sets(
     live: Mapping[str, Object], pods: Sequence[PodState], changing: frozenset[str]
 ) -> tuple[HostingSet, ...]:
-    """Every replica set that exists and what its pods do; `changing` are about to get a new template."""
-    return tuple(_replica_set(found, pods, name in changing) for name, found in live.items())
+    """Every hosting set that exists and what its pods do; `changing` are about to get a new template."""
+    return tuple(_hosting_set(found, pods, name in changing) for name, found in live.items())
 
 
 def hosted(found: Object) -> frozenset[str]:
-    """The variants a replica set offers, as its labels say."""
+    """The variants a hosting set offers, as its labels say."""
     marks = found["metadata"].get("labels", {})
     return frozenset(key.removeprefix(VARIANT_LABEL_PREFIX) for key in marks if key.startswith(VARIANT_LABEL_PREFIX))
 
 
-def _replica_set(found: Object, pods: Sequence[PodState], changing: bool) -> HostingSet:  # noqa: FBT001
+def _hosting_set(found: Object, pods: Sequence[PodState], changing: bool) -> HostingSet:  # noqa: FBT001
     marks = found["metadata"]["labels"]
     own = [p for p in pods if p.component == MODEL_SERVER and p.set_key == (marks[STAGE_LABEL], marks[HOSTING_LABEL])]
     staying = [pod for pod in own if not pod.leaving]
@@ -69,7 +69,7 @@ def _replica_set(found: Object, pods: Sequence[PodState], changing: bool) -> Hos
 
 
 def desired_replicas(found: Object) -> int:
-    """How many replicas a replica set was told to have."""
+    """How many replicas a hosting set was told to have."""
     if found["kind"] == "SeldonDeployment":
         return int(found["spec"].get("replicas", 0))
     return int(found["spec"].get("replicas", 1))
@@ -87,7 +87,7 @@ def _surges(found: Object) -> bool:
 
 
 def pod_spec(found: Object) -> Mapping[str, Any]:
-    """The pod spec of a replica set of either kind."""
+    """The pod spec of a hosting set of either kind."""
     if found["kind"] == "SeldonDeployment":
         spec: Mapping[str, Any] = found["spec"]["predictors"][0]["componentSpecs"][0]["spec"]
     else:

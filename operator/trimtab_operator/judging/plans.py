@@ -13,7 +13,7 @@ from trimtab_kubernetes.objects import Object
 from trimtab_kubernetes.times import seconds_of
 from trimtab_operator.manifests.routers import PLAN_FILE
 from trimtab_pipelines.acceptance import check_plan
-from trimtab_pipelines.cluster import ADVISORY_LABEL, replica_set_name
+from trimtab_pipelines.cluster import ADVISORY_LABEL, hosting_set_name
 from trimtab_pipelines.documents import DocumentError, parse_plan
 from trimtab_pipelines.hosting import group_of
 from trimtab_pipelines.plan import PipelinePlan
@@ -71,12 +71,12 @@ def accept(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
 
 
 def targets(plan: PipelinePlan, pipeline: InferencePipeline) -> tuple[Target, ...]:
-    """The replica set each stage should run, and how many replicas of it."""
+    """The hosting set each stage should run, and how many replicas of it."""
     found = []
     for stage in pipeline.spec.stages:
         planned = plan.spec.stage(stage.name)
         group = group_of(stage, planned.variant)
-        name = replica_set_name(pipeline.name, stage.name, group.name)
+        name = hosting_set_name(pipeline.name, stage.name, group.name)
         found.append(Target(stage.name, name, planned.replicas, Room(group.cores, group.gpus)))
     return tuple(found)
 

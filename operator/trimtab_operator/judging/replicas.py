@@ -1,24 +1,24 @@
-"""Which replica sets a pipeline should have and how many replicas each, from what is to what the plan asks. Pure."""
+"""Which hosting sets a pipeline should have and how many replicas each, from what is to what the plan asks. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.judging.conditions import StageProgress
-from trimtab_operator.judging.observed import live_sets, replica_sets, rolling
+from trimtab_operator.judging.observed import hosting_sets, live_sets, rolling
 from trimtab_operator.judging.plans import targets
 from trimtab_operator.judging.pod_state import PodState, Trouble
-from trimtab_operator.manifests.objects import Ref
-from trimtab_operator.manifests.replica_sets import (
+from trimtab_operator.manifests.hosting_sets import (
     TEMPLATE_HASH,
     deployment,
-    replica_set_budget,
+    hosting_set_budget,
     service,
     template,
 )
+from trimtab_operator.manifests.objects import Ref
 from trimtab_operator.manifests.seldon import seldon_deployment
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.cluster import replica_set_name
+from trimtab_pipelines.cluster import hosting_set_name
 from trimtab_pipelines.hosting import HostingGroup, hosting_groups
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.rollout import HostingSet, Room, Target, decide, surge_allowed
@@ -38,9 +38,9 @@ class Site:
 
     @property
     def groups(self) -> dict[str, tuple[Stage, HostingGroup]]:
-        """Every replica set the pipeline could use, by name."""
+        """Every hosting set the pipeline could use, by name."""
         return {
-            replica_set_name(self.pipeline.name, stage.name, group.name): (stage, group)
+            hosting_set_name(self.pipeline.name, stage.name, group.name): (stage, group)
             for stage in self.pipeline.spec.stages
             for group in hosting_groups(stage)
         }
@@ -52,10 +52,10 @@ class Site:
 
     @property
     def sets(self) -> tuple[HostingSet, ...]:
-        """Every replica set that exists."""
+        """Every hosting set that exists."""
         groups = self.groups
         changing = {name for name, found in self.live.items() if name in groups and self._changes(found, *groups[name])}
-        return replica_sets(self.live, self.pods, frozenset(changing))
+        return hosting_sets(self.live, self.pods, frozenset(changing))
 
     def _changes(self, found: Object, stage: Stage, group: HostingGroup) -> bool:
         wanted = fingerprint(template(self.pipeline, stage, group, self.settings))
@@ -64,13 +64,13 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The replica sets to write, and the ones to take away."""
+    """The hosting sets to write, and the ones to take away."""
 
     objects: tuple[Object, ...]
     rescaled: tuple[Object, ...]
-    """Replica sets that the pipeline no longer describes, with their new number alone."""
+    """Hosting sets that the pipeline no longer describes, with their new number alone."""
     kept: frozenset[str]
-    """Names of replica sets that stay as they are or are on their way out."""
+    """Names of hosting sets that stay as they are or are on their way out."""
 
 
 def decide_replicas(site: Site, plan: PipelinePlan | None, limit: Room) -> Replicas:
@@ -123,7 +123,7 @@ def _pod_trouble(target: Target, site: Site) -> Trouble | None:
 
 
 def pods_of(target: Target, site: Site) -> list[PodState]:
-    """The pods of a target's replica set that are not told to stop."""
+    """The pods of a target's hosting set that are not told to stop."""
     stage, group = site.groups[target.name]
     return [pod for pod in site.pods if pod.set_key == (stage.name, group.name) and not pod.leaving]
 
@@ -143,14 +143,14 @@ def _may_surge(name: str, sets: Mapping[str, HostingSet], limit: Room) -> bool:
 
 def _objects(site: Site, name: str, count: int, *, surge: bool) -> list[Object]:
     stage, group = site.groups[name]
-    rest = [service(site.pipeline, stage, group, site.settings), replica_set_budget(site.pipeline, stage, group)]
+    rest = [service(site.pipeline, stage, group, site.settings), hosting_set_budget(site.pipeline, stage, group)]
     if site.pipeline.spec.deployer == "SeldonDeployment":
         return [seldon_deployment(site.pipeline, stage, group, site.settings, replicas=count), *rest]
     return [deployment(site.pipeline, stage, group, site.settings, replicas=count, surge=surge), *rest]
 
 
 def _rescaled(found: Object, count: int) -> Object:
-    """The new number of a replica set, and nothing else of it."""
+    """The new number of a hosting set, and nothing else of it."""
     identity = {key: found["metadata"][key] for key in ("name", "namespace")}
     return {
         "apiVersion": found["apiVersion"],

@@ -8,8 +8,8 @@ addresses at which clouds hand out the node's own credentials. Names may always 
 from urllib.parse import urlsplit
 
 from trimtab_kubernetes.objects import Object
+from trimtab_operator.manifests.hosting_sets import data_port
 from trimtab_operator.manifests.objects import MODEL_SERVER, PROFILER, ROUTER, labels, owned
-from trimtab_operator.manifests.replica_sets import data_port
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import (
     COMPONENT,

@@ -5,6 +5,7 @@ cleared away by the cluster after a while and made anew then: that is the retry.
 """
 
 from trimtab_kubernetes.objects import Object
+from trimtab_operator.manifests.hosting_sets import CACHE_FOLDER, memory_bytes
 from trimtab_operator.manifests.objects import PROFILER, labels, owned
 from trimtab_operator.manifests.pods import (
     credentials,
@@ -17,7 +18,6 @@ from trimtab_operator.manifests.pods import (
     security_of_pod,
     variables,
 )
-from trimtab_operator.manifests.replica_sets import CACHE_FOLDER, memory_bytes
 from trimtab_operator.manifests.routers import FOLDER, PIPELINE_FILE, role_binding
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import profile_job_name, profiler_name, router_name
@@ -49,7 +49,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
     account = profiler_name(pipeline.name)
     container: Object = {
         "name": PROFILER,
-        "image": settings.model_server_image,
+        "image": pipeline.spec.model_server_image or settings.model_server_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["python", "-m", "trimtab_profiler"],
         "args": [

@@ -15,6 +15,7 @@ from trimtab_operator.manifests.edge import (
     edge_files,
     edge_volumes,
 )
+from trimtab_operator.manifests.hosting_sets import disruption_budget
 from trimtab_operator.manifests.identity import guard_files, identity_mounts, identity_volumes
 from trimtab_operator.manifests.objects import ROUTER, labels, owned, uid_of
 from trimtab_operator.manifests.pods import (
@@ -27,7 +28,6 @@ from trimtab_operator.manifests.pods import (
     security_of_pod,
     variables,
 )
-from trimtab_operator.manifests.replica_sets import disruption_budget
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import (
     ADMIN_PORT_NAME,

@@ -1,14 +1,14 @@
-"""A replica set as a SeldonDeployment, for clusters that run Seldon Core 1. Pure.
+"""A hosting set as a SeldonDeployment, for clusters that run Seldon Core 1. Pure.
 
 Only fields that Seldon's documentation names. Seldon makes a Deployment of each component, here without its own
 orchestrator beside the model; our routers find the pods by the labels on them, as they do without Seldon.
 """
 
 from trimtab_kubernetes.objects import Object, fingerprint
+from trimtab_operator.manifests.hosting_sets import TEMPLATE_HASH, marks_of, template, variant_labels
 from trimtab_operator.manifests.objects import owned
-from trimtab_operator.manifests.replica_sets import TEMPLATE_HASH, marks_of, template, variant_labels
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.cluster import replica_set_name
+from trimtab_pipelines.cluster import hosting_set_name
 from trimtab_pipelines.hosting import HostingGroup
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
@@ -19,7 +19,7 @@ def seldon_deployment(
 ) -> Object:
     """A SeldonDeployment of one predictor, a single model that speaks the V2 protocol."""
     marks = marks_of(pipeline, stage, group) | variant_labels(group)
-    name = replica_set_name(pipeline.name, stage.name, group.name)
+    name = hosting_set_name(pipeline.name, stage.name, group.name)
     pods = template(pipeline, stage, group, settings)
     container = pods["spec"]["containers"][0]
     predictor = {

@@ -24,13 +24,13 @@ _ANY_AMOUNT = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 
 
 def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
-    """Return a model's schema; without defaults where the API server must not add fields nobody wrote."""
+    """A model's schema; without defaults where the API server must not add fields nobody wrote."""
     models = {found.__name__: found for found in _models_in(model)}
     return _Renderer(model.model_json_schema(by_alias=True), models, defaults=defaults).render(model)
 
 
 def validations(model: type[BaseModel]) -> Schema:
-    """Return what a model's fields ask of each other, as the API server checks it."""
+    """What a model's fields ask of each other, as the API server checks it."""
     rules = RULES.get(model, ())
     return {"x-kubernetes-validations": [asdict(rule) for rule in rules]} if rules else {}
 
@@ -45,7 +45,7 @@ class _Renderer:
         self._defaults = defaults
 
     def render(self, model: type[BaseModel]) -> Schema:
-        """Return the schema of a model."""
+        """The schema of a model."""
         node = self._definitions.get(model.__name__, self._root)
         result: Schema = {"type": "object", "description": node["description"]} if "description" in node else {}
         result |= {"type": "object", **({"required": [*node["required"]]} if "required" in node else {})}
@@ -105,7 +105,7 @@ def _amount(written: Schema, *, above_zero: bool) -> Schema:
 
 
 def _default(field: FieldInfo) -> Any:
-    """Return a field's default as a document has it; None where there is none worth writing."""
+    """A field's default as a document has it; None where there is none worth writing."""
     if field.is_required():
         return None
     value = field.get_default(call_default_factory=True)

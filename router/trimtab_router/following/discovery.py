@@ -1,4 +1,4 @@
-"""Which replicas a pipeline has, read from the EndpointSlices of its replica sets. Pure.
+"""Which replicas a pipeline has, read from the EndpointSlices of its hosting sets. Pure.
 
 A replica joins when the cluster first says that it is ready, which for our model servers means loaded and warmed. From
 then on only its end or its absence takes it out: the router's own probes see sooner and surer whether it can serve than

@@ -125,9 +125,10 @@ class ServiceTimes:
         if base <= 0:
             return
         low, high = RATIO_BOUNDS
-        observed = min(max(seconds / base, low), high, OUTLIER * estimate.ratio)
-        estimate.spread += WEIGHT * (abs(observed - estimate.ratio) - estimate.spread)
-        estimate.ratio += WEIGHT * (observed - estimate.ratio)
+        before = estimate.ratio
+        off = min(max(seconds / base, low), high, OUTLIER * before) - before
+        estimate.spread += WEIGHT * (abs(off) - estimate.spread)
+        estimate.ratio = before + WEIGHT * off
         if estimate.profiled:
             self._latest_ratio = estimate.ratio
             if len(self._estimates) > 1:

@@ -128,7 +128,7 @@ def doubted(look: SecondLook, rows: Integers) -> Integers:
 
 
 def book_of(points: Sequence[Point], task: str, most_rows: int) -> Book:
-    """Return the book of these points for a task; the same one as long as nothing of it changes."""
+    """The book of these points for a task; the same one as long as nothing of it changes."""
     return _book(tuple(_costs(point, task, most_rows) for point in points))
 
 

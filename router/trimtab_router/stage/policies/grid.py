@@ -160,7 +160,7 @@ class Grid:
         return np.where(useful, cells, 0.0).astype(np.int64), useful
 
     def solved(self) -> list[Step]:
-        """Return the best steps along the line."""
+        """The best steps along the line."""
         reached = [0] * (len(self._table.jobs) + 1)
         for place, rows in enumerate(self._table.rows_from):
             reached[place + 1] = max(reached[place + 1], self._drop(place, reached[place]))

@@ -47,7 +47,7 @@ def decide(view: View) -> Departure | NotBefore:
 
 
 def _preferred(points: Sequence[Point], task: str) -> Sequence[Point]:
-    """Return points in the plan's order, or by how accurate they are on the task that the most urgent row names."""
+    """Points in the plan's order, or by how accurate they are on the task that the most urgent row names."""
     return sorted(points, key=lambda point: -point.accuracy_for(task)) if task else points
 
 

@@ -87,7 +87,7 @@ def missing_accuracy(piece: Slice) -> float:
 
 
 def units(view: View, most: int, sizes: Sequence[int] = ()) -> list[Unit]:
-    """Return the first units along the queue, by deadline.
+    """The first units along the queue, by deadline.
 
     Args:
         view: what waits.
@@ -141,7 +141,7 @@ def points_of(view: View, piece: Slice) -> list[Point]:
 
 
 def offers(view: View, unit: Unit, *, mixed: bool, looks: bool = True) -> Offers | None:
-    """Return what a unit may choose among; None where nothing reaches its floor.
+    """What a unit may choose among; None where nothing reaches its floor.
 
     Args:
         view: the points, and what they take now.

@@ -39,7 +39,7 @@ from trimtab_pipelines.cluster import (
     PIPELINE_LABEL,
     STAGE_LABEL,
     VARIANT_LABEL_PREFIX,
-    replica_set_name,
+    hosting_set_name,
 )
 from trimtab_pipelines.hosting import HostingGroup
 from trimtab_pipelines.model_spec import CACHE_TENANT_VARIABLE, model_spec
@@ -51,13 +51,13 @@ SERVER_MEMORY_BYTES = 512 * 2**20
 SHIPPED_PIPELINES = PurePosixPath("/opt/trimtab/pipelines")
 CACHE_FOLDER = "/var/cache/trimtab"
 TEMPLATE_HASH = f"{GROUP}/template-hash"
-"""On a replica set: the hash of the pod template it was last given."""
+"""On a hosting set: the hash of the pod template it was last given."""
 LONGEST_START_SECONDS = 1800
 """After this a container that never became ready is restarted; the rollout gives up long before (readyTimeout)."""
 
 
 def marks_of(pipeline: InferencePipeline, stage: Stage, group: HostingGroup) -> dict[str, str]:
-    """The labels of a replica set's objects and pods."""
+    """The labels of a hosting set's objects and pods."""
     return labels(pipeline, MODEL_SERVER, **{STAGE_LABEL: stage.name, HOSTING_LABEL: group.name})
 
 
@@ -66,7 +66,7 @@ def deployment(
 ) -> Object:
     """The Deployment; without `surge` a changed template exchanges pods one by one, old ones first."""
     marks = marks_of(pipeline, stage, group)
-    name = replica_set_name(pipeline.name, stage.name, group.name)
+    name = hosting_set_name(pipeline.name, stage.name, group.name)
     selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, HOSTING_LABEL)}
     limits = {"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1}
     pods = template(pipeline, stage, group, settings)
@@ -94,7 +94,7 @@ def service(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, sett
     port = data_port(group, settings)
     return owned(
         "Service",
-        replica_set_name(pipeline.name, stage.name, group.name),
+        hosting_set_name(pipeline.name, stage.name, group.name),
         pipeline,
         marks | variant_labels(group),
         spec={
@@ -118,12 +118,12 @@ def disruption_budget(
     )
 
 
-def replica_set_budget(pipeline: InferencePipeline, stage: Stage, group: HostingGroup) -> Object:
-    """The disruption budget of a replica set."""
+def hosting_set_budget(pipeline: InferencePipeline, stage: Stage, group: HostingGroup) -> Object:
+    """The disruption budget of a hosting set."""
     marks = marks_of(pipeline, stage, group)
     selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, HOSTING_LABEL)}
     return disruption_budget(
-        replica_set_name(pipeline.name, stage.name, group.name), pipeline, marks | variant_labels(group), selector
+        hosting_set_name(pipeline.name, stage.name, group.name), pipeline, marks | variant_labels(group), selector
     )
 
 
@@ -139,7 +139,7 @@ def variant_labels(group: HostingGroup) -> dict[str, str]:
 
 
 def template(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, settings: Settings) -> Object:
-    """The pod template of a replica set."""
+    """The pod template of a hosting set."""
     first = group.variants[0]
     account = {"serviceAccountName": a} if (a := pipeline.spec.service_account_name) else {}
     shared = {**placement(first), **image_pull_secrets(settings), **account}
@@ -170,7 +170,7 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: HostingGroup
         environment[CACHE_TENANT_VARIABLE] = pipeline.metadata.namespace
     return {
         "name": MODEL_SERVER,
-        "image": settings.model_server_image,
+        "image": pipeline.spec.model_server_image or settings.model_server_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["python", "-m", "trimtab_model_servers"],
         "args": [

@@ -1,0 +1,1 @@
+"""Accuracies of a pipeline's variants, measured on a user's own samples."""

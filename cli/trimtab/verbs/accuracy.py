@@ -1,0 +1,75 @@
+"""`trimtab accuracy`: measure every variant and operating point on a user's own samples, and write it down."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from trimtab.accuracies.attribution import accuracies
+from trimtab.accuracies.measuring import Order, measure
+from trimtab.accuracies.writing import with_accuracies
+from trimtab.decisions import terminal_table
+from trimtab.options import PipelineArgument, SeedOption, console
+from trimtab.preparation import prepare
+from trimtab.run_folder import RunFolder
+from trimtab_loadtester.labelled import LabelledPayloads
+from trimtab_pipelines.documents import load_pipeline, write_atomically
+from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.verdict import Outcome
+
+COLUMNS = ("stage", "variant", "point", "before", "measured", "95 % interval")
+
+
+def command(
+    pipeline: PipelineArgument,
+    samples: Annotated[
+        str, typer.Option("--samples", metavar="DIR|module:Class", help="Your own samples, with their right answers")
+    ],
+    most: Annotated[int | None, typer.Option("--most", min=1, help="Use so many samples at most")] = None,
+    seed: SeedOption = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the pipeline here; default: where it stands")
+    ] = None,
+) -> int:
+    """Measure the accuracy of every variant and operating point on your own samples; write it into the pipeline.
+
+    Of a pipeline of several stages, each variant is tried with the best of the other stages.
+    """
+    document = prepare(pipeline)
+    source = LabelledPayloads(document, samples, seed)
+    file = pipeline / "pipeline.yaml" if pipeline.is_dir() else pipeline
+    count = min(most or len(source), len(source))
+    console.print(f"{count} samples of {len(source)}, {_points(document)} operating points")
+    digest = source.digest()
+    order = Order(document, file.resolve().parent, source, count)
+    columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
+    with RunFolder() as folder, Progress(*columns, console=console) as shown:
+        bar = shown.add_task("starting", total=None)
+
+        def show(of: int, words: str) -> None:
+            shown.update(bar, total=of * count, advance=1, description=words)
+
+        tallies = asyncio.run(measure(order, folder, show))
+    measured = accuracies(document, tallies, digest)
+    console.print(terminal_table(COLUMNS, [_row(document, place, found) for place, found in measured.items()]))
+    written = out or file
+    write_atomically(written, with_accuracies(file.read_text(), measured))
+    load_pipeline(written)  # what was written can be read
+    console.print(f"written to {written}", markup=False)
+    figures = {f"accuracy_{'_'.join(place)}": found.value for place, found in measured.items()}
+    Outcome(name="accuracy", figures={"samples": count, "samples_digest": digest, **figures}).print()
+    return 0
+
+
+def _points(pipeline: InferencePipeline) -> int:
+    return sum(len(variant.points) for stage in pipeline.spec.stages for variant in stage.variants)
+
+
+def _row(pipeline: InferencePipeline, place: tuple[str, str, str], found: Accuracy) -> tuple[str, ...]:
+    stage, variant, point = place
+    before = pipeline.spec.stage(stage).variant(variant).point(point).judged()
+    interval = f"{found.low:.4f} – {found.high:.4f}"
+    return stage, variant, point, f"{before.value:.4f} {before.standing}", f"{found.value:.4f}", interval

@@ -1,0 +1,272 @@
+"""A user's own samples with their right answers, as payloads: docs/samples.md tells the forms.
+
+`samples.jsonl`, a table `samples.csv`, a folder of images by label, or a class of the user's. What a sample holds is
+read when it is first sent.
+"""
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_loadtester.load import LoadError
+from trimtab_loadtester.payloads import Outputs, Payload, Score
+from trimtab_loadtester.sample_values import IMAGE_SUFFIXES, WrongValue, tensor_of, written_array
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.tensors import TensorSpec
+from trimtab_protocol import Tensor
+
+JSON_LINES, TABLE = "samples.jsonl", "samples.csv"
+MOST_SAMPLES = 1_000_000
+MOST_LINE_CHARACTERS = 16 * 2**20
+RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-3, 1e-6
+Truth = Mapping[str, Any]
+
+
+class SamplesError(LoadError):
+    """Samples that cannot be used; the message names file and line, and says what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One sample as it is written: values or names of files by input, right answers by output, and where it stands."""
+
+    inputs: Mapping[str, Any]
+    truth: Truth
+    where: str
+
+
+class Samples(Protocol):
+    """Labelled samples: what a user's own class is like too, but for `score`, which it may leave out."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[Mapping[str, NDArray[Any]], Any]:
+        """Return the inputs of a sample, one row without its first dimension each, and what is true of it."""
+        ...
+
+
+class LabelledPayloads:
+    """Samples in an order drawn by the seed, over and over."""
+
+    def __init__(self, pipeline: InferencePipeline, source: str, seed: int = 0) -> None:
+        self._specs = {spec.name: spec for spec in pipeline.spec.inputs}
+        self._optional = {spec.name for spec in pipeline.spec.inputs if spec.optional}
+        self._samples, self._score = _opened(pipeline, source)
+        if not len(self._samples):
+            raise SamplesError(f"{source}: there are no samples")
+        self._order = np.random.default_rng(seed).permutation(len(self._samples))
+
+    def __len__(self) -> int:
+        """How many different samples there are."""
+        return len(self._samples)
+
+    def payload(self, index: int) -> Payload:
+        """Return a sample as a request of one row.
+
+        Raises:
+            SamplesError: it cannot be read, or does not fit the pipeline's inputs.
+        """
+        number = int(self._order[index % len(self._order)])
+        try:
+            inputs, truth = self._samples[number]
+            return Payload(tuple(self._tensors(inputs)), truth)
+        except WrongValue as error:
+            raise SamplesError(f"sample {number}: {error}") from error
+
+    def _tensors(self, inputs: Mapping[str, Any]) -> Iterator[Tensor]:
+        if unknown := sorted(inputs.keys() - self._specs.keys()):
+            raise WrongValue(f"no input {unknown[0]!r}; there are: {', '.join(self._specs)}")
+        for name, spec in self._specs.items():
+            if name in inputs:
+                yield tensor_of(spec, inputs[name])
+            elif name not in self._optional:
+                raise WrongValue(f"input {name!r} is missing")
+
+    def score(self, truth: object, outputs: Outputs) -> Score:
+        """Compare an answer with what is true; KeyError where the answer lacks an output."""
+        return self._score(truth, outputs)
+
+    def digest(self) -> str:
+        """SHA-256 over all samples, whatever form they are written in: names, types, shapes, values, right answers."""
+        whole = hashlib.sha256()
+        for number in range(len(self._samples)):
+            inputs, truth = self._samples[number]
+            for name in sorted(inputs):
+                tensor = tensor_of(self._specs[name], inputs[name])
+                content = tensor.array.tobytes() if tensor.array.dtype != object else b"\0".join(tensor.array.ravel())
+                whole.update(f"{name} {tensor.datatype} {[*tensor.shape]}\n".encode() + content)
+            whole.update(repr(_plain(truth)).encode() + b"\n")
+        return f"sha256:{whole.hexdigest()}"
+
+
+def _plain(truth: Any) -> Any:
+    if isinstance(truth, Mapping):
+        return {name: _plain(truth[name]) for name in sorted(truth)}
+    return truth.tolist() if isinstance(truth, np.ndarray | np.generic) else truth
+
+
+class FileSamples:
+    """Samples written in files."""
+
+    def __init__(self, pipeline: InferencePipeline, written: Sequence[Written], folder: Path) -> None:
+        self._written, self._folder = written, folder
+        self._specs = {spec.name: spec for spec in pipeline.spec.inputs}
+        outputs = [output.name for output in pipeline.spec.outputs]
+        for sample in written:
+            _require_known(sample.where, "input", sample.inputs, list(self._specs))
+            _require_known(sample.where, "output", sample.truth, outputs)
+            if not sample.truth:
+                raise SamplesError(f"{sample.where}: no right answer; give one of the outputs: {', '.join(outputs)}")
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    def __getitem__(self, index: int) -> tuple[Mapping[str, Any], Truth]:
+        sample = self._written[index]
+        try:
+            read = {name: self._read(self._specs[name], value) for name, value in sample.inputs.items()}
+        except (WrongValue, OSError) as error:
+            raise SamplesError(f"{sample.where}: {error}") from error
+        return read, sample.truth
+
+    def _read(self, spec: TensorSpec, value: Any) -> NDArray[Any]:
+        return written_array(spec, value, self._folder)
+
+
+def _require_known(where: str, kind: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise SamplesError(f"{where}: no {kind} {name!r}; there are: {', '.join(known)}")
+
+
+def right_answers(truth: Any, outputs: Outputs) -> Score:
+    """One answer, right where every output that is known is: whole numbers and texts the same, fractions close.
+
+    A whole number as the truth of a vector of fractions is the place of its greatest: a class by its logits.
+    """
+    return Score(int(all(_right(expected, outputs[name]) for name, expected in truth.items())), 1)
+
+
+def _right(expected: Any, given: NDArray[Any]) -> bool:
+    row = given[0] if given.ndim and given.shape[0] == 1 else given
+    if isinstance(expected, str):
+        return [value.decode() for value in np.ravel(row)] == [expected]
+    wanted = np.asarray(expected)
+    if wanted.dtype.kind in "US":
+        return [value.decode() for value in np.ravel(row)] == [str(one) for one in np.ravel(wanted)]
+    if wanted.ndim == 0 and wanted.dtype.kind in "iu" and row.dtype.kind == "f" and row.size > 1:
+        return int(np.argmax(row)) == int(wanted)
+    if wanted.size != row.size:
+        return False
+    flat = np.ravel(row)
+    if wanted.dtype.kind == "f" or flat.dtype.kind == "f":
+        return bool(np.allclose(flat, np.ravel(wanted), rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE))
+    return bool(np.array_equal(flat, np.ravel(wanted)))
+
+
+def _opened(pipeline: InferencePipeline, source: str) -> tuple[Samples, Callable[[Any, Outputs], Score]]:
+    path = Path(source)
+    if not path.exists() and ":" in source:
+        return _users_class(source)
+    if path.is_dir():
+        for name in (JSON_LINES, TABLE):
+            if (path / name).exists():
+                path = path / name
+                break
+    readers = {".jsonl": _json_lines, ".csv": _table}
+    if path.is_dir():
+        written = _image_folders(pipeline, path)
+    elif path.suffix in readers and path.exists():
+        written = readers[path.suffix](pipeline, path)
+    else:
+        forms = (
+            f"a folder with {JSON_LINES}, {TABLE} or a folder of images for each label, such a file, or module:Class"
+        )
+        raise SamplesError(f"--samples {source}: no samples there; give {forms}")
+    found = list(islice(written, MOST_SAMPLES + 1))
+    if len(found) > MOST_SAMPLES:
+        raise SamplesError(f"{path}: more than {MOST_SAMPLES} samples; give a part of them")
+    return FileSamples(pipeline, found, path if path.is_dir() else path.parent), right_answers
+
+
+def _users_class(source: str) -> tuple[Samples, Callable[[Any, Outputs], Score]]:
+    module, _, name = source.partition(":")
+    try:
+        made = getattr(import_module(module), name)()
+    except Exception as error:
+        raise SamplesError(f"--samples {source}: {type(error).__name__}: {error}") from error
+    own = getattr(made, "score", None)
+    return made, right_answers if own is None else lambda truth, outputs: _score_of(own(truth, outputs))
+
+
+def _score_of(given: Any) -> Score:
+    """Read what a user's `score` returned: whether it is right, or how many of how many are."""
+    if isinstance(given, tuple):
+        correct, total = given
+        return Score(int(correct), int(total))
+    return Score(int(bool(given)), 1)
+
+
+def _json_lines(pipeline: InferencePipeline, path: Path) -> Iterator[Written]:
+    outputs = [output.name for output in pipeline.spec.outputs]
+    example = f'{{"inputs": {{"{pipeline.spec.inputs[0].name}": …}}, "outputs": {{"{outputs[0]}": …}}}}'
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_CHARACTERS), ""), 1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                told = json.loads(line)
+                yield Written(dict(told["inputs"]), dict(told["outputs"]), where)
+            except (ValueError, KeyError, TypeError) as error:
+                raise SamplesError(f"{where}: {error!r}; write {example}") from error
+
+
+def _table(pipeline: InferencePipeline, path: Path) -> Iterator[Written]:
+    inputs = [spec.name for spec in pipeline.spec.inputs]
+    outputs = [output.name for output in pipeline.spec.outputs]
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file)
+        heads = rows.fieldnames or ()
+        for head in heads:
+            if head not in (*inputs, *outputs):
+                known = f"inputs {', '.join(inputs)} and outputs {', '.join(outputs)}"
+                raise SamplesError(f"{path}: column {head!r} is neither an input nor an output; there are {known}")
+        for row in rows:
+            where = f"{path}, line {rows.line_num}"
+            if None in row or None in row.values():
+                raise SamplesError(f"{where}: not as many values as the header has: {', '.join(heads)}")
+            truth = {name: _number_or_text(row[name]) for name in heads if name in outputs and name not in inputs}
+            yield Written({name: row[name] for name in heads if name in inputs}, truth, where)
+
+
+def _number_or_text(text: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _image_folders(pipeline: InferencePipeline, folder: Path) -> Iterator[Written]:
+    labels = sorted(each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    if not labels:
+        raise SamplesError(f"{folder}: neither {JSON_LINES} nor {TABLE} nor a folder of images for each label")
+    inputs, outputs = pipeline.spec.inputs, pipeline.spec.outputs
+    if len(inputs) != 1 or len(outputs) != 1:
+        raise SamplesError(f"{folder}: folders of images suit a pipeline of one input and one output; write {TABLE}")
+    numbered = all(label.isdecimal() for label in labels)
+    for place, label in enumerate(labels):
+        truth = int(label) if numbered else place
+        for file in sorted(each for each in (folder / label).iterdir() if each.suffix.lower() in IMAGE_SUFFIXES):
+            name = str(file.relative_to(folder))
+            yield Written({inputs[0].name: name}, {outputs[0].name: truth}, str(file))

@@ -1,0 +1,129 @@
+"""What stands in a sample, as a tensor of the pipeline's: numbers, texts, npy files and images."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_pipelines.tensors import TensorSpec
+from trimtab_protocol import DTYPES, Tensor
+
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+MOST_FILE_BYTES = 256 * 2**20
+_CHANNELS = {1: "L", 3: "RGB"}
+
+
+class WrongValue(ValueError):
+    """A value that is none of its tensor; the message says what would be right."""
+
+
+def tensor_of(spec: TensorSpec, value: Any) -> Tensor:
+    """Make a tensor of one row of a value.
+
+    Raises:
+        WrongValue: it is not of the tensor's shape, or not of its numbers.
+    """
+    if spec.datatype == "BYTES":
+        values = np.asarray(value, dtype=object)
+        array = np.array([_as_bytes(one) for one in values.ravel()], dtype=object).reshape(1, *values.shape)
+    else:
+        array = _numbers(spec, value)[np.newaxis]
+    if not spec.fits(array.shape):
+        raise WrongValue(f"input {spec.name!r} has shape {[*array.shape[1:]]}; it must be {[*spec.shape]}")
+    return Tensor(spec.name, spec.datatype, array)
+
+
+def _as_bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _numbers(spec: TensorSpec, value: Any) -> NDArray[Any]:
+    dtype = DTYPES[spec.datatype]
+    try:
+        given = np.asarray(value)
+        if given.dtype.kind not in "biuf":
+            given = np.asarray(value, dtype=np.float64)
+        found = given.astype(dtype)
+    except (ValueError, TypeError) as error:
+        raise WrongValue(f"input {spec.name!r}: {error}; it must be {spec.datatype} {[*spec.shape]}") from error
+    if dtype.kind != "f" and not np.array_equal(found, given):
+        raise WrongValue(f"input {spec.name!r} has values that are not {spec.datatype}")
+    return found
+
+
+def written_array(spec: TensorSpec, value: Any, folder: Path) -> NDArray[Any]:
+    """Read a value as a sample has it: itself, or the name of a file below a folder.
+
+    A text is a file's name, but for tensors of texts, where `{"file": NAME}` is.
+
+    Raises:
+        WrongValue: there is no such file, or it cannot be read.
+    """
+    if isinstance(value, dict) and value.keys() == {"file"}:
+        return _from_file(spec, folder / str(value["file"]))
+    if isinstance(value, str) and spec.datatype != "BYTES":
+        if not spec.shape and Path(value).suffix.lower() not in {*IMAGE_SUFFIXES, ".npy"}:
+            try:
+                return np.asarray(float(value) if DTYPES[spec.datatype].kind == "f" else int(value))
+            except ValueError:
+                raise WrongValue(f"input {spec.name!r}: {value!r} is no {spec.datatype}") from None
+        return _from_file(spec, folder / value)
+    if isinstance(value, str):
+        return np.asarray(value.encode() if not spec.shape else [value.encode()], dtype=object)
+    return np.asarray(value) if spec.datatype != "BYTES" else np.asarray(value, dtype=object)
+
+
+def _from_file(spec: TensorSpec, path: Path) -> NDArray[Any]:
+    if not path.is_file():
+        raise WrongValue(f"input {spec.name!r}: there is no file {path}")
+    if path.stat().st_size > MOST_FILE_BYTES:
+        raise WrongValue(f"{path}: larger than {MOST_FILE_BYTES // 2**20} MiB")
+    if spec.datatype == "BYTES":
+        return np.asarray(path.read_bytes(), dtype=object)
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        return _image(spec, path)
+    if path.suffix.lower() != ".npy":
+        raise WrongValue(f"{path}: neither .npy nor an image ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    try:
+        found: NDArray[Any] = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise WrongValue(f"{path}: {error}") from error
+    return found
+
+
+def _image(spec: TensorSpec, path: Path) -> NDArray[Any]:
+    """Read an image in the tensor's layout and size: bytes as they are, fractions between 0 and 1."""
+    try:
+        pillow: Any = import_module("PIL.Image")  # optional
+    except ModuleNotFoundError as error:
+        raise WrongValue(f"{path}: images need pillow: pip install pillow") from error
+    last, channels, height, width = _layout(spec)
+    try:
+        with pillow.open(path) as opened:
+            image = opened.convert(_CHANNELS[channels])
+    except Exception as error:
+        raise WrongValue(f"{path}: {type(error).__name__}: {error}") from error
+    size = (image.width if width == -1 else width, image.height if height == -1 else height)
+    if image.size != size:
+        image = image.resize(size, pillow.Resampling.BILINEAR)
+    pixels = np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, channels)
+    laid = pixels.reshape(pixels.shape[:2]) if len(spec.shape) == 2 else pixels if last else pixels.transpose(2, 0, 1)
+    return laid if spec.datatype == "UINT8" else (laid / np.float32(255)).astype(np.float32)
+
+
+def _layout(spec: TensorSpec) -> tuple[bool, int, int, int]:
+    """Tell whether the channels come last, how many they are, and height and width (-1 where any will do)."""
+    shape = spec.shape
+    if spec.datatype in {"UINT8", "FP32", "FP16", "FP64"}:
+        if len(shape) == 2:
+            return False, 1, *shape
+        if len(shape) == 3 and shape[0] in _CHANNELS:
+            return False, *shape
+        if len(shape) == 3 and shape[2] in _CHANNELS:
+            return True, shape[2], shape[0], shape[1]
+    raise WrongValue(
+        f"input {spec.name!r}, {spec.datatype} {[*shape]}, takes no images; they are UINT8 or a float of "
+        "[height, width], [channels, height, width] or [height, width, channels], with 1 or 3 channels"
+    )

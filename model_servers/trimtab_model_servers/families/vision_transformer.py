@@ -1,0 +1,135 @@
+"""Vision transformers that merge tokens or take prompts, as each batch's operating point says; tasks mix in a batch.
+
+`image` [B, channels, side, side] and, where there are several tasks, `task` INT64 [B], the task's number; out come
+`label` INT64 [B], `certainty` FP32 [B] and `logits` FP32 [B, most classes]. Weights are ours, torchvision's or timm's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.network import Built
+from trimtab_model_servers.families.parameters import Parameters, read_parameters
+from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.tokens.preparation import Normalisation, prepared
+from trimtab_model_servers.tokens.rules import RULES, Rule
+from trimtab_model_servers.tokens.schedule import in_each_layer
+from trimtab_model_servers.tokens.shape import SHAPES
+from trimtab_model_servers.tokens.stored import Stored, load, randomly
+from trimtab_model_servers.tokens.tasks import Bank, banks
+from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
+from trimtab_model_servers.tokens.ways import ways
+from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_pipelines.operating_point import OperatingPoint
+
+KNOBS = frozenset({"merging", "prompts"})
+NO_LABEL = -1
+"""The label of a row whose task there is none of; its certainty is 0."""
+
+
+class TransformerParameters(Parameters):
+    """Settings of the family."""
+
+    heads: int | None = Field(default=None, ge=1, description="Heads of attention; else 64 numbers a head")
+    normalisation: Normalisation | None = Field(default=None, description="Of images, where the weights do not say")
+    proportional_attention: bool = Field(
+        default=True, description="Merged tokens count in attention as often as they stand for a patch"
+    )
+    size: Literal["tiny", "small", "base", "large"] = Field(default="base", description="Of random weights")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An operating point made ready: all that a batch needs to know of it."""
+
+    merged: tuple[int, ...]
+    rule: Rule
+    accumulate: bool
+    bank: Bank
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTransformer:
+    """One transformer in memory, whatever the number of its points and tasks."""
+
+    transformer: VisionTransformer
+    normalisation: Normalisation
+    proportional: bool
+    tasks: tuple[str, ...]
+    points: Mapping[str, Prepared]
+
+    def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
+        """Classify a batch, each row under its own task."""
+        images, ready = inputs["image"], self.points[point.name]
+        asked = inputs.get("task")
+        tasks = torch.zeros(len(images), dtype=torch.int64) if asked is None else asked.view(-1)
+        known = (tasks >= 0) & (tasks < len(self.tasks))
+        tasks = tasks.where(known, 0)
+        course = Course(
+            ready.merged, ready.rule, self.proportional, ready.bank.prompts(tasks), accumulate=ready.accumulate
+        )
+        logits = ready.bank.logits(self.transformer(prepared(images, self.normalisation), course), tasks)
+        certainty, label = logits.softmax(dim=1).max(dim=1)
+        return {
+            "label": label.where(known, NO_LABEL),
+            "certainty": certainty.where(known, 0.0),
+            "logits": logits,
+        }
+
+
+def build(spec: ModelSpec) -> Built:
+    """Build the transformer and make every operating point ready."""
+    settings = read_parameters(TransformerParameters, spec)
+    weights = find_weights(spec.storage_uri, spec.digest)
+    random = isinstance(weights, Seed)
+    stored = (
+        randomly(SHAPES[settings.size], weights.value)
+        if isinstance(weights, Seed)
+        else load(weights, settings.heads, settings.normalisation)
+    )
+    _require_images(spec, stored)
+    arranged = banks(stored.heads, stored.tasks)
+    points = {point.name: _prepared(point, stored, arranged) for point in spec.operating_points}
+    served = ServedTransformer(
+        stored.transformer, stored.normalisation, settings.proportional_attention, tuple(stored.tasks), points
+    )
+    return Built(served, "random" if random else "stored", {"tasks": ",".join(stored.tasks)})
+
+
+def _prepared(point: OperatingPoint, stored: Stored, arranged: Mapping[str, Bank]) -> Prepared:
+    where, shape = f"operating point {point.name!r}", stored.transformer.shape
+    merging = point.merging
+    rule = merging.rule if merging and merging.rule else next(iter(RULES))
+    if rule not in RULES:
+        raise ModelError(f"{where}: unknown merging.rule {rule!r}; there are: {', '.join(RULES)}")
+    try:
+        merged = in_each_layer(merging.schedule if merging else (), shape.depth)
+    except ValueError as error:
+        raise ModelError(f"{where}: merging.schedule: {error}") from error
+    beyond = next((count for count in merged if count > shape.patches // 2), None)
+    if beyond is not None:
+        raise ModelError(
+            f"{where}: merging.schedule asks for {beyond} tokens in a layer; of {shape.patches} patches no layer "
+            f"merges more than {shape.patches // 2}"
+        )
+    known = [way for way in ways(point) if way in arranged]
+    if not known:
+        raise ModelError(
+            f"{where}: nobody trained {ways(point)[0]!r} for these tasks; the weights have: {', '.join(arranged)}"
+        )
+    accumulate = point.prompts is not None and point.prompts.mode == "Accumulate"
+    return Prepared(merged, RULES[rule], accumulate, arranged[known[0]])
+
+
+def _require_images(spec: ModelSpec, stored: Stored) -> None:
+    shape = stored.transformer.shape
+    wanted = (shape.channels, shape.side, shape.side)
+    given = next((one for one in spec.inputs if one.name == "image"), None)
+    if given is None or tuple(given.shape) != wanted:
+        found = "none" if given is None else str(list(given.shape))
+        raise ModelError(f"family {spec.family!r} reads an input image of shape {list(wanted)}; the stage has {found}")

@@ -1,0 +1,148 @@
+"""Transformers on disk: our own files, which hold the tasks too, and those that torchvision or timm wrote.
+
+A file of ours is one safetensors file in float16. Its metadata tell what to build: the shape, the tasks with their
+classes, and how images are normalised. Tensors are `transformer.NAME` and `heads.WAY.TASK.{weight,bias,prompts}`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.tokens.foreign import parted, shape_of, translated
+from trimtab_model_servers.tokens.preparation import Normalisation
+from trimtab_model_servers.tokens.shape import Shape
+from trimtab_model_servers.tokens.tasks import Head
+from trimtab_model_servers.tokens.transformer import VisionTransformer
+from trimtab_model_servers.tokens.ways import PLAIN
+from trimtab_model_servers.weights import require_same
+
+KIND = "trimtab-vision-transformer"
+ONLY_TASK = "default"
+Heads = Mapping[str, Mapping[str, Head]]
+"""By way to run, then by task."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A transformer with its tasks.
+
+    Attributes:
+        transformer: frozen, in evaluation.
+        heads: by way to run, then by task; every way has all tasks.
+        tasks: classes by name, in the order of the tasks' numbers.
+        normalisation: of images.
+    """
+
+    transformer: VisionTransformer
+    heads: Heads
+    tasks: Mapping[str, tuple[str, ...]]
+    normalisation: Normalisation
+
+
+def save(stored: Stored, path: Path, training: Mapping[str, str]) -> None:
+    """Write a file of ours, with `training` among its metadata as it stands."""
+    tensors = {f"transformer.{name}": tensor for name, tensor in stored.transformer.state_dict().items()}
+    for way, by_task in stored.heads.items():
+        for task, head in by_task.items():
+            parts = {"weight": head.weight, "bias": head.bias, "prompts": head.prompts}
+            tensors |= {f"heads.{way}.{task}.{part}": value for part, value in parts.items() if value is not None}
+    described = {
+        "kind": KIND,
+        "shape": stored.transformer.shape.model_dump_json(by_alias=True),
+        "tasks": json.dumps(stored.tasks),
+        "normalisation": stored.normalisation,
+    }
+    halved = {name: tensor.half().contiguous() for name, tensor in tensors.items()}
+    save_file(halved, path, metadata={**training, **described})
+
+
+def load(path: Path, heads: int | None = None, normalisation: Normalisation | None = None) -> Stored:
+    """Read a transformer, whoever wrote it.
+
+    Args:
+        path: a safetensors file of ours, of torchvision or of timm.
+        heads: of attention, where it is not ours and not 64 numbers a head.
+        normalisation: where it is not ours; None is none.
+
+    Raises:
+        ModelError: naming the file and what is wrong with it.
+    """
+    metadata, tensors = _read(path)
+    if metadata.get("kind") == KIND:
+        return _ours(path, metadata, tensors)
+    named = translated(tensors)
+    own, head = parted(named, str(path))
+    transformer = _filled(shape_of(named, str(path), heads), own, path)
+    classes = tuple(str(label) for label in range(len(head.bias)))
+    return Stored(transformer, {PLAIN: {ONLY_TASK: head}}, {ONLY_TASK: classes}, normalisation or "None")
+
+
+def randomly(shape: Shape, seed: int, classes: int = 1000) -> Stored:
+    """Make a transformer of random weights with one task, for measuring latency."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        transformer = VisionTransformer(shape).eval().requires_grad_(requires_grad=False)
+        head = Head(torch.randn(classes, shape.width) * shape.width**-0.5, torch.zeros(classes))
+    labels = tuple(str(label) for label in range(classes))
+    return Stored(transformer, {PLAIN: {ONLY_TASK: head}}, {ONLY_TASK: labels}, "None")
+
+
+def _ours(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Stored:
+    try:
+        shape = Shape.model_validate_json(metadata["shape"])
+        tasks = {str(task): tuple(classes) for task, classes in json.loads(metadata["tasks"]).items()}
+        normalisation = next(one for one in get_args(Normalisation) if one == metadata["normalisation"])
+    except (KeyError, ValueError, ValidationError, AttributeError, StopIteration) as error:
+        raise ModelError(
+            f"{path}: its metadata do not tell what to build ({error}); `make models` writes it"
+        ) from error
+    own = {name.partition(".")[2]: value for name, value in tensors.items() if name.startswith("transformer.")}
+    return Stored(_filled(shape, own, path), _heads(path, tensors, tasks), tasks, normalisation)
+
+
+def _heads(path: Path, tensors: Mapping[str, Tensor], tasks: Mapping[str, tuple[str, ...]]) -> Heads:
+    found: dict[str, dict[str, Head]] = {}
+    for name in sorted(tensors):
+        if not (name.startswith("heads.") and name.endswith(".weight")):
+            continue
+        way, _, task = name.removeprefix("heads.").removesuffix(".weight").rpartition(".")
+        stem = f"heads.{way}.{task}"
+        if task not in tasks:
+            raise ModelError(f"{path}: {name} belongs to no task; there are: {', '.join(tasks)}")
+        bias = tensors.get(f"{stem}.bias")
+        if bias is None or tensors[name].shape[0] != len(tasks[task]) or bias.shape != tensors[name].shape[:1]:
+            raise ModelError(f"{path}: {stem} must have a weight and a bias for each of {len(tasks[task])} classes")
+        found.setdefault(way, {})[task] = Head(tensors[name], bias, tensors.get(f"{stem}.prompts"))
+    for way, by_task in found.items():
+        missing = [task for task in tasks if task not in by_task]
+        if missing:
+            raise ModelError(f"{path}: task {missing[0]!r} has no head for {way!r}, but others have one")
+    if PLAIN not in found:
+        raise ModelError(f"{path}: no task has a head for {PLAIN!r}, which runs without prompts and merging")
+    return found
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118  (no mapping)
+            return file.metadata() or {}, tensors
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path}: not a whole safetensors file ({error}); fetch or write it anew") from error
+
+
+def _filled(shape: Shape, tensors: Mapping[str, Tensor], path: Path) -> VisionTransformer:
+    with torch.device("meta"):
+        transformer = VisionTransformer(shape)
+    require_same(path, transformer.state_dict(), tensors)
+    transformer.load_state_dict(dict(tensors), assign=True)
+    return transformer.eval().requires_grad_(requires_grad=False)

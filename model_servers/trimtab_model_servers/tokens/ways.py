@@ -1,0 +1,27 @@
+"""Which trained prompts and head an operating point runs with. Pure; no torch.
+
+A *way* is what they were trained for: how many prompts, in which mode, with how much merging going on meanwhile. A
+point runs with those trained for just what it does, else with those trained without merging.
+"""
+
+from trimtab_pipelines.operating_point import Merging, OperatingPoint
+
+PLAIN = "plain"
+
+
+def way(point: OperatingPoint) -> str:
+    """Name the way that fits a point exactly, such as `replace-4`, `merge-8` or `replace-2+merge-8-energy`."""
+    prompts = f"{point.prompts.mode.lower()}-{point.prompts.count}" if point.prompts else ""
+    return "+".join(part for part in (prompts, _merged(point.merging)) if part) or PLAIN
+
+
+def ways(point: OperatingPoint) -> tuple[str, ...]:
+    """Name the ways that will do for a point, the best first."""
+    unmerged = way(point.model_copy(update={"merging": None}))
+    return tuple(dict.fromkeys((way(point), unmerged)))
+
+
+def _merged(merging: Merging | None) -> str:
+    if merging is None or not any(merging.schedule):
+        return ""
+    return "-".join(["merge", ".".join(map(str, merging.schedule)), *([merging.rule] if merging.rule else [])])

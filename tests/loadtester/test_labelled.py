@@ -1,0 +1,136 @@
+"""A user's own samples: in JSON lines, a table, folders of images, or a class of the user's."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.builders import a_pipeline_document, a_stage
+from trimtab_loadtester.labelled import LabelledPayloads, SamplesError
+from trimtab_loadtester.payloads import Score
+from trimtab_pipelines.spec import InferencePipeline
+
+
+def a_pipeline(datatype: str = "FP32", shape: tuple[int, ...] = (2,), **output: object) -> InferencePipeline:
+    given = {"name": "y", "datatype": "INT64", "shape": []} | output
+    document = a_pipeline_document([a_stage("first", "request.inputs.x", outputs=[given])])
+    document["spec"]["inputs"] = [{"name": "x", "datatype": datatype, "shape": [*shape]}]
+    document["spec"]["outputs"] = [{"name": "y", "from": "first.outputs.y"}]
+    return InferencePipeline.model_validate(document)
+
+
+def json_lines(folder: Path, *samples: object) -> str:
+    (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    return str(folder)
+
+
+def sent(source: LabelledPayloads) -> list[list[object]]:
+    return sorted(source.payload(index).inputs[0].array.tolist() for index in range(len(source)))
+
+
+def test_json_lines_hold_numbers_or_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([3.0, 4.0], np.float32))
+    where = json_lines(
+        tmp_path, {"inputs": {"x": [1, 2]}, "outputs": {"y": 7}}, {"inputs": {"x": "a.npy"}, "outputs": {"y": 8}}
+    )
+    source = LabelledPayloads(a_pipeline(), where)
+
+    assert sent(source) == [[[1.0, 2.0]], [[3.0, 4.0]]]
+    assert {source.payload(index).truth["y"] for index in (0, 1)} == {7, 8}  # type: ignore[index]
+    assert source.payload(0).inputs[0].array.tolist() == source.payload(2).inputs[0].array.tolist()
+
+
+def test_a_table_has_a_column_for_each_tensor_and_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([3.0, 4.0]))
+    (tmp_path / "samples.csv").write_text("x,y\na.npy,5\n", encoding="utf-8-sig")
+    payload = LabelledPayloads(a_pipeline(), str(tmp_path)).payload(0)
+    assert (payload.inputs[0].array.tolist(), payload.truth) == ([[3.0, 4.0]], {"y": 5})
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "first"),
+    [
+        ("UINT8", (1, 2, 2), [[[[200, 200], [200, 200]]]]),
+        ("UINT8", (2, 2), [[[200, 200], [200, 200]]]),
+        ("FP32", (1, 1, 3), [[[[pytest.approx(200 / 255)] * 3]]]),
+    ],
+)
+def test_images_by_label_are_laid_out_as_the_input_is(tmp_path: Path, datatype, shape, first) -> None:
+    for label in ("3", "11"):
+        (tmp_path / label).mkdir()
+        Image.new("RGB", (4, 4), (200, 200, 200)).save(tmp_path / label / "a.png")
+    source = LabelledPayloads(a_pipeline(datatype, shape), str(tmp_path))
+    assert source.payload(0).inputs[0].array.tolist() == first
+    assert {source.payload(index).truth["y"] for index in (0, 1)} == {3, 11}  # type: ignore[index]
+
+
+def test_a_class_of_the_users_reads_and_scores_what_it_likes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "acme_samples.py").write_text(
+        "import numpy as np\n"
+        "class Pairs:\n"
+        "    def __len__(self): return 2\n"
+        "    def __getitem__(self, i): return {'x': np.full(2, i)}, i\n"
+        "    def score(self, truth, outputs): return (int(truth == outputs['y'][0]), 3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    source = LabelledPayloads(a_pipeline(), "acme_samples:Pairs")
+    assert sent(source) == [[[0.0, 0.0]], [[1.0, 1.0]]]
+    assert source.score(1, {"y": np.array([1])}) == Score(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "right"),
+    [
+        (2, np.array([2]), True),
+        (2, np.array([3]), False),
+        (2, np.array([[0.1, 0.2, 0.9]], np.float32), True),  # logits
+        (1, np.array([[0.1, 0.2, 0.9]], np.float32), False),
+        ([4, 5], np.array([4, 5]), True),  # as many rows as there were found
+        ([4, 5], np.array([4]), False),
+        (0.5, np.array([0.50001], np.float32), True),
+        (0.5, np.array([0.6], np.float32), False),
+        ("cat", np.array([b"cat"], object), True),
+        ("cat", np.array([b"dog"], object), False),
+    ],
+)
+def test_an_answer_is_right_where_it_is_the_truth(tmp_path: Path, truth, answer, right) -> None:
+    source = LabelledPayloads(a_pipeline(), json_lines(tmp_path, {"inputs": {"x": [1, 2]}, "outputs": {"y": 1}}))
+    assert source.score({"y": truth}, {"y": answer}) == Score(int(right), 1)
+
+
+@pytest.mark.parametrize(
+    ("sample", "complaint"),
+    [
+        ({"inputs": {"z": [1, 2]}, "outputs": {"y": 1}}, r"samples.jsonl, line 1: no input 'z'; there are: x"),
+        ({"inputs": {"x": [1, 2]}, "outputs": {"z": 1}}, "line 1: no output 'z'; there are: y"),
+        ({"inputs": {"x": [1, 2]}, "outputs": {}}, "line 1: no right answer; give one of the outputs: y"),
+        ({"inputs": {"x": [1, 2, 3]}, "outputs": {"y": 1}}, r"input 'x' has shape \[3\]; it must be \[2\]"),
+        ({"inputs": {"x": "b.npy"}, "outputs": {"y": 1}}, "line 1: input 'x': there is no file .*b.npy"),
+        ({"x": 1}, r'line 1: .* write {"inputs": {"x": …}, "outputs": {"y": …}}'),
+    ],
+)
+def test_what_cannot_be_used_is_told_by_file_and_line(tmp_path: Path, sample, complaint) -> None:
+    where = json_lines(tmp_path, sample)
+    with pytest.raises(SamplesError, match=complaint):
+        LabelledPayloads(a_pipeline(), where).payload(0)
+
+
+def test_pickles_are_not_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([{"a": 1}], object))
+    where = json_lines(tmp_path, {"inputs": {"x": "a.npy"}, "outputs": {"y": 1}})
+    with pytest.raises(SamplesError, match="allow_pickle=False"):
+        LabelledPayloads(a_pipeline(), where).payload(0)
+
+
+def test_the_digest_is_of_what_the_samples_hold_not_of_how_they_are_written(tmp_path: Path) -> None:
+    for name in ("one", "two", "other"):
+        (tmp_path / name).mkdir()
+    np.save(tmp_path / "two" / "a.npy", np.array([1.0, 2.0]))
+    one = json_lines(tmp_path / "one", {"inputs": {"x": [1, 2]}, "outputs": {"y": 1}})
+    (tmp_path / "two" / "samples.csv").write_text("x,y\na.npy,1\n")
+    other = json_lines(tmp_path / "other", {"inputs": {"x": [1, 2]}, "outputs": {"y": 2}})
+    digests = [LabelledPayloads(a_pipeline(), where).digest() for where in (one, str(tmp_path / "two"), other)]
+    assert digests[0] == digests[1] != digests[2]
+    assert digests[0].startswith("sha256:")

@@ -1,0 +1,64 @@
+"""The worked example of docs/bring-your-own-model.md, word for word: files, then commands, in an empty folder."""
+
+import json
+import os
+import re
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trimtab_pipelines.documents import load_pipeline
+
+PAGE = (Path(__file__).parents[2] / "docs" / "bring-your-own-model.md").read_text()
+EXAMPLE = PAGE.split("## An architecture of your own, from start to end\n")[1]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> dict[str, str]:
+    """An environment of its own in which Trimtab is installed, as in a user's; pip looks for nothing elsewhere."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (installed,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (installed / "base.pth").write_text(f"import site; site.addsitedir({site.getsitepackages()[0]!r})\n")
+    programs = tmp_path / "venv" / "bin"
+    for name in ("pip", "trimtab"):
+        (programs / name).write_text(f'#!/bin/sh\nexec {programs / "python"} -P -m {name} "$@"\n')
+        (programs / name).chmod(0o755)
+    of_pip = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    own = {"PATH": f"{programs}:{os.environ['PATH']}", "TRIMTAB_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **of_pip, **own}
+
+
+@pytest.mark.slow
+def test_the_worked_example_works_as_it_stands(tmp_path: Path, machine: dict[str, str]) -> None:
+    folder = tmp_path / "example"
+    for name, text in re.findall(r"`([\w/.]+)`:\n```(?:python|toml|yaml|dockerfile)\n(.*?)```", EXAMPLE, re.DOTALL):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    commands = re.findall(r"```sh\n(.*?)```", EXAMPLE, re.DOTALL)[0]
+    elsewhere = "--rest-port 0 --grpc-port 0 --admin-port 0"  # 8080 may be another's here
+
+    done = subprocess.run(
+        ["sh", "-e", "-c", commands.replace("trimtab up .", f"trimtab up . {elsewhere}")],
+        cwd=folder,
+        env=machine,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {variant.name: variant for variant in load_pipeline(folder).spec.stages[0].variants}
+    assert found["large"].accuracy > 0.95
+    assert 0.3 < found["small"].accuracy < found["large"].accuracy
+    assert {(v.accuracy_evidence.source, v.accuracy_evidence.samples) for v in found.values()} == {("Measured", 500)}
+    (told,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name":"accuracy"'))
+    assert told["figures"]["samples"] == 500
+    planned = re.search(r"^read +large .* (0\.\d+) measured \(n 500, ", done.stdout, re.MULTILINE)
+    assert planned is not None, done.stdout
+    assert float(planned[1]) == found["large"].accuracy
+    assert (folder / "report.html").exists()
+    assert re.search(r"^accuracy measured +0\.9", done.stdout, re.MULTILINE), done.stdout

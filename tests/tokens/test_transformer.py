@@ -1,0 +1,169 @@
+"""The transformer against those of torchvision and timm, and what merging and prompts do on their way through it."""
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch.nn.functional import linear
+from torchvision.models import VisionTransformer as Torchvision
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.tokens.foreign import parted, shape_of, translated
+from trimtab_model_servers.tokens.rules import RULES
+from trimtab_model_servers.tokens.schedule import layer_tokens
+from trimtab_model_servers.tokens.shape import Shape
+from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
+
+SMALL = Shape(side=32, patch=4, channels=3, width=32, depth=4, heads=2, inner=64)
+
+
+def a_transformer(shape=SMALL, seed=0, dtype=torch.float32):
+    torch.manual_seed(seed)
+    made = VisionTransformer(shape).eval().requires_grad_(requires_grad=False)
+    for parameter in made.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    return made.to(dtype)
+
+
+def images(count=3, seed=1, dtype=torch.float32, side=32):
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def from_foreign(module, heads=None):
+    named = translated(module.state_dict())
+    own, head = parted(named, "it")
+    ours = VisionTransformer(shape_of(named, "it", heads)).eval()
+    ours.load_state_dict(own)
+    return ours, head
+
+
+def shaken(module):
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return module.eval()
+
+
+def differs(module, heads=None, side=32):
+    ours, head = from_foreign(module, heads)
+    with torch.inference_mode():
+        got = linear(ours(images(side=side)), head.weight, head.bias)
+        return float((got - module(images(side=side))).abs().max())
+
+
+def test_without_merging_it_is_torchvisions():
+    assert differs(shaken(Torchvision(32, 4, 4, 2, 32, 64, num_classes=10)), heads=2) <= 1e-5
+
+
+def test_without_merging_it_is_torchvisions_base_transformer():
+    torch.manual_seed(0)
+    stock = Torchvision(224, 16, 12, 12, 768, 3072)
+    torch.nn.init.normal_(stock.heads.head.weight, std=0.02)
+    assert differs(stock.eval(), side=224) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reg_tokens": 4},
+        {"reg_tokens": 4, "no_embed_class": True},
+        {"init_values": 0.5, "qk_norm": True},
+        {"global_pool": "avg"},
+        {"qkv_bias": False, "pre_norm": True},
+    ],
+    ids=str,
+)
+def test_without_merging_it_is_timms(options):
+    shape = {"img_size": 32, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 2, "mlp_ratio": 2}
+    given: dict[str, Any] = shape | options
+    stock = timm.models.VisionTransformer(num_classes=10, **given)
+
+    assert differs(shaken(stock), heads=2) <= 1e-5
+
+
+def test_what_is_no_vision_transformer_is_refused_by_name():
+    with pytest.raises(ModelError, match="no vision transformer with a class token"):
+        shape_of({"conv1.weight": torch.zeros(1)}, "weights")
+
+
+def seen(transformer, course):
+    """Tokens that each layer's attention and perceptron see."""
+    counts = []
+    for block in transformer.blocks:
+        for part in (block.attn, block.mlp):
+            part.register_forward_pre_hook(lambda _, given: counts.append(given[0].shape[1]))
+    transformer(images(), course)
+    return list(zip(counts[::2], counts[1::2], strict=True))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("merged", "prompts", "accumulate"), [(6, 0, False), (20, 3, False), (20, 3, True), (0, 2, True)]
+)
+def test_each_layer_sees_as_many_tokens_as_the_schedule_counts(rule, merged, prompts, accumulate):
+    learned = torch.randn(3, 4, prompts, 32) if prompts else None
+    course = Course((merged,) * 4, RULES[rule], prompts=learned, accumulate=accumulate)
+    counted = layer_tokens(64, 4, [merged], prompts=prompts, accumulate=accumulate)
+
+    assert seen(a_transformer(), course) == [(layer.attention, layer.perceptron) for layer in counted]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_merging_what_is_the_same_changes_nothing(rule):
+    """Pairs of equal patches: half of them merge away without any loss, if attention counts the others twice."""
+    transformer = a_transformer(dtype=torch.float64)
+    transformer.pos_embed.data[:, 1:] = transformer.pos_embed[:, 1:2]
+    random = torch.Generator().manual_seed(3)
+    tiles = torch.randn(2, 3, 8, 4, 4, 4, generator=random).double()  # rows, then pairs of patches side by side
+    whole = torch.stack([tiles, tiles], dim=4)  # [B, C, 8, 4 pairs, 2, 4, 4]
+    pictures = whole.permute(0, 1, 2, 5, 3, 4, 6).reshape(2, 3, 32, 32)
+    plain = transformer(pictures)
+    merged, unweighted = (
+        transformer(pictures, Course((32, 0, 0, 0), RULES[rule], proportional=told)) for told in (True, False)
+    )
+
+    assert (merged - plain).abs().max() < 1e-12
+    assert (unweighted - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_answer_does_not_depend_on_the_rest_of_the_batch(rule):
+    transformer = a_transformer(dtype=torch.float64)
+    prompts = torch.randn(4, 4, 2, 32, dtype=torch.float64)
+    pictures = images(4, dtype=torch.float64)
+    together = transformer(pictures, Course((9,) * 4, RULES[rule], prompts=prompts))
+    for row in range(4):
+        alone = Course((9,) * 4, RULES[rule], prompts=prompts[row : row + 1])
+
+        assert torch.allclose(transformer(pictures[row : row + 1], alone)[0], together[row], atol=1e-12)
+
+
+def test_prompts_are_read_and_each_layers_take_the_place_of_those_before():
+    transformer = a_transformer()
+    prompts = torch.randn(3, 4, 2, 32)
+    plain, given, joined = (
+        transformer(images(), course)
+        for course in (Course(), Course(prompts=prompts), Course(prompts=prompts, accumulate=True))
+    )
+    last_only = prompts.clone()
+    last_only[:, :3] = 0
+
+    assert not torch.allclose(plain, given, atol=1e-3)
+    assert not torch.allclose(given, joined, atol=1e-3)
+    assert not torch.allclose(given, transformer(images(), Course(prompts=last_only)), atol=1e-3)
+
+
+def test_the_mean_over_patches_counts_each_as_often_as_it_was_there():
+    """With nothing but merging between embedding and pooling, the mean must stay."""
+    shape = SMALL.model_copy(update={"pooling": "Mean", "depth": 1})
+    transformer = a_transformer(shape, dtype=torch.float64)
+    for part in (transformer.blocks[0].attn.proj, transformer.blocks[0].mlp.fc2):
+        part.weight.zero_()
+        part.bias.zero_()
+
+    assert torch.allclose(
+        transformer(images(dtype=torch.float64)), transformer(images(dtype=torch.float64), Course((20,)))
+    )

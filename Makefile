@@ -95,6 +95,10 @@ bench-schedule: venv ## the best choice for all that waits: time, distance from 
 bench-departure: venv ## a load whose heads only the cheaper of two operating points can meet: who drops it, who answers it
 	$(PY) -m benchmarks.departure --out $(OUT)
 
+.PHONY: bench-engine
+bench-engine: venv ## tokens a second of 16 streams in the engine on one core, against generate alone and in static batches
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.engine
+
 .PHONY: reproduce-ipa
 reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in the simulator; out/ipa/ipa.html
 	$(PY) -m benchmarks.ipa --data $(DATA) --out $(OUT)/ipa $(if $(TRACE),--trace $(TRACE)) $(IPA)

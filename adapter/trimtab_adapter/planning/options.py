@@ -14,6 +14,7 @@ from trimtab_adapter.planning.latency import backlog_seconds, least_replicas, pl
 from trimtab_adapter.solvers.program import Option, Program, StageOptions, weights_of
 from trimtab_pipelines.accuracy import stage_values, value_of
 from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.mistakes import Failed
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES, most_rows
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
@@ -24,7 +25,7 @@ from trimtab_pipelines.stages import Pin, Stage
 from trimtab_pipelines.variants import Variant
 
 
-class PlanningError(Exception):
+class PlanningError(Failed):
     """The pipeline and its profiles do not fit together; the message names the stage and what is missing."""
 
 

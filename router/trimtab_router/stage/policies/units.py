@@ -61,10 +61,8 @@ class Unit:
         return self.slices[0]
 
 
-FLOOR_WORTH = 0.1
-"""Of an answer's worth, what it is worth that one which is there already keeps its floor as well."""
-BELOW_FLOOR = 1280.0
-"""Right answers that an answer below its floor is worth less than one that keeps it: more than all that is planned."""
+FLOOR_WORTH = 0.5
+"""Of an answer's worth, what it is worth that it keeps its floor; the rest is that it is there at all."""
 _URGENCY = 30.0
 """How many answers of one priority are worth one of the next higher."""
 
@@ -78,6 +76,8 @@ class Offers:
     places: Integers
     seconds: Floats
     values: Floats
+    least: float = 1.0
+    """Of the unit's worth, the share that the first option gives."""
 
     def lines(self, option: int) -> list[tuple[Line, int]]:
         """The lines of an option and their rows, the most accurate line first."""
@@ -196,13 +196,14 @@ def _with_first_pass(unit: Unit, found: Offers, ratios: Floats) -> Offers:
     if shortest is None or shortest[0] >= found.seconds[0]:
         return found
     seconds, option, accuracy = shortest
-    value = (accuracy * unit.rows - BELOW_FLOOR) * unit.weight
+    value = min(accuracy * unit.rows * unit.weight, float(found.values[0]))
     return Offers(
         found.book,
         found.page,
         np.concatenate([found.places[option : option + 1], found.places]),
         np.concatenate([[seconds], found.seconds]),
         np.concatenate([[value], found.values]),
+        1.0 - FLOOR_WORTH,
     )
 
 

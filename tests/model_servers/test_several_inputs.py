@@ -1,5 +1,7 @@
 """Published architectures of several modalities: their sizes, and that what is absent is not computed."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -45,16 +47,19 @@ def without_head(network):
 @pytest.fixture(scope="module")
 def rows():
     random = torch.Generator().manual_seed(1)
-    pixels = {"dtype": torch.uint8, "generator": random}
+
+    def pixels(*shape):
+        return torch.randint(0, 255, shape, dtype=torch.uint8, generator=random)
+
     return {
         "tvlt": {
             "audio": torch.randn(1, 32, 128, generator=random),
-            "video": torch.randint(0, 255, (1, 2, 3, 224, 224), **pixels),
+            "video": pixels(1, 2, 3, 224, 224),
         },
         "vilt": {"text": torch.tensor([[5000, 6000, -1]]), "image": torch.randn(1, 3, 384, 384, generator=random)},
         "tbn": {
-            "image": torch.randint(0, 255, (1, 1, 3, 64, 64), **pixels),
-            "flow": torch.randint(0, 255, (1, 1, 10, 64, 64), **pixels),
+            "image": pixels(1, 1, 3, 64, 64),
+            "flow": pixels(1, 1, 10, 64, 64),
             "audio": torch.randn(1, 1, 1, 64, 64, generator=random),
         },
         "self-mm": {
@@ -63,7 +68,7 @@ def rows():
             "video": torch.randn(1, 9, 35, generator=random),
         },
         "av-hubert": {
-            "video": torch.randint(0, 255, (1, 3, 88, 88), **pixels),
+            "video": pixels(1, 3, 88, 88),
             "audio": torch.randn(1, 3, 104, generator=random),
         },
     }
@@ -74,7 +79,7 @@ def networks():
     torch.manual_seed(0)
     small = tvlt.TvltParameters(depth=1, width=64, heads=4, frames=2)
     hubert = av_hubert.AvHubert("base", av_hubert.AvHubertParameters(layers=1))
-    found = {
+    found: dict[str, Any] = {
         "tvlt": tvlt.TvltNetwork(tvlt.Tvlt(small)),
         "vilt": vilt.ViltNetwork(vilt.Vilt(vilt.ViltParameters(layers=1))),
         "tbn": tbn.TbnNetwork(tbn.Tbn(tbn.TbnParameters())),
@@ -115,7 +120,7 @@ def test_what_is_absent_is_not_computed_and_what_is_not_sent_is_not_missed(name,
     network, given = networks[name], rows[name]
     for absent in MODALITIES[name]:
         others = tuple(one for one in MODALITIES[name] if one != absent)
-        ran = []
+        ran: list[int] = []
         counted = encoder_of(name, network, absent).register_forward_hook(lambda *_, ran=ran: ran.append(1))
         with torch.inference_mode():
             left_out = network.infer(given, point(*others))

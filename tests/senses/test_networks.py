@@ -50,7 +50,7 @@ def test_what_is_absent_is_not_computed(variant, inputs):
 def test_early_fusion_is_as_long_as_what_is_there(inputs):
     network = a_network("early")
     lengths = []
-    network.blocks.register_forward_hook(lambda _, given, __: lengths.append(given[0].shape[1]))
+    network.trunk.register_forward_hook(lambda _, given, __: lengths.append(given[0].shape[1]))
     for subset in (("text",), ("audio", "text"), MODALITIES):
         network.logits(parts(inputs, subset))
 

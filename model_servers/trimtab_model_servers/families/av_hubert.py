@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torchvision import models
 
-from trimtab_model_servers.families.encoder import Encoder
+from trimtab_model_servers.encoder import Encoder
 from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.families.sequences import widened

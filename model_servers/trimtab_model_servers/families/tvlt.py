@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trimtab_model_servers.families.encoder import Encoder
+from trimtab_model_servers.encoder import Encoder
 from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.families.several_inputs import given, served, told, with_weights

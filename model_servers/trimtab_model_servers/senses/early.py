@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from trimtab_model_servers.families.encoder import Encoder
+from trimtab_model_servers.encoder import Encoder
 from trimtab_model_servers.senses import CLASSES, MODALITIES
 from trimtab_model_servers.senses.hearing import BANDS, STEPS, mel_steps
 from trimtab_model_servers.senses.items import CHARACTERS, FRAMES, SIDE_PX

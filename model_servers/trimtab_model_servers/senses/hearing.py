@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from trimtab_model_servers.families.filterbank import mel_triangles
+from trimtab_model_servers.mel import mel_triangles
 
 BANDS: Final = 24
 STEPS: Final = 40

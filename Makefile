@@ -63,8 +63,9 @@ audit: venv ## known vulnerabilities of what each image installs; asks PyPI, or 
 # Why each of these does not reach us stands in docs/supply-chain.md.
 KNOWN = --ignore-vuln CVE-2025-54121 --ignore-vuln CVE-2025-62727
 
-models: venv ## train the digits models and the small vision transformer anew (fixed seeds)
+models: venv ## train the models of digits, digits-av and vit-tasks anew (fixed seeds); RECORDINGS=FOLDER for real speakers too
 	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
+	$(PY) -m trimtab_model_servers.senses.train -o pipelines/digits-av $(if $(RECORDINGS),--recordings $(RECORDINGS))
 	$(PY) -m trimtab_model_servers.vit_tasks.train -o pipelines/vit-tasks
 
 .PHONY: bench-solver
@@ -98,6 +99,10 @@ bench-tokens: venv ## vision transformers against tokens merged: speed-up beside
 .PHONY: bench-departure
 bench-departure: venv ## a load whose heads only the cheaper of two operating points can meet: who drops it, who answers it
 	$(PY) -m benchmarks.departure --out $(OUT)
+
+.PHONY: bench-engine
+bench-engine: venv ## tokens a second of 16 streams in the engine on one core, against generate alone and in static batches
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.engine
 
 .PHONY: reproduce-ipa
 reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in the simulator; out/ipa/ipa.html

@@ -114,7 +114,7 @@ def up(folder: Path, *arguments: str, run_folder: Path | None = None) -> Iterato
     """Run `trimtab up` until the block ends."""
     pipeline, kept = a_pipeline(folder), run_folder or folder / "run"
     command = [sys.executable, "-m", "trimtab", "up", str(pipeline), "--folder", str(kept)]
-    command += ["--rest-port", "0", "--grpc-port", "0", "--admin-port", "0", *arguments]
+    command += ["--rest-port", "0", "--grpc-port", "0", "--admin-port", "0", "--page-port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield Up(process, kept, *_ports(process))

@@ -1,17 +1,18 @@
 """`python -m benchmarks.overload`: offers 3 and 10 times what a target can do; a table, then one line of JSON.
 
-A target's maximum is measured the same way each time: the most answers in time at any offered rate, over the same
-connections. Latency runs from the moment a request was due. Router and model servers have one core, the generator the
-other, and the door goes where the system puts it; `others` is what processes that are none of these took of the
-servers' core.
+A target's maximum is the most answers in time at any offered rate, over the same connections; it is measured before
+and after each overload, and what was kept is a share of the mean of both, since machines become faster and slower.
+Latency runs from the moment a request was due. Router and model servers have one core, the generator the other, and
+the door goes where the system puts it; `others` is what processes that are none of these took of the servers' core.
+What generator, door and router took is among the figures: a generator that fills its core offers less than it says.
 """
 
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from benchmarks.overload.board import Tally
@@ -71,6 +72,7 @@ class Found:
     maximum_rps: float
     tally: Tally
     others_share: float
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def kept(self) -> float:
@@ -94,6 +96,8 @@ class Found:
             "p99_ms": tally.p99_ms,
             "lag_p99_ms": tally.lag_p99_ms,
             "others_share": self.others_share,
+            **{f"{name}_cores": share for name, share in self.shares.items()},
+            "maximum_rps": round(self.maximum_rps, 1),
         }
         return {f"{self.key}_{name}": value for name, value in (own | dict(tally.codes)).items()}
 
@@ -142,12 +146,13 @@ async def _measure(
             for case in phase.cases:
                 port = target.ports[case.speech]
                 key = f"{phase.key}_{case.speech}_{case.connections}"
-                best = await asyncio.to_thread(load.maximum, case, port)
-                figures[f"{key}_maximum_rps"] = best.goodput_rps
+                before_rps = (await asyncio.to_thread(load.maximum, case, port)).goodput_rps
                 for factor in factors:
-                    with watching(load.pid) as core:
-                        tally = await asyncio.to_thread(load.offer, case, port, factor * best.goodput_rps, seconds)
-                    found = Found(f"{key}_{factor:g}x", best.goodput_rps, tally, core.others_share)
+                    with watching(load.pid, target.fronts) as core:
+                        tally = await asyncio.to_thread(load.offer, case, port, factor * before_rps, seconds)
+                    after_rps = await asyncio.to_thread(load.maximum_now, case, port, before_rps)
+                    maximum_rps, before_rps = (before_rps + after_rps) / 2, after_rps
+                    found = Found(f"{key}_{factor:g}x", maximum_rps, tally, core.others_share, core.shares)
                     figures |= found.figures()
                     sys.stdout.write(found.row(phase, case))
                     sys.stdout.flush()

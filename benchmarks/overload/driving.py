@@ -17,6 +17,8 @@ STEP_SECONDS = 3.0
 KEEPS_UP = 0.85
 """Of what is offered, in time: with less a step counts as beyond the maximum."""
 STEPS_BEYOND = 2
+AROUND = (0.85, 1.0, 1.2)
+"""Of a maximum that was found a while ago: what is offered to see what it is now."""
 SLO_SECONDS = 0.5
 
 
@@ -71,6 +73,10 @@ class Generator:
             beyond += steps[-1].goodput_rps < KEEPS_UP * rate
             rate *= GROWTH
         return max(steps, key=lambda step: step.goodput_rps)
+
+    def maximum_now(self, case: Case, port: int, about_rps: float) -> float:
+        """Look again around a maximum found a while ago, since machines become faster and slower; answers a second."""
+        return max(self.offer(case, port, share * about_rps, STEP_SECONDS).goodput_rps for share in AROUND)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.overload.driving import SLO_SECONDS
@@ -23,9 +23,10 @@ NEIGHBOURS = 2
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where each speech is understood."""
+    """Where each speech is understood, and by which processes before the model servers."""
 
     ports: Mapping[Speech, int]
+    fronts: Mapping[str, int] = field(default_factory=dict)
 
 
 @asynccontextmanager
@@ -45,7 +46,11 @@ async def trimtab(batch_size: int, *, bounded: bool, one_core: bool = False) -> 
             await local.ready()
             if local.door is not None and not one_core:
                 free(local.door.pid)
-            yield Target({"http1": local.rest_port, "h2c": local.rest_port, "grpc": local.grpc_port})
+            fronts = {"router": local.router, "door": local.door}
+            yield Target(
+                {"http1": local.rest_port, "h2c": local.rest_port, "grpc": local.grpc_port},
+                {name: front.pid for name, front in fronts.items() if front is not None},
+            )
 
 
 @asynccontextmanager

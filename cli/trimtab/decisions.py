@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
@@ -146,6 +147,29 @@ def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def decision_facts(decision: Decision) -> dict[str, Any]:
+    """Return the decision as JSON has it: the plan, what the next step would cost, and what was tried beside it."""
+    return {
+        "plan": decision.plan.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "prices": [_outlook_facts(price.what, price.found, price.why_not) for price in prices(decision.answer)],
+        "alternatives": [
+            _outlook_facts(
+                tried.name,
+                None if tried.answer is None else outlook(tried.answer.program, tried.answer.solution.choice),
+                tried.reason,
+            )
+            for tried in decision.alternatives
+        ],
+    }
+
+
+def _outlook_facts(what: str, found: Outlook | None, reason: str) -> dict[str, Any]:
+    if found is None:
+        return {"what": what, "reason": reason}
+    figures = ("accuracy", "cores", "gpus", "latency_seconds", "objective")
+    return {"what": what, "reason": reason, **{name: getattr(found, name) for name in figures}}
 
 
 def _figures(found: Outlook, now: Outlook | None) -> tuple[str, str, str, str]:

@@ -40,7 +40,10 @@ def ready_line(session: Session) -> str:
     grpc = (
         f"gRPC 127.0.0.1:{local.grpc_port}" if local.setup.door else "no Envoy in front: REST only, for trusted callers"
     )
-    return f"{name} is ready after {seconds:.1f} s: {rest}, {grpc}, metrics http://127.0.0.1:{local.admin_port}/metrics"
+    metrics = f"metrics http://127.0.0.1:{local.admin_port}/metrics"
+    page = f"\nlive page: {session.page.url}" if session.page is not None else ""
+    trouble = f"\n! no live page: {session.page_trouble}" if session.page_trouble else ""
+    return f"{name} is ready after {seconds:.1f} s: {rest}, {grpc}, {metrics}{page}{trouble}"
 
 
 def _page(session: Session, window: Window) -> Group:

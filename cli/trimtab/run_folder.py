@@ -8,9 +8,15 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trimtab.local.profiles import cache_folder
 from trimtab_pipelines.documents import DocumentError
 
 LOCK_FILE = ".lock"
+
+
+def reports_folder() -> Path:
+    """Where the page of a run is left that asked for none: nothing is written into the working directory unasked."""
+    return cache_folder() / "reports"
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from trimtab.local.loading import LoadOrder, LoadProcess
 from trimtab.local.router_client import RouterUnreachable
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.record import Recorder
+from trimtab.report.serving import LivePage, PageError
 from trimtab.timeline import Run, Sample, StageSample
 from trimtab_loadtester.attack import Progress
 from trimtab_loadtester.results import Results
@@ -35,6 +36,7 @@ class Session:
         on_ready: called once the first plan is true.
         on_sample: called after each sample.
         disturb: run beside the load, to break things.
+        page_port: where the page of the run is served while it goes on, 0 for a free port; None serves none.
         sampled: how many samples were taken; the newest two are in `recent`, all of them in the run's folder.
     """
 
@@ -45,6 +47,9 @@ class Session:
     on_ready: Callable[["Session"], None] = lambda _: None
     on_sample: Callable[["Session"], None] = lambda _: None
     disturb: Disturb | None = None
+    page_port: int | None = None
+    page: LivePage | None = field(init=False, default=None)
+    page_trouble: str = ""
     local: Supervisor = field(init=False)
     record: Recorder = field(init=False)
     recent: deque[Sample] = field(default_factory=lambda: deque(maxlen=2))
@@ -65,6 +70,31 @@ class Session:
         """
         self.local = Supervisor(self.setup)
         self.record = Recorder(self.setup.folder, self.title, self.local.pipeline)
+        await self._open_page()
+        try:
+            run = await self._recorded()
+        except BaseException:
+            if self.page is not None:
+                await self.page.stop()
+            raise
+        if self.page is not None:
+            await self.page.finish(run)
+        return run
+
+    async def _open_page(self) -> None:
+        """Serve the page; without a port for it the run goes on, and says so."""
+        if self.page_port is None:
+            return
+        page = LivePage(self.setup.folder, self.page_port)
+        try:
+            await page.start()
+        except PageError as error:
+            self.page_trouble = str(error)
+        else:
+            self.page = page
+
+    async def _recorded(self) -> Run:
+        """Serve until the end, and return the record."""
         started = time.monotonic()
         interruption = asyncio.Event()
         with _signals(interruption):
@@ -142,7 +172,9 @@ class Session:
         }
         now = time.time()
         seconds = now - self.recent[-1].at if self.recent else SAMPLE_SECONDS
-        return Sample(now, stages, local.fleet.cores, self._cores_busy(local.fleet.pids, seconds), counters)
+        busy = self._cores_busy(local.fleet.pids, seconds)
+        scored = (self.progress.correct, self.progress.total) if self.progress else (0, 0)
+        return Sample(now, stages, local.fleet.cores, busy, counters, *scored)
 
     def _cores_busy(self, pids: Mapping[str, int], seconds: float) -> float:
         """Cores the replicas used since the last time; a new process counts from its second sample on."""

@@ -35,6 +35,7 @@ class Sample:
         cores: reserved by all replicas.
         cores_busy: what the replicas' processes used since the sample before.
         counters: the router's.
+        correct, total: of the load's answers that could be compared with the truth, so far.
     """
 
     at: float
@@ -42,6 +43,8 @@ class Sample:
     cores: float
     cores_busy: float
     counters: Counters
+    correct: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +101,9 @@ def stage_lines(plan: PipelinePlan) -> dict[str, str]:
     }
 
 
-def read_decisions(path: Path) -> list[PipelinePlan]:
-    """Read the adapter's journal; a line that was torn is left out."""
-    return read_lines(path, PipelinePlan.model_validate_json)
+def read_decisions(path: Path, most: int | None = None) -> list[PipelinePlan]:
+    """Read the adapter's journal; a line that was torn is left out. Of more than `most`, the newest and some others."""
+    return read_lines(path, PipelinePlan.model_validate_json, most)
 
 
 @dataclass(slots=True)

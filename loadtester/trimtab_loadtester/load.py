@@ -13,18 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_loadtester.generator import generate_rates
+from trimtab_pipelines.mistakes import UsersMistake
 from trimtab_predictor.trace import Trace, read_trace
 
 GENERATED_SECONDS = 3600
 MAX_RPS = 1e6
 MAX_PATTERN_SECONDS = 10_000_000
 _FORMS = (
-    "constant:20, step:5,40@60 (5 rps, then 40 from second 60), steps:5x30,20x30 (rps x seconds) "
+    "20 or constant:20 (requests a second), step:5,40@60 (5 rps, then 40 from second 60), "
+    "steps:5x30,20x30 (rps x seconds) "
     "or generated:low=4,high=40,seed=1"
 )
 
 
-class LoadError(ValueError):
+class LoadError(UsersMistake, ValueError):
     """A load that cannot be read; the message says what would be right."""
 
 
@@ -48,12 +50,12 @@ class LoadSpec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a load such as `constant:20`, `step:5,40@60`, `steps:5x30,20x30` or `generated:low=4,high=40,seed=1`.
+        """Read a load such as `20` (`constant:20`), `step:5,40@60`, `steps:5x30,20x30` or `generated:low=4,high=40`.
 
         Raises:
             LoadError: it is none of these, or a number in it is out of bounds.
         """
-        kind, colon, body = text.strip().partition(":")
+        kind, colon, body = (f"constant:{text.strip()}" if _is_number(text) else text.strip()).partition(":")
         reader = _KINDS.get(kind)
         if reader is None or not colon:
             raise LoadError(f"load {text!r} is not known; write {_FORMS}")
@@ -111,6 +113,14 @@ class LoadSpec:
         seconds, size = int(np.ceil(duration_seconds)), self.pattern_rps.size
         index = np.arange(seconds)
         return self.pattern_rps[index % size if self.repeats else np.minimum(index, size - 1)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _compress(counts: NDArray[np.float64], speed_up: float) -> NDArray[np.float64]:

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from trimtab_pipelines.edge import EdgeSettings
+from trimtab_pipelines.mistakes import UsersMistake
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.pool import Pools
 from trimtab_pipelines.profile import ModelProfile, by_stage
@@ -26,7 +27,7 @@ MAX_DOCUMENT_BYTES = 16 * 2**20
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
-class DocumentError(Exception):
+class DocumentError(UsersMistake):
     """A file that cannot be used; the message says which field is wrong and what would be right."""
 
 

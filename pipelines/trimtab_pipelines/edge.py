@@ -5,13 +5,15 @@ read the same document. Secrets are never in it, only where they are.
 """
 
 from pathlib import PurePath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from trimtab_pipelines.quantity import Bytes, Seconds
 from trimtab_pipelines.resource import Model, Name
 
+MoreOfACaller = Literal["user_agent", "authority", "forwarded_for", "tls_version", "certificate_subject"]
+"""Fields of the access log that are there only where somebody asks for them."""
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
@@ -114,6 +116,9 @@ class EdgeSettings(Model):
     )
     access_log: Literal["Off", "Refused", "All"] = Field(
         default="Off", description="Which requests get a JSON line: none, those that were not answered well, all"
+    )
+    access_log_fields: tuple[MoreOfACaller, ...] = Field(
+        default=(), max_length=len(get_args(MoreOfACaller)), description="What else of a caller its lines tell"
     )
     memory: Bytes = Field(default=256 * 2**20, ge=128 * 2**20, description="Limit of the door's process")
 

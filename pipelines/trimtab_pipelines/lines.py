@@ -70,17 +70,28 @@ def _cut_torn_end(path: Path) -> None:
         os.truncate(path, content.rfind(b"\n") + 1)
 
 
-def read_lines(path: Path, read: Callable[[str], Found]) -> list[Found]:
+def newest_and_some(lines: Sequence[str], most: int) -> Sequence[str]:
+    """Choose so many lines at most: half of them the newest, the others evenly from all before."""
+    if len(lines) <= most:
+        return lines
+    newest = most // 2
+    older = lines[: len(lines) - newest]
+    return [*older[:: -(-len(older) // (most - newest))], *lines[len(lines) - newest :]]
+
+
+def read_lines(path: Path, read: Callable[[str], Found], most: int | None = None) -> list[Found]:
     """Read every line that can be; those that were torn are left out. Empty where there is no file.
 
     Args:
         path: the file.
         read: reads one line; raises ValueError where it is none.
+        most: where there are more lines, only the newest and some of the others are read.
     """
     if not path.exists():
         return []
+    lines: Sequence[str] = path.read_text(errors="replace").splitlines()
     found = []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in lines if most is None else newest_and_some(lines, most):
         try:
             found.append(read(line))
         except ValueError:

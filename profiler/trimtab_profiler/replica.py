@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from trimtab_model_servers.settings import write_model_folder
+from trimtab_pipelines.mistakes import Failed
 from trimtab_pipelines.processes.announced import ReplicaPorts
 from trimtab_pipelines.processes.module import Module, StartError
 from trimtab_pipelines.spec import InferencePipeline
@@ -19,7 +20,7 @@ STOP_SECONDS = 10.0
 _SHOWN_LOG_BYTES = 1500
 
 
-class ProfileError(Exception):
+class ProfileError(Failed):
     """A variant that cannot be measured; the message names it and says why."""
 
 

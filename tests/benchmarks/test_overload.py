@@ -1,17 +1,22 @@
 """The generator of benchmarks.overload keeps to its schedule, and accounts for every request from when it was due."""
 
 import asyncio
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 
 import grpc
+import psutil
 import pytest
 from aiohttp import web
 
 from benchmarks.overload.__main__ import Found
 from benchmarks.overload.board import CUT, GAVE_UP, GRPC, OK, Board, Tally, tally
+from benchmarks.overload.core import watching
 from benchmarks.overload.generator import Order, Speech, offer
 from trimtab_protocol.grpc_messages import method_path
 
@@ -147,7 +152,7 @@ def test_latency_runs_from_the_moment_a_request_was_due():
 
 def test_what_was_kept_is_a_share_of_the_maximum_and_says_how_often_it_was_offered():
     tally_of_it = Tally(2900.0, 950.0, 100.0, 300.0, 1.0, {"ok": 950, "429": 1950})
-    found = Found("door_grpc_8_3x", 1000.0, tally_of_it, others_share=0.25)
+    found = Found("door_grpc_8_3x", 1000.0, tally_of_it, others_share=0.25, shares={"generator": 0.3})
     assert found.figures() == {
         "door_grpc_8_3x_kept": 0.95,
         "door_grpc_8_3x_offered_rps": 2900.0,
@@ -157,6 +162,23 @@ def test_what_was_kept_is_a_share_of_the_maximum_and_says_how_often_it_was_offer
         "door_grpc_8_3x_p99_ms": 300.0,
         "door_grpc_8_3x_lag_p99_ms": 1.0,
         "door_grpc_8_3x_others_share": 0.25,
+        "door_grpc_8_3x_generator_cores": 0.3,
+        "door_grpc_8_3x_maximum_rps": 1000.0,
         "door_grpc_8_3x_ok": 950,
         "door_grpc_8_3x_429": 1950,
     }
+
+
+def test_what_each_process_took_is_told():
+    idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        before = psutil.Process(busy.pid).cpu_times().user
+        with watching(idle.pid, {"door": busy.pid}) as watched:
+            while psutil.Process(busy.pid).cpu_times().user < before + 0.2:
+                time.sleep(0.02)
+    finally:
+        busy.kill()
+        idle.communicate(b"\n")
+        busy.wait()
+    assert watched.shares["door"] > watched.shares["generator"]

@@ -109,7 +109,7 @@ def test_trace_with_gaps_or_text(tmp_path: Path, capsys: Captured, content: str,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--load", "lots"), "load 'lots' is not known; write constant:20"),
+        (("--load", "lots"), "load 'lots' is not known; write 20 or constant:20"),
         (("--load", "constant:5"), "has no end; give a duration"),
         (("--load", "constant:5", "--duration", "-1"), "duration -1 s must be above 0"),
         (("--load", "constant:5", "--trace", "x.csv"), "give --load or --trace, not both"),
@@ -300,7 +300,7 @@ def test_explain_tells_of_operating_points_and_of_what_accuracies_are(tmp_path: 
 
     assert "operating points, preferred first" in told
     assert "first full (planned) 0.8800" in told
-    assert "first less 0.8000 7.0 ms" in told
+    assert "first less 0.8000 declared 7.0 ms" in told
     assert "reads x" in told
     assert "its accuracies are lower ends of 95 % intervals" in told
     assert "left out: first: small/worse, since less is as accurate and as fast" in told

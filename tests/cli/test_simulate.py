@@ -39,7 +39,8 @@ def test_a_given_plan_is_kept(tmp_path: Path, capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]["plan_changes"] == 0
 
 
-def test_what_a_user_gets_wrong(tmp_path: Path, capsys: Captured) -> None:
+def test_what_a_user_gets_wrong(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "cache"))  # where nothing was measured
     pipeline = str(write_echo_pipeline(tmp_path))
     assert "nothing to simulate: give --trace FILE or --load" in said(capsys, 2, "simulate", pipeline)
     loaded = ("simulate", pipeline, "--load", "constant:5", "--duration", "5")

@@ -48,9 +48,8 @@ def test_generated_rates_stay_within_their_bounds(low: float, more: float, seed:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("20", "load '20' is not known; write constant:20, step:5,40@60"),
-        ("ramp:1,2", "load 'ramp:1,2' is not known; write constant:20"),
-        ("constant:many", "load 'constant:many': rate 'many' is not a number; write constant:20"),
+        ("ramp:1,2", "load 'ramp:1,2' is not known; write 20 or constant:20"),
+        ("constant:many", "load 'constant:many': rate 'many' is not a number; write 20 or constant:20"),
         ("constant:-3", "rate -3 must lie between 0 and"),
         ("constant:nan", "rate nan must lie between 0 and"),
         ("step:5,40", "a step is written RPS,RPS@SECOND, such as step:5,40@60"),
@@ -134,3 +133,7 @@ def test_a_trace_with_text_in_it_names_the_line(tmp_path: Path, text: str, messa
     with pytest.raises(TraceError) as caught:
         LoadSpec.from_trace(tmp_path / "rps.csv")
     assert message in str(caught.value)
+
+
+def test_a_number_alone_is_a_constant_load() -> None:
+    assert LoadSpec.parse(" 20 ").rates(3).tolist() == LoadSpec.parse("constant:20").rates(3).tolist()

@@ -139,6 +139,8 @@ def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePla
         accuracy_by_task=planned.accuracy_by_task,
         reads=planned.reads,
         service_seconds=planned.service_seconds,
+        looks=planned.looks,
+        escalation=option.escalation,
         throughput_rps=option.throughput_rps,
         latency_seconds=option.latency_seconds,
     )

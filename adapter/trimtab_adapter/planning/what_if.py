@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 
 from trimtab_adapter.planning.least_bad import Answer, answer
 from trimtab_adapter.planning.options import PlanningError, Question
+from trimtab_pipelines.mistakes import UsersMistake
 from trimtab_pipelines.quantity import parse_duration, parse_quantity
 
 MOST_ALTERNATIVES = 64
 FORM = "write for instance load=40/80,slo=200ms,budget=x1.5"
 
 
-class WhatIfError(ValueError):
+class WhatIfError(UsersMistake, ValueError):
     """An alternative that cannot be read; the message shows the right form."""
 
 

@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trimtab_loadtester.payloads import Score
+from trimtab_loadtester.payload import Score
 from trimtab_pipelines.evidence import Accuracy, wilson_interval
+from trimtab_pipelines.mistakes import UsersMistake
 from trimtab_pipelines.spec import InferencePipeline
 
 Choice = tuple[tuple[str, str], ...]
@@ -18,7 +19,7 @@ Choice = tuple[tuple[str, str], ...]
 DIGITS = 4
 
 
-class NothingRight(ValueError):
+class NothingRight(UsersMistake):
     """Not one answer was right, so that nothing can be told of single variants."""
 
 

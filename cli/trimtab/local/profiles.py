@@ -25,7 +25,7 @@ class ProfileChoice:
 
 
 def cache_folder() -> Path:
-    """Where profiles measured here are kept."""
+    """Where profiles measured here are kept, and the last report of each pipeline."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "trimtab")
 
 

@@ -10,12 +10,13 @@ from pydantic import ValidationError
 
 from trimtab_pipelines import router_metrics as names
 from trimtab_pipelines.ends import End
+from trimtab_pipelines.mistakes import Failed
 from trimtab_pipelines.router_state import STATE_PATH, RouterState
 
 TIMEOUT_SECONDS = 2.0
 
 
-class RouterUnreachable(Exception):
+class RouterUnreachable(Failed):
     """The router did not answer, or answered nonsense."""
 
 

@@ -56,7 +56,7 @@ def render(pipeline: InferencePipeline, decision: Decision) -> str:
         layout.section("Accuracy against latency", LATENCY_NOTE, _latency_chart(decision), drawn),
         _tables(pipeline, decision),
     ]
-    return layout.page(f"{title} · Trimtab", "\n".join(body), drawn)
+    return layout.page(f"{title} · Trimtab", body, drawn)
 
 
 def _lead(question: Question) -> str:

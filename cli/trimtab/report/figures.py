@@ -42,6 +42,11 @@ class Figures:
         return self.received == sum(self.outcomes.values())
 
     @property
+    def under_way(self) -> int:
+        """Requests received that had no outcome when they were counted last."""
+        return max(self.received - sum(self.outcomes.values()), 0)
+
+    @property
     def load_ratio(self) -> float:
         """Greatest over least load, each over five seconds."""
         return self.load_high_rps / max(self.load_low_rps, 0.2)
@@ -95,7 +100,8 @@ def _accuracies(run: Run) -> tuple[float, float]:
     counters = run.samples[-1].counters if run.samples else None
     if counters is None or not counters.accuracy_count:
         return math.nan, math.nan
-    return counters.accuracy_sum / counters.accuracy_count, math.nan
+    last = run.samples[-1]
+    return counters.accuracy_sum / counters.accuracy_count, last.correct / last.total if last.total else math.nan
 
 
 def _quantiles(run: Run) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
+from trimtab.decisions import STAGE_COLUMNS, stage_rows, words
 from trimtab.report import charts, layout, series
 from trimtab.report.layout import Charts
 from trimtab.report.summary import COMPARED, cards, comparison_rows
@@ -27,17 +28,23 @@ def write_report(path: Path, runs: Sequence[Run]) -> None:
 def render(runs: Sequence[Run]) -> str:
     """The page as HTML."""
     drawn: Charts = {}
+    return layout.page(f"{runs[0].title} · Trimtab", parts(runs, drawn), drawn)
+
+
+def parts(runs: Sequence[Run], drawn: Charts) -> list[str]:
+    """What the page shows, one below the other; their charts are added to `drawn`."""
     run = runs[0]
     body = [_head(run), layout.card_row(cards(run))]
     if len(runs) > 1:
         body.append(_comparison(runs, drawn))
     body += [
         *_sections(run, drawn),
+        _plan(run),
         _changes(run),
         _faults(run),
         FOOTER,
     ]
-    return layout.page(f"{run.title} · Trimtab", "\n".join(filter(None, body)), drawn)
+    return list(filter(None, body))
 
 
 def _head(run: Run) -> str:
@@ -78,6 +85,16 @@ def _comparison(runs: Sequence[Run], drawn: Charts) -> str:
     drawings = "".join(layout.section(title, "", chart, drawn) for title, chart in charts.comparison_charts(runs))
     note = "The same arrivals and payloads, one run after the other, on the same cores."
     return f"<section><h2>Compared</h2><p class='note'>{note}</p>{table}</section>{drawings}"
+
+
+def _plan(run: Run) -> str:
+    """What was decided last, and why."""
+    if not run.plans:
+        return ""
+    plan = run.plans[-1]
+    stages = layout.table(STAGE_COLUMNS, stage_rows(run.pipeline, plan), numbers=range(2, len(STAGE_COLUMNS)))
+    said = "".join(f"<p class='note'>{escape(line)}</p>" for line in words(plan))
+    return f"<section><h2>Plan {plan.spec.generation}, the latest</h2>{stages}{said}</section>"
 
 
 def _changes(run: Run) -> str:

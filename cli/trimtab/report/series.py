@@ -131,7 +131,7 @@ def accuracies(run: Run) -> tuple[Curve, Curve]:
     edges = bin_edges(run)
     middles = (edges[:-1] + edges[1:]) / 2
     if run.results is None:
-        return _expected_by_counters(run), _nothing()
+        return _expected_by_counters(run), _measured_by_samples(run)
     answered = run.results.answered
     due = answered["scheduled"]
     expected = [_mean(group) for group in _grouped(due, answered["expected_accuracy"], edges)]
@@ -203,6 +203,16 @@ def _expected_by_counters(run: Run) -> Curve:
     )
     value = np.divide(totals.value, counts.value, out=np.full(totals.value.size, np.nan), where=counts.value > 0)
     return Curve(totals.at, value)
+
+
+def _measured_by_samples(run: Run) -> Curve:
+    """The share of right answers, over ten samples each."""
+    pairs = [(first, last) for first, last in zip(run.samples, run.samples[10:], strict=False) if last.total]
+    shares = [
+        (last.correct - first.correct) / (last.total - first.total) if last.total > first.total else np.nan
+        for first, last in pairs
+    ]
+    return Curve(np.array([last.at - run.started_at for _, last in pairs]), np.array(shares, dtype=np.float64))
 
 
 def _bucket_latency(run: Run, quantile: float) -> Curve:

@@ -27,11 +27,14 @@ def cards(run: Run) -> list[Card]:
     """Say what matters most, in the order of reading."""
     figures, spec = figures_of(run), run.pipeline.spec
     counts = " + ".join(f"{count} {name}" for name, count in figures.outcomes.items())
+    # While a run goes on, requests are under way; at the end of a load of ours none is.
+    going_on = run.results is None and figures.under_way > 0
+    under_way, sums = (f" + {figures.under_way} under way", None) if going_on else ("", False)
     budget, slo_ms = spec.budget.cores, 1000 * spec.slo.latency_seconds
     changes = ", ".join(f"{stage} {count}×" for stage, count in figures.variant_changes.items())
     kept = figures.slo_fraction >= spec.slo.quantile
     return [
-        Card("requests received", f"{figures.received:,}", f"= {counts}", figures.accounted),
+        Card("requests received", f"{figures.received:,}", f"= {counts}{under_way}", figures.accounted or sums),
         Card(
             "within the SLO",
             _percent(figures.slo_fraction),

@@ -2,10 +2,6 @@
 
 import asyncio
 import math
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from trimtab.demand import changing_demand
 from trimtab.live import watching
@@ -14,6 +10,7 @@ from trimtab.local.supervisor import Setup
 from trimtab.options import (
     DurationOption,
     LoadOption,
+    OutFolderOption,
     PipelineArgument,
     ProfilesOption,
     SamplesOption,
@@ -21,17 +18,15 @@ from trimtab.options import (
     SeedOption,
     SpeedUpOption,
     TraceOption,
-    check_samples,
     console,
-    load_order,
-    located,
 )
+from trimtab.orders import check_samples, load_order, located
 from trimtab.preparation import choose_profiles, prepare
 from trimtab.record import save
 from trimtab.report.figures import Figures, figures_of
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_comparison
-from trimtab.run_folder import RunFolder
+from trimtab.run_folder import RunFolder, reports_folder
 from trimtab.session import Session
 from trimtab.timeline import Run
 from trimtab.verbs.demo import DEMO_SECONDS, accounting
@@ -53,9 +48,10 @@ def command(
     seed: SeedOption = 0,
     samples: SamplesOption = None,
     profiles: ProfilesOption = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and the records")] = Path("out"),
+    out: OutFolderOption = None,
 ) -> int:
     """Serve the same arrivals and payloads three times: adapted live, lightest and heaviest variants; compare."""
+    out = out or reports_folder()
     document = prepare(pipeline)
     order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples if load or trace else None)
     check_samples(document, samples)

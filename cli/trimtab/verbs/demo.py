@@ -10,13 +10,13 @@ from trimtab.demand import changing_demand
 from trimtab.live import watching
 from trimtab.local.loading import LoadOrder
 from trimtab.local.supervisor import Setup
-from trimtab.options import SeedOption, console
+from trimtab.options import LIVE_PAGE_PORT, OutFolderOption, PagePortOption, SeedOption, console
 from trimtab.preparation import choose_profiles, prepare
 from trimtab.record import save
 from trimtab.report.figures import Figures, figures_of
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
-from trimtab.run_folder import RunFolder
+from trimtab.run_folder import RunFolder, reports_folder
 from trimtab.session import Session
 from trimtab_loadtester.load import LoadSpec
 from trimtab_pipelines.documents import load_profiles
@@ -32,9 +32,11 @@ def command(
     ] = None,
     duration: Annotated[float, typer.Option(help="Seconds")] = DEMO_SECONDS,
     seed: SeedOption = 0,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and the record")] = Path("out"),
+    page_port: PagePortOption = LIVE_PAGE_PORT,
+    out: OutFolderOption = None,
 ) -> int:
     """Serve the digits pipeline under a changing load, adapt it live, and show what happened."""
+    out = out or reports_folder()
     document = prepare(pipeline)
     if load is not None:
         LoadSpec.parse(load)
@@ -42,7 +44,10 @@ def command(
     load = load or changing_demand(document, load_profiles(profile_file)).load()
     order = LoadOrder(load, duration_seconds=duration, seed=seed)
     with RunFolder() as where:
-        session = Session(f"{document.name}, adapted live", Setup(pipeline, where, profile_file), order)
+        setup = Setup(pipeline, where, profile_file)
+        session = Session(
+            f"{document.name}, adapted live", setup, order, page_port=None if page_port < 0 else page_port
+        )
         with watching(session, console):
             run = asyncio.run(session.run())
     print_summary(run, console)

@@ -9,26 +9,39 @@ import typer
 from trimtab.decisions import (
     ALTERNATIVE_COLUMNS,
     PRICE_COLUMNS,
+    Decision,
     alternative_rows,
+    decision_facts,
     price_rows,
     stage_tables,
     terminal_table,
     words,
 )
 from trimtab.deployed import grounds
-from trimtab.options import InClusterOption, NamespaceOption, PipelineArgument, ProfilesOption, WhatIfOption, console
+from trimtab.options import (
+    InClusterOption,
+    JsonOption,
+    NamespaceOption,
+    PipelineArgument,
+    ProfilesOption,
+    WhatIfOption,
+    aside,
+    console,
+    write_json_line,
+)
 from trimtab.report.decision import write_decision
-from trimtab.verbs.plan import decision_at
+from trimtab.verbs.plan import decision_at, peak_rps
 from trimtab_adapter.planning.what_if import WhatIfError
 from trimtab_pipelines.documents import load_plan
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.spec import InferencePipeline
 
 
 def command(
     pipeline: PipelineArgument,
     load: Annotated[
-        float | None,
-        typer.Option("--load", min=0.0, help="Requests per second; default: what the plan that runs was made for"),
+        str | None,
+        typer.Option("--load", help="Requests per second; default: what the plan that runs was made for"),
     ] = None,
     plan: Annotated[
         Path | None, typer.Option("--plan", help="plan.json of a run: what runs now, so that changes have their price")
@@ -39,15 +52,28 @@ def command(
     *,
     in_cluster: InClusterOption = False,
     namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Explain the plan for a load: what binds, what comes second, what a little more or less would cost."""
     current = None if plan is None else load_plan(plan)
     if not in_cluster:
         _load(load, current)  # before anything is measured
-    made_from = grounds(pipeline, profiles, in_cluster=in_cluster, namespace=namespace)
-    made_from = replace(made_from, plan=current or made_from.plan)
-    load_rps, document = _load(load, made_from.plan), made_from.pipeline
-    decision = decision_at(made_from, load_rps, what_if or [])
+    with aside(as_json):
+        made_from = grounds(pipeline, profiles, in_cluster=in_cluster, namespace=namespace)
+        made_from = replace(made_from, plan=current or made_from.plan)
+        load_rps, document = _load(load, made_from.plan), made_from.pipeline
+        decision = decision_at(made_from, load_rps, what_if or [])
+        if not as_json:
+            _show(document, decision, load_rps)
+        if out is not None:
+            write_decision(out, document, decision)
+            console.print(f"page: {out}")
+    if as_json:
+        write_json_line(decision_facts(decision))
+    return 0 if decision.plan.spec.feasible else 1
+
+
+def _show(document: InferencePipeline, decision: Decision, load_rps: float) -> None:
     for table in stage_tables(document, decision.plan, f"{document.name} at {load_rps:g} requests/s"):
         console.print(table)
     for line in words(decision.plan):
@@ -57,15 +83,11 @@ def command(
     if decision.alternatives:
         console.print()
         console.print(terminal_table(ALTERNATIVE_COLUMNS, alternative_rows(decision), "what if"))
-    if out is not None:
-        write_decision(out, document, decision)
-        console.print(f"page: {out}")
-    return 0 if decision.plan.spec.feasible else 1
 
 
-def _load(load: float | None, current: PipelinePlan | None) -> float:
+def _load(load: str | None, current: PipelinePlan | None) -> float:
     if load is not None:
-        return load
+        return peak_rps(load)
     if current is None or current.spec.forecast is None:
         raise WhatIfError("give --load, the requests per second to explain a plan for, or --plan with one that has it")
     return current.spec.forecast.peak_rps

@@ -17,8 +17,9 @@ from trimtab.options import (
     SpeedUpOption,
     TraceOption,
     console,
-    load_order,
+    place_of,
 )
+from trimtab.orders import load_order
 from trimtab_loadtester.attack import attack
 from trimtab_loadtester.load import LoadError
 from trimtab_loadtester.progress import progress_bar
@@ -54,6 +55,7 @@ def command(
     order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples)
     if order is None:
         raise LoadError("say what to send: --load constant:20 --duration 60, or --trace FILE")
+    place_of(address.removeprefix("grpc://"))
     order = replace(order, wire=wire, access=Access(ca, api_key_file))
     with progress_bar(console) as show:
         results = attack(document, address, order.spec(), order.options, show)

@@ -6,21 +6,41 @@ from typing import Annotated, Literal
 
 import typer
 
-from trimtab.decisions import ALTERNATIVE_COLUMNS, Decision, alternative_rows, stage_tables, terminal_table
+from trimtab.decisions import (
+    ALTERNATIVE_COLUMNS,
+    Decision,
+    alternative_rows,
+    decision_facts,
+    stage_tables,
+    terminal_table,
+)
 from trimtab.decisions import words as words_of
 from trimtab.deployed import Grounds, grounds
-from trimtab.options import InClusterOption, NamespaceOption, PipelineArgument, ProfilesOption, WhatIfOption, console
+from trimtab.options import (
+    InClusterOption,
+    JsonOption,
+    NamespaceOption,
+    PipelineArgument,
+    ProfilesOption,
+    WhatIfOption,
+    aside,
+    console,
+    write_json_line,
+)
 from trimtab_adapter.planning.baselines import static_plan
 from trimtab_adapter.planning.decide import Situation, plan_of, question_of
 from trimtab_adapter.planning.least_bad import answer
 from trimtab_adapter.planning.what_if import WhatIfError, alternatives
+from trimtab_loadtester.load import LoadSpec
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 
 
 def command(
     pipeline: PipelineArgument,
-    load: Annotated[float, typer.Option("--load", min=0.0, help="Requests per second to plan for")],
+    load: Annotated[
+        str, typer.Option("--load", help="Requests per second to plan for; of a load that varies, its peak")
+    ],
     profiles: ProfilesOption = None,
     baseline: Annotated[
         Literal["lightest", "heaviest"] | None, typer.Option(help="Plan these variants and never change them")
@@ -30,13 +50,34 @@ def command(
     *,
     in_cluster: InClusterOption = False,
     namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Show what would run at a load, and why, without running it."""
     if what_if and baseline:
         raise WhatIfError("--what-if asks what would be best; a --baseline never changes. Give one of them")
-    made_from = grounds(pipeline, profiles, in_cluster=in_cluster, namespace=namespace)
-    decision = None if baseline else decision_at(made_from, load, what_if or [])
-    plan = decision.plan if decision else _static(made_from, baseline or "lightest", load)
+    load_rps = peak_rps(load)
+    with aside(as_json):
+        made_from = grounds(pipeline, profiles, in_cluster=in_cluster, namespace=namespace)
+        decision = None if baseline else decision_at(made_from, load_rps, what_if or [])
+        plan = decision.plan if decision else _static(made_from, baseline or "lightest", load_rps)
+        if not as_json:
+            _show(made_from, plan, decision)
+        if out is not None:
+            write_json(out, plan)
+            console.print(f"written to {out}")
+    if as_json:
+        alone = {"plan": plan.model_dump(mode="json", by_alias=True, exclude_none=True)}
+        write_json_line(decision_facts(decision) if decision else alone)
+    return 0 if plan.spec.feasible else 1
+
+
+def peak_rps(load: str) -> float:
+    """Read a load to plan for: its peak. Raises LoadError saying what would be right."""
+    spec = LoadSpec.parse(load)
+    return float(spec.pattern_rps.max())
+
+
+def _show(made_from: Grounds, plan: PipelinePlan, decision: Decision | None) -> None:
     for table in stage_tables(made_from.pipeline, plan):
         console.print(table)
     for line in words_of(plan):
@@ -44,10 +85,6 @@ def command(
     if decision and decision.alternatives:
         console.print()
         console.print(terminal_table(ALTERNATIVE_COLUMNS, alternative_rows(decision), "what if"))
-    if out is not None:
-        write_json(out, plan)
-        console.print(f"written to {out}")
-    return 0 if plan.spec.feasible else 1
 
 
 def _static(made_from: Grounds, baseline: Literal["lightest", "heaviest"], load_rps: float) -> PipelinePlan:

@@ -13,18 +13,20 @@ from trimtab.local import profiles as known_profiles
 from trimtab.options import (
     DurationOption,
     LoadOption,
+    OutFolderOption,
     PipelineArgument,
     ScaleOption,
     SeedOption,
     SpeedUpOption,
     TraceOption,
     console,
-    load_order,
 )
+from trimtab.orders import load_order
 from trimtab.record import save
 from trimtab.report.figures import Figures, figures_of
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
+from trimtab.run_folder import reports_folder
 from trimtab.simulated import run_of
 from trimtab.verbs.demo import accounting
 from trimtab_adapter.planning.decide import initial_plan
@@ -56,13 +58,16 @@ def command(
     duration: DurationOption = None,
     seed: SeedOption = 0,
     plan: Annotated[Path | None, typer.Option(help="Run this plan and never change it; default: adapt")] = None,
-    startup: Annotated[float, typer.Option(min=0.0, help="Seconds a new replica needs to become ready")] = 8.0,
+    startup: Annotated[
+        float, typer.Option(min=0.0, max=86400.0, help="Seconds a new replica needs to become ready")
+    ] = 8.0,
     fail: Annotated[
         list[str] | None, typer.Option("--fail", help="Lose a replica: STAGE@SECONDS; may be given several times")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and the record")] = Path("out"),
+    out: OutFolderOption = None,
 ) -> int:
     """Simulate a pipeline under a load with the router's own code: what would be late or dropped, and at what cost."""
+    out = out or reports_folder()
     document = load_pipeline(pipeline)
     order = load_order(load, trace, speed_up, scale, duration, seed)
     if order is None:

@@ -1,18 +1,14 @@
 """`trimtab status`: what a running router serves now, or how the pipelines of a cluster are."""
 
 import asyncio
-import json
-import sys
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from trimtab.in_cluster import all_pipelines, connected
 from trimtab.local.router_client import Counters, RouterClient
-from trimtab.options import console
-from trimtab_loadtester.load import LoadError
+from trimtab.options import JsonOption, console, place_of, write_json_line
 from trimtab_pipelines.router_state import RouterState, Served
 from trimtab_pipelines.status import condition_of
 
@@ -21,7 +17,7 @@ def command(
     port: Annotated[int, typer.Option(min=1, max=65535, help="The router's administrative port")] = 8082,
     address: Annotated[str | None, typer.Option(help="host:port of a router elsewhere; instead of --port")] = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead")] = False,
+    as_json: JsonOption = False,
     cluster: Annotated[bool, typer.Option("--cluster", help="Show the pipelines of the cluster instead")] = False,
     namespace: Annotated[str | None, typer.Option(help="With --cluster: only those of this namespace")] = None,
 ) -> int:
@@ -29,26 +25,19 @@ def command(
     if cluster:
         found = asyncio.run(_listed(namespace))
         if as_json:
-            _write(found)
+            write_json_line(found)
         else:
             console.print(_pipelines(found))
         return 0
-    state, counters = asyncio.run(_ask(*_place(address, port)))
+    state, counters = asyncio.run(_ask(*(("127.0.0.1", port) if address is None else place_of(address))))
     if as_json:
         told = {"received": counters.received, **counters.outcomes, "callers_faults": counters.callers_faults}
-        _write({"pipeline": counters.pipeline, **state.model_dump(), "since_start": told, "drops": counters.drops})
+        write_json_line(
+            {"pipeline": counters.pipeline, **state.model_dump(), "since_start": told, "drops": counters.drops}
+        )
     else:
         _show(state, counters)
     return 0 if state.ready else 1
-
-
-def _place(address: str | None, port: int) -> tuple[str, int]:
-    if address is None:
-        return "127.0.0.1", port
-    host, _, number = address.removeprefix("http://").rstrip("/").rpartition(":")
-    if not host or not number.isdecimal() or not 1 <= int(number) <= 65535:
-        raise LoadError(f"--address {address!r} must be HOST:PORT, such as 127.0.0.1:8082")
-    return host, int(number)
 
 
 def _show(state: RouterState, counters: Counters) -> None:
@@ -104,11 +93,9 @@ def _pipelines(found: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _write(facts: object) -> None:
-    sys.stdout.write(json.dumps(facts) + "\n")
-
-
 async def _listed(namespace: str | None) -> list[dict[str, Any]]:
+    from trimtab.in_cluster import all_pipelines, connected  # noqa: PLC0415  (not needed to ask a router)
+
     async with connected() as cluster:
         return await all_pipelines(cluster, namespace)
 

@@ -1,6 +1,7 @@
 """`trimtab up`: serve a pipeline on this machine, adapted to its load."""
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +10,11 @@ import typer
 from trimtab.live import watching
 from trimtab.local.supervisor import Setup
 from trimtab.options import (
+    LIVE_PAGE_PORT,
     DurationOption,
     EdgeOption,
     LoadOption,
+    PagePortOption,
     PipelineArgument,
     ProfilesOption,
     ReportOption,
@@ -20,19 +23,17 @@ from trimtab.options import (
     SeedOption,
     SpeedUpOption,
     TraceOption,
-    check_load,
-    check_samples,
     console,
-    door,
-    load_order,
 )
+from trimtab.orders import check_load, check_samples, door, load_order
 from trimtab.preparation import choose_profiles, prepare
 from trimtab.report.figures import figures_of
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
-from trimtab.run_folder import RunFolder
+from trimtab.run_folder import RunFolder, reports_folder
 from trimtab.session import Session
 from trimtab.verbs.demo import accounting
+from trimtab_loadtester.load import LoadError
 from trimtab_pipelines.documents import DocumentError, load_plan
 
 
@@ -45,9 +46,12 @@ def command(
     duration: DurationOption = None,
     seed: SeedOption = 0,
     samples: SamplesOption = None,
-    rest_port: Annotated[int, typer.Option(help="Port of REST; 0 takes a free one")] = 8080,
-    grpc_port: Annotated[int, typer.Option(help="Port of gRPC; 0 takes a free one")] = 8081,
-    admin_port: Annotated[int, typer.Option(help="Port of metrics, state and load; 0 takes a free one")] = 8082,
+    rest_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of REST; 0 takes a free one")] = 8080,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of gRPC; 0 takes a free one")] = 8081,
+    admin_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of metrics, state and load; 0 takes a free one")
+    ] = 8082,
+    page_port: PagePortOption = LIVE_PAGE_PORT,
     edge: EdgeOption = None,
     profiles: ProfilesOption = None,
     plan: Annotated[Path | None, typer.Option(help="Run this plan and never change it")] = None,
@@ -60,6 +64,8 @@ def command(
     if folder is not None and folder.resolve() == (pipeline if pipeline.is_dir() else pipeline.parent).resolve():
         raise DocumentError(f"--folder {folder} is the pipeline's own, whose files a run writes over; give another")
     order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples)
+    if duration is not None and not 0 < duration < math.inf:
+        raise LoadError(f"--duration {duration:g}: seconds must be above 0, and finite")
     stands = door(edge)
     check_load(order, stands["edge"])
     check_samples(document, samples)
@@ -67,13 +73,13 @@ def command(
     profile_file = None if fixed else choose_profiles(pipeline, document, profiles, console)
     with RunFolder(folder) as where:
         setup = Setup(pipeline, where, profile_file, fixed, rest_port, grpc_port, prometheus, admin_port, **stands)
-        session = Session(document.name, setup, order, duration)
+        session = Session(document.name, setup, order, duration, page_port=None if page_port < 0 else page_port)
         with watching(session, console):
             run = asyncio.run(session.run())
     print_summary(run, console)
-    if report is not None:
-        write_report(report, [run])
-        console.print(f"report: {report}")
+    written = report or (folder or reports_folder()) / f"{document.name}.html"
+    write_report(written, [run])
+    console.print(f"report: {written}", markup=False)
     if run.results is None:
         return 0
     broken = [bar for bar in accounting(figures_of(run)) if not bar.holds]

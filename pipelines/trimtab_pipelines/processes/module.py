@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from trimtab_pipelines.mistakes import Failed
 from trimtab_pipelines.processes.announced import Ports
 
 LOG_TAIL_BYTES = 2000
@@ -19,7 +20,7 @@ SAFE_PATH = "PYTHONSAFEPATH"
 AnyPorts = TypeVar("AnyPorts", bound=Ports)
 
 
-class StartError(Exception):
+class StartError(Failed):
     """A process that does not come up; the message names it and shows what it said last."""
 
 

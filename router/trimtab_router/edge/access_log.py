@@ -3,8 +3,10 @@
 Lines hold what a request was, never what was in it: no bodies, no keys, no query strings.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
+from trimtab_pipelines.edge import MoreOfACaller
 from trimtab_protocol.extensions import CLIENT_HEADER, REASON_HEADER
 from trimtab_router.edge.filters import typed
 
@@ -31,17 +33,27 @@ _LINE = {
     "request_id": "%REQ(X-REQUEST-ID):128%",
     "from": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%",
 }
+_MORE: dict[MoreOfACaller, str] = {
+    "user_agent": "%REQ(USER-AGENT):256%",
+    "authority": "%REQ(:AUTHORITY):256%",
+    "forwarded_for": "%REQ(X-FORWARDED-FOR):256%",
+    "tls_version": "%DOWNSTREAM_TLS_VERSION%",
+    "certificate_subject": "%DOWNSTREAM_PEER_SUBJECT%",
+}
 
 
-def loggers(which: str) -> list[Json]:
-    """The access loggers: the count always, the lines as the settings say (`Off`, `Refused`, `All`)."""
+def loggers(which: str, more: Iterable[MoreOfACaller] = ()) -> list[Json]:
+    """The access loggers: the count always, the lines as the settings say (`Off`, `Refused`, `All`).
+
+    `more` are fields beside those that each line has.
+    """
     refused = {"or_filter": {"filters": [_refused(), _grpc_refused(), _reset()]}}
     found = [_count() | {"filter": refused}]
     if which != "Off":
         lines = typed(
             "envoy.access_loggers.stdout",
             "envoy.extensions.access_loggers.stream.v3.StdoutAccessLog",
-            log_format={"json_format": _LINE},
+            log_format={"json_format": _LINE | {field: _MORE[field] for field in more}},
         )
         if which == "Refused":
             lines["filter"] = refused

@@ -14,7 +14,7 @@ from trimtab_router.refusal import Refusal
 from trimtab_router.stage import binding, reasons
 from trimtab_router.stage.endings import Answered, Ending
 from trimtab_router.stage.outlook import Carries, Outlook
-from trimtab_router.stage.policies.view import Departure, DropPolicy, NotBefore, Policy, View
+from trimtab_router.stage.policies.view import ANSWER_SECONDS, Departure, DropPolicy, NotBefore, Policy, View
 from trimtab_router.stage.policies.worth import rows_ahead_of
 from trimtab_router.stage.ports import Carrier, Clock, Tally
 from trimtab_router.stage.queue import DeadlineQueue
@@ -28,8 +28,6 @@ DOOR_SHARE = 0.8
 let in wait as long as the prediction allows, and with nothing to spare each error of it would make one of them late."""
 TIMER_SECONDS = 0.0005
 """How long after the moment it waits for the desk looks."""
-ANSWER_SECONDS = 0.005
-"""How long before the last moment a provisional answer leaves, so that it is not late itself."""
 GRACE_SECONDS = 10.0
 NEVER = float("inf")
 
@@ -158,7 +156,7 @@ class Desk:
         now = self._clock.now
         try:
             if isinstance(ending, Answered):
-                self._tally.served(parcel.variant, parcel.rows, *self.outlook.learn(parcel, ending, now))
+                self._tally.served(parcel.key, parcel.rows, *self.outlook.learn(parcel, ending, now))
             self._returns.settle(parcel, ending, now)
             if parcel.again is not None:
                 self._hold_provisional(parcel)

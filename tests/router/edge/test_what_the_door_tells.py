@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import aiohttp
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
@@ -40,6 +41,18 @@ async def scraped(rig: Rig) -> dict[str, int]:
     """Outcomes as a scrape of the metrics tells them; it brings what the door refused up to date."""
     await rig.get("/metrics")
     return await rig.outcomes()
+
+
+async def test_the_door_counts_what_is_read_and_nothing_that_only_costs():
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        assert [(await post(rig)).status, (await post(rig, path="/nowhere")).status] == [200, 404]
+        assert rig.sockets is not None
+        connector = aiohttp.UnixConnector(str(rig.sockets.envoy))
+        async with aiohttp.ClientSession(connector=connector) as session, session.get("http://envoy/stats") as answer:
+            names = {line.partition(":")[0] for line in (await answer.text()).splitlines()}
+    assert {"http.door.downstream_rq_total", "cluster.requests.upstream_rq_total", "server.live"} <= names
+    assert any(name.startswith("door.answered.") for name in names)
+    assert not [name for name in names if name.endswith(("rq_time", "length_ms", "rq_2xx", "rq_200"))]
 
 
 async def test_all_that_the_door_refuses_is_in_the_sums_with_its_reason(tmp_path):
@@ -186,6 +199,15 @@ async def test_the_log_has_a_line_for_each_request_and_nothing_in_it_that_is_a_s
         assert (uncalled["grpc_status"], uncalled["reason"]) == ("Unauthenticated", "Unauthenticated")
         assert (bad["status"], bad["reason"]) == (400, "InvalidArgument")
         assert len(bad["request_id"]) <= 128
+
+
+async def test_more_of_a_caller_is_told_where_it_was_asked_for():
+    edge = settings(accessLog="All", accessLogFields=["user_agent", "forwarded_for", "tls_version"])
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+        await post(rig, ("user-agent", "curl/8" + "x" * 300), ("x-forwarded-for", "192.0.2.1"))
+        (told,) = await lines_of(rig, lambda found: len(found) >= 1)
+    assert (told["user_agent"], told["forwarded_for"], told["tls_version"]) == ("curl/8" + "x" * 250, "192.0.2.1", None)
+    assert "authority" not in told
 
 
 @pytest.mark.parametrize(("which", "told"), [("Off", 0), ("Refused", 3)])

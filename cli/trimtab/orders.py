@@ -1,0 +1,68 @@
+"""What options ask for, read and checked before anything starts: the load, its samples, the door."""
+
+from pathlib import Path
+from typing import TypedDict
+
+from trimtab.local.loading import LoadOrder
+from trimtab_loadtester.labelled import LabelledPayloads
+from trimtab_loadtester.load import LoadError
+from trimtab_pipelines.documents import load_edge
+from trimtab_pipelines.spec import InferencePipeline
+
+
+class Door(TypedDict):
+    """Of a Setup, the fields that say what stands before the router."""
+
+    door: bool
+    edge: Path | None
+
+
+def door(edge: str | None) -> Door:
+    """Read --edge; raises DocumentError before anything starts."""
+    if edge == "none":
+        return {"door": False, "edge": None}
+    load_edge(Path(edge) if edge else None)
+    return {"door": True, "edge": Path(edge) if edge else None}
+
+
+def check_load(order: LoadOrder | None, edge: Path | None) -> None:
+    """Raise LoadError where a load is asked for that the door would turn away."""
+    settings = load_edge(edge)
+    if order is not None and (settings.tls is not None or settings.authenticates):
+        raise LoadError(
+            f"--load: the door of {edge} asks for TLS or keys, which this load does not bring; start without --load, "
+            "then send it with `trimtab load`, --ca and --api-key-file"
+        )
+
+
+def check_samples(pipeline: InferencePipeline, samples: str | None) -> None:
+    """Raise SamplesError where samples cannot be used, before anything starts."""
+    if samples is not None:
+        LabelledPayloads(pipeline, samples).payload(0)
+
+
+def located(samples: str | None) -> str | None:
+    """Return samples in a folder or file by their whole path: who sends them may run elsewhere."""
+    return str(Path(samples).resolve()) if samples is not None and Path(samples).exists() else samples
+
+
+def load_order(
+    load: str | None,
+    trace: Path | None,
+    speed_up: float,
+    scale: float,
+    duration_seconds: float | None,
+    seed: int,
+    *,
+    samples: str | None = None,
+) -> LoadOrder | None:
+    """Read the load options; None where none is asked for. Raises LoadError or TraceError before anything starts."""
+    if load is not None and trace is not None:
+        raise LoadError("give --load or --trace, not both")
+    if load is None and trace is None:
+        if samples is not None:
+            raise LoadError("--samples says what to send: give --load or --trace too")
+        return None
+    order = LoadOrder(load, trace, speed_up, scale, duration_seconds, seed, samples=located(samples))
+    order.spec().rates(duration_seconds)
+    return order

@@ -1,0 +1,107 @@
+"""`trimtab page`: the live page of a run's folder, of a router that runs elsewhere, or of a pipeline in a cluster."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimtab import record
+from trimtab.deployed import which
+from trimtab.in_cluster import PIPELINE, connected
+from trimtab.local.router_client import RouterClient
+from trimtab.options import LIVE_PAGE_PORT, NamespaceOption, PagePortOption, console, place_of
+from trimtab.report.serving import LivePage, PageError
+from trimtab.run_folder import RunFolder
+from trimtab.watching import NewestPlan, Watching, routers_in_cluster
+from trimtab_loadtester.load import LoadError
+from trimtab_pipelines.documents import load_pipeline, parse
+from trimtab_pipelines.processes.module import StartError
+from trimtab_pipelines.spec import InferencePipeline
+
+Routers = tuple[InferencePipeline, list[RouterClient], NewestPlan | None]
+"""A pipeline, its routers, and who knows its newest plan."""
+
+
+def command(
+    what: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER|PIPELINE", help="Folder of a run; with --address or --in-cluster the pipeline"),
+    ],
+    address: Annotated[
+        str | None, typer.Option("--address", help="HOST:PORT of a router's administrative port")
+    ] = None,
+    page_port: PagePortOption = LIVE_PAGE_PORT,
+    *,
+    in_cluster: Annotated[
+        bool, typer.Option("--in-cluster", help="Show the pipeline of that name, or of that file, in the cluster")
+    ] = False,
+    namespace: NamespaceOption = None,
+) -> int:
+    """Serve the page that shows a run while it goes on: what comes, what runs and why, drops, accuracy, each stage.
+
+    Ctrl-C ends it.
+    """
+    if address is not None and in_cluster:
+        raise LoadError("give --address or --in-cluster, not both")
+    if in_cluster:
+        showing = _watched(_in_cluster(*which(what, namespace)), page_port)
+    elif address is not None:
+        showing = _watched(_at(address, load_pipeline(what)), page_port)
+    else:
+        record.load(what, 1)  # or say what is missing
+        showing = _shown(what, page_port)
+    asyncio.run(showing)
+    return 0
+
+
+async def _shown(folder: Path, port: int) -> None:
+    page = LivePage(folder, port)
+    try:
+        await page.start()
+    except PageError as error:
+        raise StartError(str(error)) from error
+    console.print(f"live page: {page.url}", markup=False)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await page.stop()
+
+
+@asynccontextmanager
+async def _at(address: str, pipeline: InferencePipeline) -> AsyncIterator[Routers]:
+    host, port = place_of(address)
+    router = RouterClient(port, host)
+    try:
+        yield pipeline, [router], None
+    finally:
+        await router.close()
+
+
+@asynccontextmanager
+async def _in_cluster(namespace: str, name: str) -> AsyncIterator[Routers]:
+    async with connected() as cluster:
+        found = await cluster.get(PIPELINE, namespace, name)
+    if found is None:
+        raise StartError(f"no {PIPELINE} {namespace}/{name} in this cluster; see kubectl get ipl -A")
+    pipeline = parse(InferencePipeline, found, f"{PIPELINE} {namespace}/{name}")
+    async with routers_in_cluster(namespace, name) as (routers, newest_plan):
+        yield pipeline, routers, newest_plan
+
+
+async def _watched(reached: AbstractAsyncContextManager[Routers], port: int) -> None:
+    """Keep a record of routers in a temporary folder, and show it."""
+    with RunFolder() as folder:
+        async with reached as (pipeline, routers, newest_plan):
+            recorder = record.Recorder(folder, pipeline.name, pipeline)
+            recorder.begin(None)
+            watching = Watching(recorder, routers, newest_plan)
+            await watching.once()
+            recording = asyncio.create_task(watching.run())
+            try:
+                await _shown(folder, port)
+            finally:
+                recording.cancel()
+                await asyncio.gather(recording, return_exceptions=True)

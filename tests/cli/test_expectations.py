@@ -1,0 +1,140 @@
+"""What users of other command lines expect: quick help, JSON for machines, one spelling, no traceback."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.pipelines import write_echo_pipeline
+from tests.cli.runs import a_run
+from tests.cli.test_command_line import Captured, a_profile_file, said
+from trimtab import commands, record
+from trimtab.commands import run
+from trimtab_pipelines.plan import PipelinePlan
+
+HEAVY = {"numpy", "torch", "grpc", "aiohttp", "httpx", "plotly", "uvloop", "trimtab_adapter", "trimtab_loadtester"}
+
+
+@pytest.mark.parametrize("verb", commands.VERBS)
+def test_help_without_a_verb_says_what_the_verb_itself_says(verb: str) -> None:
+    told = inspect.getdoc(commands.verb_module(verb).command)
+    assert told is not None
+    assert told.partition("\n\n")[0].replace("\n", " ") == commands.VERBS[verb]
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["-h"], ["status", "--port", "9"]])
+def test_what_is_asked_often_imports_little(arguments: list[str]) -> None:
+    """Time on a busy machine tells nothing; what is imported does. Status needs an HTTP client and no more."""
+    code = f"import sys; from trimtab.commands import run; run({arguments!r}); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = HEAVY & set(done.stderr.split())
+    assert loaded <= ({"httpx"} if "status" in arguments else set())
+
+
+def test_the_verb_is_found_before_options_and_where_a_shell_completes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert commands.verb_in(["--version"]) is None
+    assert commands.verb_in(["plan", "x", "--load", "3"]) == "plan"
+    monkeypatch.setenv("_TRIMTAB_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "trimtab status --ad")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    done = subprocess.run([sys.executable, "-m", "trimtab"], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["--address"]
+
+
+def test_plan_and_explain_tell_their_facts_as_json(tmp_path: Path, capsys: Captured) -> None:
+    pipeline, profile = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
+    told = []
+    for verb in ("plan", "explain"):
+        assert run([verb, pipeline, "--load", "5", "--profiles", profile, "--what-if", "budget=x2", "--json"]) == 0
+        captured = capsys.readouterr()
+        assert captured.out.count("\n") == 1
+        assert "profile " in captured.err
+        told.append(json.loads(captured.out))
+    for facts in told:
+        assert PipelinePlan.model_validate(facts["plan"]).spec.feasible
+        assert {"what", "accuracy", "cores", "latency_seconds"} <= facts["alternatives"][0].keys()
+        assert facts["prices"]
+
+
+def test_a_report_tells_its_figures_as_json_and_stands_beside_the_record(tmp_path: Path, capsys: Captured) -> None:
+    record.save(a_run(), tmp_path)
+    assert run(["report", str(tmp_path), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["title"], told["received"], sum(told["outcomes"].values())) == ("made by hand", 1200, 1200)
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_load_is_written_in_one_way_everywhere(tmp_path: Path, capsys: Captured) -> None:
+    pipeline, profile = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
+    plans = []
+    for load in ("5", "constant:5", "steps:2x3,5x1"):
+        assert run(["plan", pipeline, "--load", load, "--profiles", profile, "--json"]) == 0
+        plans.append(json.loads(capsys.readouterr().out)["plan"]["spec"]["stages"])
+    assert plans[0] == plans[1] == plans[2]
+    out = str(tmp_path / "simulated")
+    assert run(["simulate", pipeline, "--load", "5", "--duration", "3", "--profiles", profile, "-o", out]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("plan", "--load", "inf"), "rate inf must lie between 0 and"),
+        (("plan", "--load", "nan"), "rate nan must lie between 0 and"),
+        (("explain", "--load", "-3"), "rate -3 must lie between 0 and"),
+        (("up", "--duration", "nan"), "--duration nan: seconds must be above 0, and finite"),
+        (("load", "--load", "5", "--duration", "1", "--address", "127.0.0.1:99999"), "must be HOST:PORT"),
+        (("load", "--load", "5", "--duration", "1", "--address", "nonsense"), "must be HOST:PORT"),
+        (("up", "--load", "5", "--duration", "1", "--samples", "/nowhere"), "--samples /nowhere: no samples there"),
+        (("up", "--samples", "/nowhere"), "--samples says what to send: give --load or --trace too"),
+        (("accuracy", "--samples", "/nowhere"), "--samples /nowhere: no samples there"),
+        (("page", "--address", "127.0.0.1:8082", "--in-cluster"), "give --address or --in-cluster, not both"),
+    ],
+)
+def test_a_users_mistake_is_one_line(tmp_path: Path, capsys: Captured, arguments, complaint) -> None:
+    verb, *options = arguments
+    assert complaint in said(capsys, 2, verb, str(write_echo_pipeline(tmp_path)), *options)
+
+
+@pytest.mark.parametrize("option", ["--rest-port", "--grpc-port", "--admin-port", "--page-port"])
+def test_a_port_that_is_none_is_refused(tmp_path: Path, capsys: Captured, option: str) -> None:
+    assert run(["up", str(write_echo_pipeline(tmp_path)), option, "99999"]) == 2
+    assert "65535" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"family": "acme/none"}, "stage first, variant fast: unknown family 'acme/none'"),
+        ({"family": "no_such.models:Model"}, "no module 'no_such' here; install it beside trimtab"),
+        ({"family": "", "storageUri": "", "container": {"image": "x"}}, "a container runs in a cluster alone"),
+    ],
+)
+def test_what_cannot_be_served_here_is_told_before_anything_starts(tmp_path, capsys: Captured, changes, complaint):
+    path = write_echo_pipeline(tmp_path)
+    from trimtab_pipelines.documents import dump_yaml, load_pipeline  # noqa: PLC0415
+    from trimtab_pipelines.spec import InferencePipeline  # noqa: PLC0415
+
+    document = load_pipeline(path).model_dump(mode="json", by_alias=True, exclude_none=True)
+    document["spec"]["stages"][0]["variants"][0] |= changes
+    path.write_text(dump_yaml(InferencePipeline.model_validate(document)))
+    for verb, *options in (("up",), ("profile",), ("accuracy", "--samples", "x")):
+        assert complaint in said(capsys, 2, verb, str(path), *options)
+
+
+def test_nothing_is_written_into_the_working_directory_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    pipeline, profile = str(write_echo_pipeline(tmp_path / "p")), str(a_profile_file(tmp_path))
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "cache"))
+    assert run(["simulate", pipeline, "--load", "5", "--duration", "3", "--profiles", profile]) == 0
+    record.save(a_run(), tmp_path / "recorded")
+    assert run(["report", str(tmp_path / "recorded")]) == 0
+    assert not list(here.iterdir())
+    assert (tmp_path / "cache" / "reports" / "simulate.html").exists()
+    assert "reports/simulate.html" in capsys.readouterr().out

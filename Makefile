@@ -102,6 +102,10 @@ bench-engine: venv ## tokens a second of 16 streams in the engine on one core, a
 reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in the simulator; out/ipa/ipa.html
 	$(PY) -m benchmarks.ipa --data $(DATA) --out $(OUT)/ipa $(if $(TRACE),--trace $(TRACE)) $(IPA)
 
+.PHONY: reproduce-mosel
+reproduce-mosel: venv ## MOSEL's five models under its load, its policies beside ours, in the simulator; out/mosel/mosel.html
+	$(PY) -m benchmarks.mosel --data $(DATA) --out $(OUT)/mosel $(if $(TRACE),--trace $(TRACE)) $(MOSEL)
+
 .PHONY: bench-router
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload
 	$(PY) -m benchmarks.router

@@ -66,6 +66,10 @@ KNOWN = --ignore-vuln CVE-2025-54121 --ignore-vuln CVE-2025-62727
 models: venv ## train the digits models anew (fixed seeds)
 	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
 
+.PHONY: train-lmm
+train-lmm: venv ## train two small multimodal models that answer questions about pages of digits; half an hour of one core each
+	OMP_NUM_THREADS=1 $(PY) -m trimtab_model_servers.lmm_digits.train -o $(OUT)/lmm-digits
+
 .PHONY: bench-solver
 bench-solver: venv ## time exact, HiGHS and Gurobi on the same problems, and compare them with brute force
 	$(PY) -m benchmarks.solver

@@ -63,8 +63,13 @@ audit: venv ## known vulnerabilities of what each image installs; asks PyPI, or 
 # Why each of these does not reach us stands in docs/supply-chain.md.
 KNOWN = --ignore-vuln CVE-2025-54121 --ignore-vuln CVE-2025-62727
 
-models: venv ## train the digits models anew (fixed seeds)
+models: venv ## train the models of digits and digits-av anew (fixed seeds); RECORDINGS=FOLDER for real speakers too
 	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
+	$(PY) -m trimtab_model_servers.senses.train -o pipelines/digits-av $(if $(RECORDINGS),--recordings $(RECORDINGS))
+
+.PHONY: train-lmm
+train-lmm: venv ## train two small multimodal models that answer questions about pages of digits; half an hour of one core each
+	OMP_NUM_THREADS=1 $(PY) -m trimtab_model_servers.lmm_digits.train -o $(OUT)/lmm-digits
 
 .PHONY: bench-solver
 bench-solver: venv ## time exact, HiGHS and Gurobi on the same problems, and compare them with brute force

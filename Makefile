@@ -68,6 +68,10 @@ models: venv ## train the models of digits, digits-av and vit-tasks anew (fixed 
 	$(PY) -m trimtab_model_servers.senses.train -o pipelines/digits-av $(if $(RECORDINGS),--recordings $(RECORDINGS))
 	$(PY) -m trimtab_model_servers.vit_tasks.train -o pipelines/vit-tasks
 
+.PHONY: train-lmm
+train-lmm: venv ## train two small multimodal models that answer questions about pages of digits; half an hour of one core each
+	OMP_NUM_THREADS=1 $(PY) -m trimtab_model_servers.lmm_digits.train -o $(OUT)/lmm-digits
+
 .PHONY: bench-solver
 bench-solver: venv ## time exact, HiGHS and Gurobi on the same problems, and compare them with brute force
 	$(PY) -m benchmarks.solver
@@ -107,6 +111,10 @@ bench-engine: venv ## tokens a second of 16 streams in the engine on one core, a
 .PHONY: reproduce-ipa
 reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in the simulator; out/ipa/ipa.html
 	$(PY) -m benchmarks.ipa --data $(DATA) --out $(OUT)/ipa $(if $(TRACE),--trace $(TRACE)) $(IPA)
+
+.PHONY: reproduce-mosel
+reproduce-mosel: venv ## MOSEL's five models under its load, its policies beside ours, in the simulator; out/mosel/mosel.html
+	$(PY) -m benchmarks.mosel --data $(DATA) --out $(OUT)/mosel $(if $(TRACE),--trace $(TRACE)) $(MOSEL)
 
 .PHONY: bench-router
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload

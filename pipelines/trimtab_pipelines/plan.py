@@ -174,6 +174,12 @@ class Explanation(Model):
         exclude_if=is_empty,
         description="Operating points that the router may not run, and why",
     )
+    accuracies_drifted: tuple[str, ...] = Field(
+        default=(),
+        max_length=1024,
+        exclude_if=is_empty,
+        description="Operating points that are not as accurate as they were measured to be, and what counts instead",
+    )
     binding_constraint: str = Field(default="", description="What keeps the objective from being better")
     runner_up: RunnerUp | None = None
     solver: str = Field(default="", description="Exact, HiGHS or Gurobi; with the reason where another was asked for")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trimtab_adapter.planning.corrected import corrected, drifts
 from trimtab_adapter.planning.explain import basis_words, explain, line
 from trimtab_adapter.planning.hysteresis import planning_load
 from trimtab_adapter.planning.least_bad import Answer, answer
@@ -31,6 +32,7 @@ class Situation:
     recent_rps: tuple[tuple[float, float], ...] = ()  # (time, forecast peak) of earlier decisions
     rows_per_request: Mapping[str, float] = field(default_factory=dict)  # measured, by stage
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # measured, by stage and variant
+    accuracies: Mapping[tuple[str, str, str], float] = field(default_factory=dict)  # drifted, by stage, variant, point
 
 
 def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation) -> PipelinePlan:
@@ -56,9 +58,8 @@ def question_of(
         situation.now_seconds,
         pipeline.spec.adaptation.hold_seconds,
     )
-    question = Question(
-        pipeline.spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current
-    )
+    spec = corrected(pipeline.spec, situation.accuracies)
+    question = Question(spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current)
     return question, situation.forecast.model_copy(update={"peak_rps": load_rps})
 
 
@@ -105,7 +106,11 @@ def plan_of(
         forecast=forecast,
         expected=_expectation(found.program, choice),
         explanation=explain(found, stages, current, cause).model_copy(
-            update={"accuracy_basis": basis_words(pipeline.spec, stages), "points_left_out": left_out}
+            update={
+                "accuracy_basis": basis_words(question.spec, stages),
+                "points_left_out": left_out,
+                "accuracies_drifted": drifts(pipeline.spec, question.spec),
+            }
         ),
     )
     metadata = Metadata(name=pipeline.name, namespace=pipeline.metadata.namespace)

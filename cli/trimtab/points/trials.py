@@ -10,7 +10,7 @@ import torch
 
 from trimtab.points.choice import Trial
 from trimtab_loadtester.labelled import LabelledPayloads
-from trimtab_loadtester.payloads import Payload
+from trimtab_loadtester.payload import Payload
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.network import Network
 from trimtab_model_servers.families.registry import build

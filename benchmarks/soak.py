@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
@@ -74,12 +75,15 @@ def soak(folder: Path, pipeline: Path, seconds: float, rps: float) -> Outcome:
         command += ["--address", f"127.0.0.1:{served.rest_port}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as sending:
             began = time.monotonic()
-            while sending.poll() is None:
-                _weigh(served, processes)
-                sizes.append((time.monotonic() - began, _sizes(served.folder)))
-                looked = _look(served)
-                _tell(began, seconds, processes, looked)
-                time.sleep(EVERY_SECONDS)
+            try:
+                while sending.poll() is None:
+                    _weigh(served, processes)
+                    sizes.append((time.monotonic() - began, _sizes(served.folder)))
+                    _tell(began, seconds, processes, _look(served))
+                    time.sleep(EVERY_SECONDS)
+            except BaseException:
+                sending.kill()
+                raise
             output = sending.stdout.read() if sending.stdout else ""
         generations = _changes(served.folder)
         served.stop()
@@ -109,9 +113,14 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def _look(served: Up) -> int:
-    """Look at the live page; returns the bytes it told."""
-    with urllib.request.urlopen(f"{served.page}parts", timeout=30) as answer:  # noqa: S310
-        return len(answer.read())
+    """Look at the live page; returns the bytes it told, 0 where nothing is recorded yet."""
+    try:
+        with urllib.request.urlopen(f"{served.page}parts", timeout=30) as answer:  # noqa: S310
+            return len(answer.read())
+    except urllib.error.HTTPError as error:
+        if error.code != 503:
+            raise
+        return 0
 
 
 def _changes(folder: Path) -> int:

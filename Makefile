@@ -63,8 +63,13 @@ audit: venv ## known vulnerabilities of what each image installs; asks PyPI, or 
 # Why each of these does not reach us stands in docs/supply-chain.md.
 KNOWN = --ignore-vuln CVE-2025-54121 --ignore-vuln CVE-2025-62727
 
-models: venv ## train the digits models anew (fixed seeds)
+models: venv ## train the models of digits and digits-av anew (fixed seeds); RECORDINGS=FOLDER for real speakers too
 	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
+	$(PY) -m trimtab_model_servers.senses.train -o pipelines/digits-av $(if $(RECORDINGS),--recordings $(RECORDINGS))
+
+.PHONY: train-lmm
+train-lmm: venv ## train two small multimodal models that answer questions about pages of digits; half an hour of one core each
+	OMP_NUM_THREADS=1 $(PY) -m trimtab_model_servers.lmm_digits.train -o $(OUT)/lmm-digits
 
 .PHONY: bench-solver
 bench-solver: venv ## time exact, HiGHS and Gurobi on the same problems, and compare them with brute force
@@ -94,9 +99,17 @@ bench-schedule: venv ## the best choice for all that waits: time, distance from 
 bench-departure: venv ## a load whose heads only the cheaper of two operating points can meet: who drops it, who answers it
 	$(PY) -m benchmarks.departure --out $(OUT)
 
+.PHONY: bench-engine
+bench-engine: venv ## tokens a second of 16 streams in the engine on one core, against generate alone and in static batches
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.engine
+
 .PHONY: reproduce-ipa
 reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in the simulator; out/ipa/ipa.html
 	$(PY) -m benchmarks.ipa --data $(DATA) --out $(OUT)/ipa $(if $(TRACE),--trace $(TRACE)) $(IPA)
+
+.PHONY: reproduce-mosel
+reproduce-mosel: venv ## MOSEL's five models under its load, its policies beside ours, in the simulator; out/mosel/mosel.html
+	$(PY) -m benchmarks.mosel --data $(DATA) --out $(OUT)/mosel $(if $(TRACE),--trace $(TRACE)) $(MOSEL)
 
 .PHONY: bench-router
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload

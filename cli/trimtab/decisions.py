@@ -104,6 +104,7 @@ def words(plan: PipelinePlan) -> list[str]:
     if why.solver:
         proof = "proven optimal" if why.gap <= 1e-6 else f"at most {why.gap:.3g} below the optimum"
         lines.append(f"solved by: {why.solver}, {proof}")
+    lines += [f"no longer as accurate as measured: {point}" for point in why.accuracies_drifted]
     lines += [f"left out: {point}" for point in why.points_left_out]
     return lines
 

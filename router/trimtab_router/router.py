@@ -251,6 +251,9 @@ class Router:
                     queue_rows=desk.queue.rows,
                     service_ratio=desk.outlook.service_ratio,
                     rows_per_request=rows_per_request.get(name),
+                    drifted_accuracies={
+                        point: now for (own, point), now in desk.watch.drifted().items() if own == desk.variant
+                    },
                     endpoints={
                         slot.name: EndpointState(
                             ready=bool(slot.ready_variants),
@@ -310,6 +313,7 @@ class Router:
             )
             metrics.watch(partial(getattr, desk.queue, "rows"), partial(getattr, desk, "ready_replicas"))
             metrics.watch_refused(partial(self._refused, stage.name))
+            metrics.watch_drifted(desk.watch.drifted)
         return Course(self._graph, desks, self._clock)
 
     def _bounds(self) -> Bounds | None:

@@ -1,17 +1,22 @@
 """The generator of benchmarks.overload keeps to its schedule, and accounts for every request from when it was due."""
 
 import asyncio
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 
 import grpc
+import psutil
 import pytest
 from aiohttp import web
 
 from benchmarks.overload.__main__ import Found
 from benchmarks.overload.board import CUT, GAVE_UP, GRPC, OK, Board, Tally, tally
+from benchmarks.overload.core import watching
 from benchmarks.overload.generator import Order, Speech, offer
 from trimtab_protocol.grpc_messages import method_path
 
@@ -162,3 +167,18 @@ def test_what_was_kept_is_a_share_of_the_maximum_and_says_how_often_it_was_offer
         "door_grpc_8_3x_ok": 950,
         "door_grpc_8_3x_429": 1950,
     }
+
+
+def test_what_each_process_took_is_told():
+    idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        before = psutil.Process(busy.pid).cpu_times().user
+        with watching(idle.pid, {"door": busy.pid}) as watched:
+            while psutil.Process(busy.pid).cpu_times().user < before + 0.2:
+                time.sleep(0.02)
+    finally:
+        busy.kill()
+        idle.communicate(b"\n")
+        busy.wait()
+    assert watched.shares["door"] > watched.shares["generator"]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trimtab_adapter.planning.corrected import corrected, drifts
 from trimtab_adapter.planning.explain import basis_words, explain, line
 from trimtab_adapter.planning.hysteresis import planning_load, why_more
 from trimtab_adapter.planning.least_bad import Answer, answer
@@ -31,6 +32,7 @@ class Situation:
     recent_rps: tuple[tuple[float, float], ...] = ()  # (time, forecast peak) of earlier decisions
     rows_per_request: Mapping[str, float] = field(default_factory=dict)  # measured, by stage
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # measured, by stage and variant
+    accuracies: Mapping[tuple[str, str, str], float] = field(default_factory=dict)  # drifted, by stage, variant, point
 
 
 def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation) -> PipelinePlan:
@@ -56,9 +58,8 @@ def question_of(
         situation.now_seconds,
         pipeline.spec.adaptation.hold_seconds,
     )
-    question = Question(
-        pipeline.spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current
-    )
+    spec = corrected(pipeline.spec, situation.accuracies)
+    question = Question(spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current)
     hold_seconds = pipeline.spec.adaptation.hold_seconds
     held = why_more(situation.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
     return question, situation.forecast.model_copy(update={"peak_rps": load_rps, "held": held})
@@ -108,7 +109,11 @@ def plan_of(
         forecast=forecast,
         expected=_expectation(found.program, choice),
         explanation=explain(found, stages, current, cause).model_copy(
-            update={"accuracy_basis": basis_words(pipeline.spec, stages), "points_left_out": left_out}
+            update={
+                "accuracy_basis": basis_words(question.spec, stages),
+                "points_left_out": left_out,
+                "accuracies_drifted": drifts(pipeline.spec, question.spec),
+            }
         ),
     )
     metadata = Metadata(name=pipeline.name, namespace=pipeline.metadata.namespace)
@@ -142,6 +147,8 @@ def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePla
         accuracy_by_task=planned.accuracy_by_task,
         reads=planned.reads,
         service_seconds=planned.service_seconds,
+        looks=planned.looks,
+        escalation=option.escalation,
         throughput_rps=option.throughput_rps,
         latency_seconds=option.latency_seconds,
     )

@@ -58,7 +58,7 @@ class PageScore(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawing:
+class Drawing:
     """A square to fill with ink: where, how large, how transformed."""
 
     x: float
@@ -83,7 +83,7 @@ class PageSource:
         if index < 0:
             raise ValueError(f"page index {index} is negative: pages count from 0")
         random = np.random.default_rng([self.seed, index, 1 if self.split == "train" else 2])
-        canvas = _background(self._sources, random)
+        canvas = background(self._sources, random)
         drawings = _layout(random)
         digit_count = min(1 + int(random.integers(MAX_DIGITS)), len(drawings))
         scribble_count = int(random.integers(MAX_SCRIBBLES + 1))
@@ -91,7 +91,7 @@ class PageSource:
         for position, drawing in enumerate(drawings[: digit_count + scribble_count]):
             glyph = self._sources.glyphs[chosen[position]]
             shape = glyph if position < digit_count else _scribble(glyph, random)
-            _paste(canvas, _struck(shape, random), drawing, random)
+            paste(canvas, _struck(shape, random), drawing, random)
         canvas += random.uniform(4, 16) * random.standard_normal(canvas.shape, dtype=np.float32)
         boxes = [(d.x - d.side / 2, d.y - d.side / 2, d.x + d.side / 2, d.y + d.side / 2) for d in drawings]
         return Page(
@@ -137,8 +137,8 @@ def score_page(truth: Page, boxes: NDArray[np.float32], labels: NDArray[np.int64
     return PageScore(int(correct.sum()), int(matched.sum()), max(len(truth.labels), len(labels)))
 
 
-def _background(sources: Sources, random: np.random.Generator) -> NDArray[np.float32]:
-    """Cut a square from a photo, mirror or turn it, and change its contrast and brightness."""
+def background(sources: Sources, random: np.random.Generator) -> NDArray[np.float32]:
+    """Cut a square [96, 96] from a photo, mirror or turn it, and change its contrast and brightness."""
     photo = sources.photos[random.integers(len(sources.photos))]
     top = random.integers(photo.shape[0] - PAGE_SIDE_PX + 1)
     left = random.integers(photo.shape[1] - PAGE_SIDE_PX + 1)
@@ -155,22 +155,22 @@ def _background(sources: Sources, random: np.random.Generator) -> NDArray[np.flo
     return texture
 
 
-def _layout(random: np.random.Generator) -> list[_Drawing]:
+def _layout(random: np.random.Generator) -> list[Drawing]:
     """Places for up to all digits and scribbles, none heavily over another, all wholly on the page."""
-    drawings: list[_Drawing] = []
+    drawings: list[Drawing] = []
     draws = random.random((MAX_DIGITS + MAX_SCRIBBLES, _PLACEMENT_TRIES, 2))
     sides = random.uniform(SMALLEST_PX, LARGEST_PX, MAX_DIGITS + MAX_SCRIBBLES)
     for side, tries in zip(sides.tolist(), draws.tolist(), strict=True):
         room = PAGE_SIDE_PX - side
         for x_share, y_share in tries:
-            drawing = _Drawing(side / 2 + x_share * room, side / 2 + y_share * room, side)
+            drawing = Drawing(side / 2 + x_share * room, side / 2 + y_share * room, side)
             if all(_apart(drawing, other) for other in drawings):
                 drawings.append(drawing)
                 break
     return drawings
 
 
-def _apart(one: _Drawing, other: _Drawing) -> bool:
+def _apart(one: Drawing, other: Drawing) -> bool:
     distance_squared = (one.x - other.x) ** 2 + (one.y - other.y) ** 2
     return distance_squared >= (_SPACING * (one.side + other.side) / 2) ** 2
 
@@ -194,11 +194,17 @@ def _struck(glyph: NDArray[np.float32], random: np.random.Generator) -> NDArray[
     return drawn
 
 
-def _paste(
-    canvas: NDArray[np.float32], glyph: NDArray[np.float32], drawing: _Drawing, random: np.random.Generator
+def paste(
+    canvas: NDArray[np.float32],
+    glyph: NDArray[np.float32],
+    drawing: Drawing,
+    random: np.random.Generator,
+    *,
+    most_turn: float = 0.5,
+    contrasts: tuple[float, float] = (55.0, 130.0),
 ) -> None:
-    """Draw ``glyph``, turned and slanted, lighter or darker than what lies below it."""
-    turn, slant, stretch = random.uniform([-0.5, -0.3, 0.85], [0.5, 0.3, 1.15])
+    """Draw ``glyph`` onto ``canvas``, turned (radians) and slanted, lighter or darker than what lies below it."""
+    turn, slant, stretch = random.uniform([-most_turn, -0.3, 0.85], [most_turn, 0.3, 1.15])
     left, top = int(np.floor(drawing.x - drawing.side / 2)), int(np.floor(drawing.y - drawing.side / 2))
     reach = int(np.ceil(drawing.side)) + 1
     window = canvas[max(top, 0) : top + reach, max(left, 0) : left + reach]
@@ -211,7 +217,7 @@ def _paste(
     y = -sine * across + cosine * down + middle
     ink = sample(glyph, x, y) * np.float32(random.uniform(0.75, 1.0))
     around = float(window.mean())
-    contrast = random.uniform(55, 130)
+    contrast = random.uniform(*contrasts)
     lighter = around + contrast <= 255 and (around < contrast or random.random() < 0.5)
     colour = np.float32(around + contrast if lighter else max(around - contrast, 0))
     window += ink * (colour - window)

@@ -2,12 +2,16 @@
 
 import os
 import shutil
+from contextlib import suppress
+from pathlib import Path
 
 WORKERS = 1
 """Threads that serve callers: one shares a core well with its router, and its limits are exact."""
 
 BEHIND_ITS_ROUTER = 5
 """Steps of niceness: about a quarter of a processor that both want, all of one that the router does not."""
+_AUTOGROUP = Path("/proc/self/autogroup")
+"""Where Linux weighs sessions before processes: there a process of its own session is only as nice as its session."""
 
 
 def give_way() -> None:
@@ -18,6 +22,9 @@ def give_way() -> None:
     request beside busy model servers.
     """
     os.nice(BEHIND_ITS_ROUTER)
+    if os.getsid(0) == os.getpid() and _AUTOGROUP.exists():
+        with suppress(OSError):  # not everywhere may one write there
+            _AUTOGROUP.write_text(str(BEHIND_ITS_ROUTER))
 
 
 def program() -> str:

@@ -97,8 +97,18 @@ def test_envoy_takes_it(name, tmp_path):
 
 def test_what_becomes_the_door_leaves_the_processor_to_its_router():
     told = "import os; from trimtab_router.edge.program import *; give_way(); print(os.nice(0))"
-    ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
-    assert int(ran.stdout) == min(os.nice(0) + BEHIND_ITS_ROUTER, 19)
+    weighed = Path("/proc/self/autogroup")
+    if weighed.exists():
+        told += f"; print(open('{weighed}').read())"
+    alone, beside = (
+        subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, start_new_session=own)
+        for own in (True, False)
+    )
+    for ran in (alone, beside):
+        assert int(ran.stdout.split()[0]) == min(os.nice(0) + BEHIND_ITS_ROUTER, 19)
+    if weighed.exists():
+        assert alone.stdout.split()[-1] == str(BEHIND_ITS_ROUTER)
+        assert beside.stdout.split()[1:] == weighed.read_text().split()
 
 
 def test_the_same_routes_have_the_same_version_and_others_another():

@@ -1,0 +1,218 @@
+"""The engine without its thread: requests in, one step at a time, pieces and one last word for each out.
+
+A mistake is its request's own: embeddings that do not fit, logits that are no numbers, a step that fails. A step that
+fails is computed again part by part, so that only who made it fail ends with it.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trimtab_model_servers.engine.executor import Executor, Written
+from trimtab_model_servers.engine.families import Family
+from trimtab_model_servers.engine.sampling import Sampler, without
+from trimtab_model_servers.engine.scheduler import Admission, Chunk, Limits, Scheduler
+from trimtab_model_servers.engine.stops import Spell, StopFilter
+from trimtab_model_servers.engine.values import Done, Ending, Piece, Request, RequestError, Usage
+
+_LOG = logging.getLogger(__name__)
+
+Event = Piece | Done
+Tell = Callable[[Event], None]
+
+
+@dataclass(slots=True)
+class _Talk:
+    """One request's conversation."""
+
+    request: Request
+    tell: Tell
+    sampler: Sampler
+    spell: Spell
+    stops: StopFilter
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What is in flight. All but ``steps`` return to 0 when nothing is."""
+
+    waiting: int
+    running: int
+    busy_slots: int
+    pending_tokens: int
+    held: int
+    embedding_bytes: int
+    steps: int
+
+
+class Core:
+    """Scheduler, executor and conversations; called by one thread at a time."""
+
+    def __init__(
+        self,
+        family: Family,
+        limits: Limits,
+        *,
+        spelling: Callable[[], Spell] | None = None,
+        share_prefixes: bool = True,
+    ) -> None:
+        """Make an engine for ``family``; ``spelling`` starts to turn one answer's tokens into text (none: no text)."""
+        self.limits = limits
+        self._executor = Executor(family, limits)
+        self._scheduler = Scheduler(limits, across=family.across, share_prefixes=share_prefixes)
+        self._spelling = spelling or (lambda: lambda _: "")
+        self._talks: dict[str, _Talk] = {}
+        self._vocabulary = family.vocabulary
+        self._steps = 0
+
+    @property
+    def gauges(self) -> Gauges:
+        """What is in flight."""
+        scheduler, executor = self._scheduler, self._executor
+        return Gauges(
+            scheduler.waiting,
+            scheduler.running,
+            scheduler.busy_slots,
+            scheduler.pending_tokens,
+            executor.held,
+            executor.embedding_bytes,
+            self._steps,
+        )
+
+    def submit(self, request: Request, images: Sequence[Tensor | None], tell: Tell) -> None:
+        """Take a request in. ``images`` are their embeddings, [tokens, width] each; None for one still encoded.
+
+        Raises:
+            RequestError: it can never be served as it is.
+            EngineBusy: as many wait already as may.
+        """
+        if len(images) != len(request.images):
+            raise RequestError(f"{len(images)} embeddings for {len(request.images)} images; should be one each")
+        self._scheduler.submit(request, tuple(given is not None for given in images))
+        try:
+            self._executor.hold(request, images)
+        except BaseException:
+            self._scheduler.finish(request.id)
+            raise
+        talk = _Talk(request, tell, Sampler(request.sampling), self._spelling(), StopFilter(request.stops))
+        self._talks[request.id] = talk
+
+    def supply(self, request_id: str, image: int, embeddings: Tensor) -> None:
+        """Bring an image that was still encoded; what does not fit ends the request. One that is gone stays gone."""
+        if request_id not in self._talks:
+            return
+        try:
+            self._executor.supply(request_id, image, embeddings)
+        except (RequestError, IndexError) as error:
+            self._end(request_id, Ending.ERROR, error=str(error))
+        else:
+            self._scheduler.image_ready(request_id, image)
+
+    def cancel(self, request_id: str) -> None:
+        """Let go of a request and all it holds; its last word says so. One that is gone stays gone."""
+        if request_id in self._talks:
+            self._end(request_id, Ending.CANCELLED)
+
+    def fail(self, request_id: str, error: str) -> None:
+        """End a request in error: what it waits for will not come."""
+        if request_id in self._talks:
+            self._end(request_id, Ending.ERROR, error=error)
+
+    def step(self) -> bool:
+        """Compute one step; False when there is nothing to compute now."""
+        step = self._scheduler.next_step()
+        if step is None:
+            return False
+        self._steps += 1
+        for admission in step.admissions:
+            self._admit(admission)
+        parts = [part for part in step.parts if part.request_id in self._talks]
+        if parts:
+            self._compute(parts)
+        return True
+
+    def _admit(self, admission: Admission) -> None:
+        try:
+            self._executor.admit(admission)
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
+            _LOG.exception("request %s could not be brought into its slot", admission.request.id)
+            self._end(admission.request.id, Ending.ERROR, error=_why(error), forget=True)
+
+    def _compute(self, parts: Sequence[Chunk]) -> None:
+        try:
+            written = self._executor.run(parts)
+        except Exception as error:  # noqa: BLE001  (whatever it is, only who made it fail ends with it)
+            if len(parts) > 1:
+                for part in parts:
+                    if part.request_id in self._talks:
+                        self._compute([part])
+                return
+            _LOG.exception("request %s made its step fail", parts[0].request_id)
+            self._end(parts[0].request_id, Ending.ERROR, error=_why(error), forget=True)
+            return
+        for part in parts:
+            self._scheduler.computed(part)
+        self._write(written)
+
+    def _write(self, written: Written) -> None:
+        if not written.request_ids:
+            return
+        sums = written.logits.float().logsumexp(dim=-1).tolist()
+        likeliest = written.logits.argmax(dim=-1).tolist()
+        for row, request_id in enumerate(written.request_ids):
+            if not math.isfinite(sums[row]):
+                self._end(request_id, Ending.ERROR, error="the model's logits are no numbers", forget=True)
+                continue
+            token = self._draw(request_id, written.logits[row], likeliest[row])
+            self._told(request_id, token, float(written.logits[row, token]) - sums[row])
+
+    def _draw(self, request_id: str, logits: Tensor, likeliest: int) -> int:
+        talk = self._talks[request_id]
+        request, (so_far, _) = talk.request, self._scheduler.usage(request_id)
+        if so_far < request.min_new_tokens and request.end_ids:
+            return talk.sampler.draw(without(logits, request.end_ids))
+        return likeliest if request.sampling.temperature == 0 else talk.sampler.draw(logits)
+
+    def _told(self, request_id: str, token: int, log_probability: float) -> None:
+        """Tell a token that was written, and end the answer where it ends."""
+        talk, count = self._talks[request_id], self._scheduler.wrote(request_id, token)
+        ended = token in talk.request.end_ids
+        told = talk.stops.add("" if ended else talk.spell(token))
+        if not self._say(request_id, Piece(request_id, token, log_probability, told.text)):
+            return
+        if ended or told.stopped:
+            self._end(request_id, Ending.STOP)
+        elif count >= talk.request.max_new_tokens:
+            self._end(request_id, Ending.LENGTH)
+
+    def _say(self, request_id: str, event: Event) -> bool:
+        """Tell the caller; one who cannot be told any more is gone, and its request with it."""
+        try:
+            self._talks[request_id].tell(event)
+        except Exception:  # noqa: BLE001  (a caller's own code)
+            _LOG.exception("whoever asked for request %s cannot be told; it is cancelled", request_id)
+            self._end(request_id, Ending.CANCELLED)
+            return False
+        return True
+
+    def _end(self, request_id: str, ending: Ending, *, error: str | None = None, forget: bool = False) -> None:
+        talk = self._talks.pop(request_id)
+        completion, cached = self._scheduler.usage(request_id)
+        slot = self._scheduler.slot_of(request_id)
+        if forget and slot is not None:
+            self._executor.wipe(slot)
+        self._scheduler.finish(request_id, forget=forget)
+        self._executor.release(request_id)
+        request = talk.request
+        usage = Usage(len(request.tokens), completion, sum(image.tokens for image in request.images), cached)
+        try:
+            talk.tell(Done(request_id, ending, usage, talk.stops.rest(), error))
+        except Exception:  # noqa: BLE001  (a caller's own code)
+            _LOG.exception("whoever asked for request %s cannot be told that it ended", request_id)
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

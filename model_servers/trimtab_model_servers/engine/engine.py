@@ -1,0 +1,131 @@
+"""A core on a thread of its own: anybody may submit, cancel and listen.
+
+What was asked meanwhile is done between steps, so that a cancelled request has given everything back within one step.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from torch import Tensor
+
+from trimtab_model_servers.engine.core import Core, Event, Gauges, Tell
+from trimtab_model_servers.engine.stops import Spell
+from trimtab_model_servers.engine.values import Done, EngineBusy, Request
+
+
+class Engine:
+    """Runs a core until ``stop``."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._asked: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def gauges(self) -> Gauges:
+        """What is in flight, as of the last step."""
+        return self._core.gauges
+
+    def submit(self, request: Request, images: Sequence[Tensor | None], tell: Tell) -> None:
+        """Take a request in; the thread calls ``tell`` with its pieces and, last, with how it ended.
+
+        Waits for the step under way, so that what is wrong with a request is raised here.
+
+        Raises:
+            RequestError: it can never be served as it is.
+            EngineBusy: as many wait already as may, or the engine stops.
+        """
+        refused: list[BaseException] = []
+        answered = threading.Event()
+
+        def take() -> None:
+            try:
+                self._core.submit(request, images, tell)
+            except BaseException as error:  # noqa: BLE001  (raised to the caller)
+                refused.append(error)
+            answered.set()
+
+        self._ask(take)
+        answered.wait()
+        if refused:
+            raise refused[0]
+
+    def supply(self, request_id: str, image: int, embeddings: Tensor) -> None:
+        """Bring an image that was still encoded when its request was submitted."""
+        self._ask(lambda: self._core.supply(request_id, image, embeddings))
+
+    def fail(self, request_id: str, error: str) -> None:
+        """End a request in error: an image of it will not come."""
+        self._ask(lambda: self._core.fail(request_id, error))
+
+    def cancel(self, request_id: str) -> None:
+        """Let go of a request within one step; nothing happens where it ended already."""
+        self._ask(lambda: self._core.cancel(request_id))
+
+    def stop(self) -> None:
+        """Serve what was taken in to its end, refuse the rest, and end the thread."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    async def stream(self, request: Request, images: Sequence[Tensor | None]) -> AsyncGenerator[Event, None]:
+        """Yield a request's events up to its last word; who stops listening cancels it.
+
+        Raises:
+            RequestError: it can never be served as it is.
+            EngineBusy: as many wait already as may, or the engine stops.
+        """
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def tell(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        ended = False
+        try:
+            await asyncio.to_thread(self.submit, request, images, tell)
+            while not ended:
+                event = await events.get()
+                ended = isinstance(event, Done)
+                yield event
+        finally:
+            if not ended:
+                self.cancel(request.id)
+
+    def _ask(self, act: Callable[[], None]) -> None:
+        with self._wake:
+            if not self._thread.is_alive() or self._stopping:
+                raise EngineBusy("the engine stops; another one should be asked")
+            self._asked.append(act)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            while self._asked:
+                self._asked.popleft()()
+            if self._core.step():
+                continue
+            with self._wake:
+                if self._asked:
+                    continue
+                if self._stopping:
+                    return
+                self._wake.wait()
+
+
+def spelling(tokenizer: Tokenizer) -> Callable[[], Spell]:
+    """Start to spell one answer after another with a tokenizer of the tokenizers library."""
+
+    def start() -> Spell:
+        stream: Any = DecodeStream(skip_special_tokens=True)
+        return lambda token: stream.step(tokenizer, token) or ""
+
+    return start

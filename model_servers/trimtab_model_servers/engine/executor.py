@@ -1,0 +1,180 @@
+"""Runs what the scheduler planned: slots copied, embeddings spliced, one packed forward, logits of those who write."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trimtab_model_servers.engine.attention import Places, Sight, StepContext, sight_of
+from trimtab_model_servers.engine.families import Family
+from trimtab_model_servers.engine.scheduler import Admission, Chunk, Limits
+from trimtab_model_servers.engine.sights import ImageSight, image_sight
+from trimtab_model_servers.engine.store import Store
+from trimtab_model_servers.engine.values import Request
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is kept of a request while it is in flight."""
+
+    request: Request
+    images: list[Tensor | None]
+    sight: ImageSight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """How a step's tokens stand: each one's slot, how many are alone in theirs, and from where to where the others'."""
+
+    slots: Places
+    singles: int
+    runs: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """Who writes a token, and from which logits, [n, vocabulary]."""
+
+    request_ids: tuple[str, ...]
+    logits: Tensor
+
+
+class Executor:
+    """The part that computes. One thread calls it at a time."""
+
+    def __init__(self, family: Family, limits: Limits) -> None:
+        self.family = family
+        like = family.embed(torch.zeros(1, dtype=torch.int64))[:0]
+        self._like = like
+        self._device = like.device
+        self._own = Store(family.own_layers, family.heads, limits.slots, limits.slot_tokens, like)
+        self._across = Store(family.across_layers, family.heads, limits.slots, limits.image_tokens, like)
+        self._held: dict[str, _Held] = {}
+
+    @property
+    def store_bytes(self) -> int:
+        """What the slots take, given away or not."""
+        return self._own.bytes + self._across.bytes
+
+    @property
+    def embedding_bytes(self) -> int:
+        """What is kept of images of requests in flight."""
+        return sum(image.nbytes for held in self._held.values() for image in held.images if image is not None)
+
+    @property
+    def held(self) -> int:
+        """Requests of which anything is kept."""
+        return len(self._held)
+
+    def hold(self, request: Request, images: Sequence[Tensor | None]) -> None:
+        """Keep a request's images; None for one that is still encoded.
+
+        Raises:
+            RequestError: an image's embeddings are not what the model takes.
+        """
+        checked = [
+            None if given is None else self.family.require(given, image.rows)
+            for image, given in zip(request.images, images, strict=True)
+        ]
+        self._held[request.id] = _Held(request, checked, image_sight(len(request.tokens), request.images))
+
+    def supply(self, request_id: str, image: int, embeddings: Tensor) -> None:
+        """Keep an image that was still encoded.
+
+        Raises:
+            RequestError: the embeddings are not what the model takes.
+        """
+        held = self._held[request_id]
+        held.images[image] = self.family.require(embeddings, held.request.images[image].rows)
+
+    def release(self, request_id: str) -> None:
+        """Let go of what is kept of a request."""
+        self._held.pop(request_id, None)
+
+    def wipe(self, slot: int) -> None:
+        """Clear a slot whose numbers may be no numbers."""
+        self._own.clear(slot)
+        self._across.clear(slot)
+
+    @torch.inference_mode()
+    def admit(self, admission: Admission) -> None:
+        """Bring a request's prefix into its slot, and its images in a model that attends across."""
+        lease, held = admission.lease, self._held[admission.request.id]
+        if lease.source is not None:
+            self._own.copy(lease.source, lease.slot, lease.reused)
+            self._across.copy(lease.source, lease.slot, sum(image.rows for image in held.request.images))
+        elif self.family.across and held.images and not lease.reused:
+            images = _padding_last(held)
+            places = torch.arange(len(images), device=self._device)
+            slots = torch.full_like(places, lease.slot)
+            for layer, (keys, values) in self.family.keys_and_values(images).items():
+                self._across.write(layer, slots, places, keys, values)
+
+    @torch.inference_mode()
+    def run(self, parts: Sequence[Chunk]) -> Written:
+        """Compute the parts of a step; computing one again leaves the same behind."""
+        singles = sum(len(part.tokens) == 1 for part in parts)
+        parts = sorted(parts, key=lambda part: (len(part.tokens) != 1, part.slot))
+        slots = np.repeat([part.slot for part in parts], [len(part.tokens) for part in parts])
+        places = np.concatenate([np.arange(part.start, part.start + len(part.tokens)) for part in parts])
+        ends = np.cumsum([len(part.tokens) for part in parts]).tolist()
+        layout = _Layout(
+            slots, singles, [(end - len(part.tokens), end) for part, end in zip(parts, ends, strict=True)][singles:]
+        )
+        positions = self._tensor(places)
+        own = self._sight(layout, np.zeros_like(places), places + 1)
+        context = StepContext((self._own, own), positions)
+        if self.family.across and any(self._held[part.request_id].request.images for part in parts):
+            context = self._looking(parts, context, layout)
+        hidden = self.family.forward(self._embed(parts), positions, context)
+        last = [end - 1 for part, end in zip(parts, ends, strict=True) if part.writes]
+        logits = self.family.logits(hidden[last]) if last else hidden.new_empty(0, self.family.vocabulary)
+        return Written(tuple(part.request_id for part in parts if part.writes), logits)
+
+    def _embed(self, parts: Sequence[Chunk]) -> Tensor:
+        tokens = self._tensor(np.concatenate([np.asarray(part.tokens, dtype=np.int64) for part in parts]))
+        embedded = self.family.embed(tokens)
+        if self.family.across:
+            return embedded
+        at = 0
+        for part in parts:
+            end = part.start + len(part.tokens)
+            held = self._held[part.request_id]
+            for image, given in zip(held.request.images, held.images, strict=True):
+                first, last = max(image.start, part.start), min(image.start + image.placeholders, end)
+                if first < last and given is not None:
+                    piece = given[first - image.start : last - image.start]
+                    embedded[at + first - part.start : at + last - part.start] = piece
+            at += len(part.tokens)
+        return embedded
+
+    def _looking(self, parts: Sequence[Chunk], context: StepContext, layout: _Layout) -> StepContext:
+        """Add what the parts see of their images."""
+        seen = [self._held[part.request_id].sight.at(part.start, len(part.tokens)) for part in parts]
+        low, high, behind = (np.concatenate(columns) for columns in zip(*seen, strict=True))
+        sighted = [bool(self._held[part.request_id].request.images) for part in parts for _ in part.tokens]
+        sight, dtype = self._sight(layout, low, high), self._like.dtype
+        return StepContext(
+            context.own,
+            context.positions,
+            (self._across, sight),
+            torch.tensor(sighted, device=self._device, dtype=dtype)[:, None, None],
+            torch.from_numpy(behind).to(self._device, dtype)[:, None],
+        )
+
+    def _sight(self, layout: _Layout, low: Places, high: Places) -> Sight:
+        return sight_of(
+            layout.slots, (low, high), layout.singles, layout.runs, group=self.family.heads.group, like=self._like
+        )
+
+    def _tensor(self, numbers: Places) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64)).to(self._device)
+
+
+def _padding_last(held: _Held) -> Tensor:
+    """A request's image tokens as they lie in its slot, [tokens, width]."""
+    given = [(image, rows) for image, rows in zip(held.request.images, held.images, strict=True) if rows is not None]
+    shown = [rows[: image.tokens] for image, rows in given]
+    return torch.cat([*shown, *(rows[image.tokens :] for image, rows in given)])

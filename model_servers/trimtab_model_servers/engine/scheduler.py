@@ -1,0 +1,255 @@
+"""Which tokens of which requests the next step computes. Pure: no torch, no clock.
+
+Every running request that has its prompt computed writes one token a step; what is left of the step's tokens goes to
+prompts, in chunks, who is most urgent first. A request is admitted when a slot is free that holds its whole prompt and
+all it may write, so that none is ever pushed out. Prompts are computed up to the first image that is still encoded
+(in a model that attends across: not before all are there).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimtab_model_servers.engine.slots import Lease, SlotTable
+from trimtab_model_servers.engine.values import EngineBusy, Image, Keys, Request, RequestError, keys_of
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the engine holds.
+
+    Attributes:
+        slots: requests running at once.
+        slot_tokens: most positions of one request, prompt and answer together.
+        step_tokens: most tokens a step computes.
+        waiting: most requests that wait for a slot.
+        image_tokens: most image tokens of one request, in a model that attends across; 0 in others.
+    """
+
+    slots: int = 16
+    slot_tokens: int = 1024
+    step_tokens: int = 512
+    waiting: int = 1024
+    image_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.step_tokens <= self.slots:
+            raise ValueError(
+                f"step_tokens is {self.step_tokens}; should be above slots, {self.slots}: each may write one"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of positions of one request that a step computes; ``writes`` when a token follows the last of them."""
+
+    request_id: str
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that takes its slot in this step, before anything is computed."""
+
+    request: Request
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to compute: who comes in, one token each of those who write, and chunks of prompts."""
+
+    admissions: tuple[Admission, ...]
+    decodes: tuple[Chunk, ...]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def parts(self) -> tuple[Chunk, ...]:
+        """All that is computed, those who write first."""
+        return self.decodes + self.chunks
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request under way."""
+
+    request: Request
+    order: int
+    keys: Keys
+    tokens: list[int]
+    ready: list[bool]
+    lease: Lease | None = None
+    computed: int = 0
+    cached: int = 0
+
+    @property
+    def prompt(self) -> int:
+        return len(self.request.tokens)
+
+    @property
+    def written(self) -> int:
+        return len(self.tokens) - self.prompt
+
+
+class Scheduler:
+    """Holds requests from ``submit`` to ``finish``; ``next_step`` plans, ``computed`` and ``wrote`` report back."""
+
+    def __init__(self, limits: Limits, *, across: bool = False, share_prefixes: bool = True) -> None:
+        self.limits = limits
+        self._across = across
+        self._slots = SlotTable(limits.slots, limits.slot_tokens, share_prefixes=share_prefixes)
+        self._running: dict[str, _Running] = {}
+        self._waiting: dict[str, _Running] = {}
+        self._submitted = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests with a slot."""
+        return len(self._running)
+
+    @property
+    def busy_slots(self) -> int:
+        """Slots that are given away."""
+        return self._slots.busy
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens of prompts that are still to be computed."""
+        return sum(max(one.prompt - one.computed, 0) for one in self._all())
+
+    def submit(self, request: Request, ready: tuple[bool, ...] = ()) -> None:
+        """Take a request in; ``ready`` tells which of its images are encoded (all, when left out).
+
+        Raises:
+            RequestError: it can never fit, or its id is in use.
+            EngineBusy: as many wait already as may.
+        """
+        self._require_fit(request)
+        if len(self._waiting) >= self.limits.waiting:
+            raise EngineBusy(f"{len(self._waiting)} requests wait already, as many as may; try again later")
+        ready = ready or (True,) * len(request.images)
+        keys = keys_of(request.tokens, request.images)
+        self._waiting[request.id] = _Running(request, self._submitted, keys, list(request.tokens), list(ready))
+        self._submitted += 1
+
+    def image_ready(self, request_id: str, image: int) -> None:
+        """Note that an image of a request is encoded; one that is gone meanwhile is none of ours."""
+        found = self._running.get(request_id) or self._waiting.get(request_id)
+        if found is not None:
+            found.ready[image] = True
+
+    def next_step(self) -> Step | None:
+        """Plan the next step; None when nothing can be computed now."""
+        admissions = tuple(self._admit())
+        ordered = sorted(self._running.values(), key=_urgency)
+        decodes = tuple(_chunk(one, one.computed, len(one.tokens)) for one in ordered if one.written)
+        room, chunks = self.limits.step_tokens - len(decodes), []
+        for one in ordered:
+            end = min(self._usable(one), one.computed + room)
+            if not one.written and end > one.computed:
+                chunks.append(_chunk(one, one.computed, end))
+                room -= end - one.computed
+        if not admissions and not decodes and not chunks:
+            return None
+        return Step(admissions, decodes, tuple(chunks))
+
+    def computed(self, part: Chunk) -> None:
+        """Note that a part of a step was computed."""
+        one = self._running[part.request_id]
+        one.computed = part.start + len(part.tokens)
+        keys = one.keys if one.computed <= one.prompt else np.asarray(one.tokens, dtype=np.int64)
+        self._slots.wrote(part.slot, keys[part.start : one.computed])
+
+    def wrote(self, request_id: str, token: int) -> int:
+        """Note that a request wrote a token; return how many it has written."""
+        one = self._running[request_id]
+        one.tokens.append(token)
+        return one.written
+
+    def usage(self, request_id: str) -> tuple[int, int]:
+        """How many tokens a request has written, and how many of its prompt were not computed again."""
+        one = self._running.get(request_id) or self._waiting[request_id]
+        return one.written, one.cached
+
+    def slot_of(self, request_id: str) -> int | None:
+        """The slot of a request; None while it waits."""
+        one = self._running.get(request_id)
+        return one.lease.slot if one is not None and one.lease is not None else None
+
+    def finish(self, request_id: str, *, forget: bool = False) -> bool:
+        """Let go of a request, whatever its state, and of all it holds; False when it is gone already."""
+        one = self._waiting.pop(request_id, None) or self._running.pop(request_id, None)
+        if one is not None and one.lease is not None:
+            self._slots.free(one.lease.slot, forget=forget)
+        return one is not None
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a request is in flight."""
+        return request_id in self._running or request_id in self._waiting
+
+    def _admit(self) -> Iterator[Admission]:
+        for one in sorted(self._waiting.values(), key=_urgency):
+            if self._usable(one) == 0:
+                continue  # would hold a slot only to wait in it
+            space = _space(one.request, across=self._across)
+            lease = self._slots.take(one.keys, space)
+            if lease is None:
+                return
+            one.lease = lease
+            one.computed = one.cached = lease.reused
+            del self._waiting[one.request.id]
+            self._running[one.request.id] = one
+            yield Admission(one.request, lease)
+
+    def _usable(self, one: _Running) -> int:
+        """How far the prompt can be computed with the images that are there."""
+        for image, ready in zip(one.request.images, one.ready, strict=True):
+            if not ready:
+                return 0 if self._across else image.start
+        return one.prompt
+
+    def _require_fit(self, request: Request) -> None:
+        if self.knows(request.id):
+            raise RequestError(f"a request {request.id!r} is in flight; its id should be its own")
+        wanted = len(request.tokens) + request.max_new_tokens
+        if wanted > self.limits.slot_tokens:
+            raise RequestError(
+                f"the prompt's {len(request.tokens)} tokens and {request.max_new_tokens} new ones are {wanted}; "
+                f"should be at most {self.limits.slot_tokens} together"
+            )
+        seen = _image_tokens(request.images)
+        if self._across and seen > self.limits.image_tokens:
+            raise RequestError(f"the images are {seen} tokens; should be at most {self.limits.image_tokens} together")
+
+    def _all(self) -> Iterator[_Running]:
+        yield from self._running.values()
+        yield from self._waiting.values()
+
+
+def _urgency(one: _Running) -> tuple[float, int]:
+    return one.request.urgency_seconds, one.order
+
+
+def _chunk(one: _Running, start: int, end: int) -> Chunk:
+    if one.lease is None:
+        raise RuntimeError(f"request {one.request.id!r} has no slot")
+    return Chunk(one.request.id, one.lease.slot, start, tuple(one.tokens[start:end]), end == len(one.tokens))
+
+
+def _space(request: Request, *, across: bool) -> str:
+    """Who may share prefixes. Where early text attends to all images too, only prompts with the very same ones."""
+    images = "|".join(f"{image.content}:{image.rows}@{image.start}" for image in request.images) if across else ""
+    return f"{len(request.tenant)}:{request.tenant}{images}"
+
+
+def _image_tokens(images: tuple[Image, ...]) -> int:
+    return sum(image.rows for image in images)

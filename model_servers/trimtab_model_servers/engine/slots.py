@@ -1,0 +1,96 @@
+"""Which slot of keys and values belongs to whom, and which prefix of a prompt lies in one already. Pure.
+
+A slot holds one request's keys and values, position by position. A freed slot keeps what it holds until it is given
+away: a later prompt that begins alike takes it over, or copies from it, and computes the rest only.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trimtab_model_servers.engine.values import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A slot given to a request.
+
+    Attributes:
+        slot: its number.
+        reused: how many positions of the prompt lie in it, or will once copied.
+        source: the slot they are copied from; None where they lie in it already.
+    """
+
+    slot: int
+    reused: int
+    source: int | None
+
+
+@dataclass(slots=True)
+class _Slot:
+    keys: Keys = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    space: str = ""
+    busy: bool = False
+    stamp: int = 0
+
+
+class SlotTable:
+    """Gives and takes back ``slots`` slots of ``length`` positions each."""
+
+    def __init__(self, slots: int, length: int, *, share_prefixes: bool = True) -> None:
+        self.length = length
+        self._slots = [_Slot(stamp=number) for number in range(slots)]
+        self._stamp = slots
+        self._share = share_prefixes
+
+    @property
+    def busy(self) -> int:
+        """How many slots are given away."""
+        return sum(slot.busy for slot in self._slots)
+
+    def take(self, prompt: Keys, space: str) -> Lease | None:
+        """Give a slot for ``prompt``; None when all are busy.
+
+        At least the prompt's last position is left to compute, since its logits are wanted. Prefixes are found among
+        slots of the same ``space`` only: the tenant, and where keys and values depend on the images ahead, those too.
+        """
+        free = [number for number, slot in enumerate(self._slots) if not slot.busy]
+        if not free:
+            return None
+        best, reused = self._longest(prompt, space)
+        if best is not None and not self._slots[best].busy:
+            chosen, source = best, None
+        else:
+            chosen, source = min(free, key=lambda number: self._slots[number].stamp), best
+        slot = self._slots[chosen]
+        slot.busy, slot.space, slot.keys = True, space, prompt[:reused].copy()
+        return Lease(chosen, reused, source if reused else None)
+
+    def wrote(self, slot: int, keys: Keys) -> None:
+        """Note what the next positions of a slot hold now."""
+        own = self._slots[slot]
+        own.keys = np.concatenate([own.keys, keys])
+
+    def free(self, slot: int, *, forget: bool = False) -> None:
+        """Take a slot back; ``forget`` what it holds where that may be wrong."""
+        own = self._slots[slot]
+        own.busy, own.stamp = False, self._stamp
+        self._stamp += 1
+        if forget:
+            own.keys = own.keys[:0]
+
+    def _longest(self, prompt: Keys, space: str) -> tuple[int | None, int]:
+        best, reused = None, 0
+        if not self._share:
+            return best, reused
+        for number, slot in enumerate(self._slots):
+            if slot.space == space and (common := _common(slot.keys, prompt[:-1])) > reused:
+                best, reused = number, common
+        return best, reused
+
+
+def _common(one: Keys, other: Keys) -> int:
+    """Length of the longest prefix both share."""
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(differs.argmax()) if differs.any() else length

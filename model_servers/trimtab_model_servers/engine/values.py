@@ -1,0 +1,181 @@
+"""What is asked of the engine and what it answers. Pure."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = NDArray[np.int64]
+"""One number a position tells what stands there: a token's id, or below zero a piece of an image by its content."""
+
+_PIECE_BITS: Final = 20
+"""An image holds at most this many bits' worth of tokens; the rest of a key is its content's digest."""
+
+
+class RequestError(ValueError):
+    """A request that can never be served; the message says what would be right. Nobody else notices it."""
+
+
+class EngineBusy(RuntimeError):
+    """As many requests wait already as may."""
+
+
+class Ending(StrEnum):
+    """How a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn.
+
+    Attributes:
+        temperature: 0 takes the likeliest token; higher is more even.
+        top_k: draw among this many likeliest; 0 for all.
+        top_p: draw among the likeliest that hold this share together, 0…1.
+        seed: makes the draw repeatable; None draws anew each time.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 100:
+            raise RequestError(f"temperature is {self.temperature}; should be 0 to 100")
+        if self.top_k < 0:
+            raise RequestError(f"top_k is {self.top_k}; should be 0 (all) or more")
+        if not 0 < self.top_p <= 1:
+            raise RequestError(f"top_p is {self.top_p}; should be above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One image of a request.
+
+    Attributes:
+        content: a digest of what it shows and of what encoded it; equal means equal embeddings.
+        start: its first placeholder's position in the prompt.
+        placeholders: how many positions of the prompt it takes.
+        tokens: how many tokens the encoder makes of it; for a model that attends across more than the placeholders.
+        padding: how many more behind those are of tiles that show nothing. A model that attends across lets text before
+            the first image see them, as transformers' own does; nothing else does.
+    """
+
+    content: str
+    start: int
+    placeholders: int
+    tokens: int
+    padding: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of its embeddings."""
+        return self.tokens + self.padding
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked.
+
+    Attributes:
+        id: its name, used by no other request in flight.
+        tokens: the prompt's ids, images' placeholders among them.
+        images: in the order of their places.
+        max_new_tokens: most tokens written.
+        min_new_tokens: the end is not drawn before as many.
+        end_ids: tokens that end an answer; none to write ``max_new_tokens`` in any case.
+        stops: strings that end an answer; neither they nor what follows is told.
+        sampling: how tokens are drawn.
+        tenant: prefixes are shared within one only.
+        urgency_seconds: who is least goes first (a deadline less the predicted service, on the caller's clock).
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    images: tuple[Image, ...] = ()
+    max_new_tokens: int = 64
+    min_new_tokens: int = 0
+    end_ids: frozenset[int] = frozenset()
+    stops: tuple[str, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    tenant: str = ""
+    urgency_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise RequestError("the prompt is empty; should hold at least one token")
+        if self.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens is {self.max_new_tokens}; should be 1 or more")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise RequestError(
+                f"min_new_tokens is {self.min_new_tokens}; should be at most max_new_tokens, {self.max_new_tokens}"
+            )
+        if any(not stop for stop in self.stops):
+            raise RequestError("a stop string is empty; should hold at least one character")
+        past = 0
+        for number, image in enumerate(self.images):
+            if image.start < past or image.start + image.placeholders > len(self.tokens) or image.placeholders < 1:
+                raise RequestError(
+                    f"image {number} stands at {image.start} for {image.placeholders}; should follow the one before it "
+                    f"and lie within the prompt's {len(self.tokens)} tokens"
+                )
+            past = image.start + image.placeholders
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request took, in tokens. ``cached`` of the prompt were not computed again."""
+
+    prompt: int
+    completion: int
+    image: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token written, and the text that is certain by now (it may be empty, or of earlier tokens)."""
+
+    request_id: str
+    token: int
+    log_probability: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A request's last word; there is exactly one for each.
+
+    Attributes:
+        request_id: whose.
+        ending: how it ended.
+        usage: what it took.
+        text: what was held back until it was certain that no stop string begins with it.
+        error: why, where it ended in error.
+    """
+
+    request_id: str
+    ending: Ending
+    usage: Usage
+    text: str = ""
+    error: str | None = None
+
+
+def keys_of(tokens: Sequence[int], images: Sequence[Image]) -> Keys:
+    """Tell what stands at each position, so that equal keys mean equal input."""
+    keys = np.asarray(tokens, dtype=np.int64).copy()
+    for image in images:
+        digest = int.from_bytes(hashlib.sha256(image.content.encode()).digest()[:8], "big") >> 1
+        base = digest >> _PIECE_BITS << _PIECE_BITS
+        keys[image.start : image.start + image.placeholders] = -1 - (base + np.arange(image.placeholders))
+    return keys

@@ -1,0 +1,90 @@
+"""The engine writes, token for token, what transformers' own `generate` writes with the model run alone (fp32)."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.model_servers.engine.models import LlavaRequests, MllamaRequests, llava, mllama_model
+from trimtab_model_servers.engine.core import Core, Event
+from trimtab_model_servers.engine.families import family_of
+from trimtab_model_servers.engine.scheduler import Limits
+from trimtab_model_servers.engine.values import Done, Ending, Piece
+
+LIMITS = Limits(slots=6, slot_tokens=96, step_tokens=11, image_tokens=40)  # chunks end inside images
+REQUESTS = 60
+
+
+@pytest.fixture(scope="module", params=["decoder-only", "cross-attention"])
+def family(request) -> tuple[Any, Any, type]:
+    """The model alone, the same one under the engine, and who asks."""
+    make, requests = (llava, LlavaRequests) if request.param == "decoder-only" else (mllama_model, MllamaRequests)
+    return make(), family_of(make()), requests
+
+
+class Heard:
+    """What a caller was told."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.ends: list[Done] = []
+
+    def __call__(self, event: Event) -> None:
+        assert not self.ends, "told something after the last word"
+        if isinstance(event, Piece):
+            self.tokens.append(event.token)
+        else:
+            self.ends.append(event)
+
+
+@pytest.mark.parametrize("share_prefixes", [True, False])
+def test_requests_of_different_ages_with_cancels_between_are_answered_as_alone(family, share_prefixes):
+    alone, served, requests = family
+    drawn, random = requests(alone, seed=5), np.random.default_rng(7)
+    core = Core(served, LIMITS, share_prefixes=share_prefixes)
+    asked, heard = {}, {}
+    cached = 0
+    for number in range(REQUESTS):
+        name = f"r{number}"
+        asked[name], heard[name] = drawn.draw(name), Heard()
+        core.submit(asked[name].request, asked[name].images, heard[name])
+        for _ in range(int(random.integers(4))):
+            core.step()
+        if random.random() < 0.2:
+            core.cancel(f"r{max(0, number - int(random.integers(8)))}")
+    while core.step():
+        pass
+
+    assert all(len(ears.ends) == 1 for ears in heard.values())
+    for name, ears in heard.items():
+        wanted = asked[name].oracle(alone)
+        cancelled = ears.ends[0].ending is Ending.CANCELLED
+        assert ears.tokens == (wanted[: len(ears.tokens)] if cancelled else wanted), name
+        cached += ears.ends[0].usage.cached
+    assert sum(ears.ends[0].ending is Ending.CANCELLED for ears in heard.values()) > 3
+    assert cached > 40 if share_prefixes else cached == 0
+    assert core.gauges.running == core.gauges.held == core.gauges.busy_slots == core.gauges.pending_tokens == 0
+
+
+def test_the_prompt_is_computed_up_to_an_image_that_is_still_encoded(family):
+    alone, served, requests = family
+    drawn = requests(alone, seed=11)
+    asked = next(one for number in range(99) if len((one := drawn.draw(f"r{number}")).images) == 2)
+    core, heard = Core(served, LIMITS), Heard()
+
+    core.submit(asked.request, [None, None], heard)
+    while core.step():
+        pass
+    before = core.gauges.pending_tokens
+    core.supply(asked.request.id, 0, asked.images[0])
+    while core.step():
+        pass
+    between = core.gauges.pending_tokens
+    core.supply(asked.request.id, 1, asked.images[1])
+    while core.step():
+        pass
+
+    prompt = len(asked.request.tokens)
+    first, second = (image.start for image in asked.request.images)
+    assert (before, between) == ((prompt, prompt) if served.across else (prompt - first, prompt - second))
+    assert heard.tokens == asked.oracle(alone)

@@ -1,0 +1,194 @@
+"""A mistake is its request's own, and whatever ended has given everything back."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from tests.model_servers.engine.models import LlavaRequests, llava
+from trimtab_model_servers.engine.core import Core, Event, Gauges
+from trimtab_model_servers.engine.engine import Engine
+from trimtab_model_servers.engine.families import DecoderOnly, family_of
+from trimtab_model_servers.engine.scheduler import Limits
+from trimtab_model_servers.engine.values import Done, Ending, Image, Piece, Request, RequestError, Sampling
+
+LIMITS = Limits(slots=4, slot_tokens=200, step_tokens=40)
+POISONED = 5
+
+
+class Fragile(DecoderOnly):
+    """A model that fails whenever a step holds the word `POISONED`, and whose logits end when it holds the next one."""
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        if len(tokens) and bool((tokens == POISONED).any()):
+            raise RuntimeError("poison")
+        embedded = super().embed(tokens)
+        embedded[tokens == POISONED + 1] = torch.nan
+        return embedded
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Fragile:
+    return Fragile(llava())
+
+
+@pytest.fixture(scope="module")
+def served() -> Any:
+    return family_of(llava())
+
+
+def ran(core: Core, *requests: Request) -> dict[str, list[Event]]:
+    heard: dict[str, list[Event]] = {request.id: [] for request in requests}
+    for request in requests:
+        core.submit(request, [], heard[request.id].append)
+    while core.step():
+        pass
+    return heard
+
+
+def last(events: list[Event]) -> Done:
+    assert isinstance(events[-1], Done)
+    return events[-1]
+
+
+def text(events: list[Event]) -> str:
+    return "".join(event.text for event in events)
+
+
+def tokens(events: list[Event]) -> list[int]:
+    return [event.token for event in events if isinstance(event, Piece)]
+
+
+def idle(gauges: Gauges) -> bool:
+    in_flight = (gauges.waiting, gauges.running, gauges.busy_slots, gauges.pending_tokens)
+    return not any((*in_flight, gauges.held, gauges.embedding_bytes))
+
+
+@pytest.mark.parametrize(("word", "why"), [(POISONED, "RuntimeError: poison"), (POISONED + 1, "no numbers")])
+def test_who_makes_a_step_fail_ends_with_it_and_the_others_are_answered_as_alone(fragile, word, why):
+    innocent = [Request(f"r{number}", (1, 20 + number, 30), max_new_tokens=6) for number in range(3)]
+    alone = {name: tokens(events) for name, events in ran(Core(fragile, LIMITS), *innocent).items()}
+    core = Core(fragile, LIMITS)
+
+    heard = ran(core, *innocent[:2], Request("guilty", (1, word, 30), max_new_tokens=6), innocent[2])
+
+    guilty = heard.pop("guilty")
+    assert [event.ending for event in guilty if isinstance(event, Done)] == [Ending.ERROR]
+    assert why in (last(guilty).error or "")
+    assert {name: tokens(events) for name, events in heard.items()} == alone
+    assert idle(core.gauges)
+    again = ran(core, *(Request(f"s{each.id}", each.tokens, max_new_tokens=6) for each in innocent))
+    assert {name[1:]: tokens(events) for name, events in again.items()} == alone
+
+
+def test_embeddings_of_another_shape_or_without_numbers_are_refused_by_name(served):
+    core, request = Core(served, LIMITS), Request("r", (1, 3, 3, 2), images=(Image("cat", 1, 2, 2),))
+
+    with pytest.raises(RequestError, match=r"embeddings are \[2, 7\]; should be \[2, 48\]"):
+        core.submit(request, [torch.zeros(2, 7)], lambda _: None)
+    with pytest.raises(RequestError, match="not finite"):
+        core.submit(request, [torch.full((2, 48), torch.inf)], lambda _: None)
+
+    assert idle(core.gauges)
+
+
+def test_an_image_that_does_not_fit_when_it_comes_ends_its_request(served):
+    core = Core(served, LIMITS)
+    heard: list[Event] = []
+    core.submit(Request("r", (1, 3, 3, 2), images=(Image("cat", 1, 2, 2),)), [None], heard.append)
+    core.step()
+
+    core.supply("r", 0, torch.zeros(3, 48))
+
+    assert len(heard) == 1
+    assert last(heard).ending is Ending.ERROR
+    assert idle(core.gauges)
+
+
+def test_a_caller_who_cannot_be_told_is_cancelled_alone(served):
+    core = Core(served, LIMITS)
+    heard: list[Event] = []
+
+    def gone(event: Event) -> None:
+        raise ConnectionError("gone")
+
+    core.submit(Request("gone", (1, 2, 3)), [], gone)
+    core.submit(Request("there", (1, 2, 3), max_new_tokens=4), [], heard.append)
+    while core.step():
+        pass
+
+    assert len(tokens(heard)) == 4
+    assert idle(core.gauges)
+
+
+def test_a_stop_string_ends_the_answer_before_it_across_tokens(served):
+    def letters() -> Any:
+        return lambda token: f"<{token}>"
+
+    core = Core(served, LIMITS, spelling=letters)
+    whole = text(ran(core, Request("whole", (1, 20), max_new_tokens=12))["whole"])
+    stop = whole[10:17]
+
+    heard = ran(core, Request("cut", (1, 20), max_new_tokens=12, stops=(stop, "never")))["cut"]
+
+    assert text(heard) == whole[: whole.find(stop)]
+    assert last(heard).ending is Ending.STOP
+
+
+def test_the_end_token_ends_an_answer_but_not_before_the_least_length(served):
+    core = Core(served, LIMITS)
+    free = tokens(ran(core, Request("free", (1, 20), max_new_tokens=8))["free"])
+    end = frozenset({free[2]})
+
+    short = ran(core, Request("short", (1, 20), max_new_tokens=8, end_ids=end))["short"]
+    long = ran(core, Request("long", (1, 20), max_new_tokens=8, min_new_tokens=5, end_ids=end))["long"]
+
+    assert tokens(short) == free[: free.index(free[2]) + 1]
+    assert last(short).ending is Ending.STOP
+    assert not end & set(tokens(long)[:5])
+
+
+def test_a_seed_repeats_a_draw_and_a_narrow_draw_is_the_greedy_one(served):
+    core = Core(served, LIMITS)
+
+    def drawn(name: str, sampling: Sampling) -> list[int]:
+        return tokens(ran(core, Request(name, (1, 20), max_new_tokens=20, sampling=sampling))[name])
+
+    warm = Sampling(temperature=1.5, seed=3)
+    assert drawn("a", warm) == drawn("b", warm)
+    assert drawn("c", Sampling(temperature=1.5, seed=4)) != drawn("d", warm)
+    greedy = drawn("e", Sampling())
+    assert drawn("f", Sampling(temperature=1.5, top_k=1)) == greedy
+    assert drawn("g", Sampling(temperature=1.5, top_p=1e-6)) == greedy
+
+
+async def test_streams_from_a_thread_and_who_stops_listening_is_let_go_of(served):
+    alone = llava()
+    drawn = LlavaRequests(alone, seed=21)
+    asked = [drawn.draw(f"r{number}") for number in range(8)]
+    engine = Engine(Core(served, LIMITS))
+
+    async def heard(index: int) -> list[Event]:
+        return [event async for event in engine.stream(asked[index].request, asked[index].images)]
+
+    async def left() -> None:
+        request = Request("left", (1, 2, 3), max_new_tokens=190)
+        stream = engine.stream(request, [])
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    try:
+        leaving = asyncio.create_task(left())
+        answers = await asyncio.gather(*(heard(index) for index in range(len(asked))))
+        await leaving
+        after = [event async for event in engine.stream(Request("last", (1, 2)), [])]
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+    assert [tokens(events) for events in answers] == [each.oracle(alone) for each in asked]
+    assert last(after).ending is Ending.LENGTH
+    assert idle(engine.gauges)
+    with pytest.raises(Exception, match="the engine stops"):
+        engine.submit(Request("late", (1, 2)), [], lambda _: None)

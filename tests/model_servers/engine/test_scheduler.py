@@ -1,0 +1,150 @@
+"""Who gets a slot, which tokens a step computes, and that everything comes back; without a model."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimtab_model_servers.engine.scheduler import Limits, Scheduler, Step
+from trimtab_model_servers.engine.values import EngineBusy, Image, Request, RequestError
+
+LIMITS = Limits(slots=3, slot_tokens=40, step_tokens=8, waiting=50)
+
+
+def a_request(name: str, prompt: int = 10, new: int = 5, **fields) -> Request:
+    return Request(name, tuple(100 * len(name) + place for place in range(prompt)), max_new_tokens=new, **fields)
+
+
+def planned(scheduler: Scheduler) -> Step:
+    """The next step, of which there must be one."""
+    step = scheduler.next_step()
+    assert step is not None
+    return step
+
+
+def computed(scheduler: Scheduler, step: Step) -> list[str]:
+    """Report a step as computed, each writer writing a token; return who wrote."""
+    for part in step.parts:
+        scheduler.computed(part)
+        if part.writes:
+            scheduler.wrote(part.request_id, 1)
+    return [part.request_id for part in step.parts if part.writes]
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 10), st.integers(0, 5)), min_size=1, max_size=12))
+def test_every_request_writes_all_it_may_within_a_steps_tokens_and_slots(drawn):
+    scheduler, left = Scheduler(LIMITS), {}
+    for number, (prompt, new, urgency) in enumerate(drawn):
+        request = Request(
+            f"r{number}", tuple(range(number, number + prompt)), max_new_tokens=new, urgency_seconds=urgency
+        )
+        scheduler.submit(request)
+        left[request.id] = new
+    while left:
+        step = planned(scheduler)
+        assert 0 < sum(len(part.tokens) for part in step.parts) <= LIMITS.step_tokens
+        assert len({part.slot for part in step.parts}) == len(step.parts)
+        assert scheduler.busy_slots <= LIMITS.slots
+        for name in computed(scheduler, step):
+            left[name] -= 1
+            if not left[name]:
+                scheduler.finish(name)
+                del left[name]
+    assert scheduler.next_step() is None
+    assert (scheduler.running, scheduler.waiting, scheduler.busy_slots, scheduler.pending_tokens) == (0, 0, 0, 0)
+
+
+def test_who_writes_comes_before_prompts_and_the_most_urgent_prompt_first():
+    scheduler = Scheduler(LIMITS)
+    scheduler.submit(a_request("first", prompt=4))
+    computed(scheduler, planned(scheduler))
+    scheduler.submit(a_request("patient", urgency_seconds=9))
+    scheduler.submit(a_request("hurried", urgency_seconds=1))
+
+    step = planned(scheduler)
+
+    assert [part.request_id for part in step.decodes] == ["first"]
+    assert [(part.request_id, len(part.tokens)) for part in step.chunks] == [("hurried", 7)]
+
+
+def test_a_prompt_that_begins_like_another_computes_the_rest_only():
+    scheduler = Scheduler(LIMITS)
+    scheduler.submit(Request("one", (1, 2, 3, 4, 5, 6), max_new_tokens=9))
+    computed(scheduler, planned(scheduler))
+    scheduler.submit(Request("other", (1, 2, 3, 4, 9), max_new_tokens=9))
+
+    step = planned(scheduler)
+
+    lease = step.admissions[0].lease
+    assert (lease.reused, lease.source) == (4, step.decodes[0].slot)
+    assert step.chunks[0].tokens == (9,)
+    assert scheduler.usage("other") == (0, 4)
+
+
+@pytest.mark.parametrize(("field", "value"), [("tenant", "another"), ("images", (Image("another picture", 1, 1, 4),))])
+def test_prefixes_are_not_shared_across_tenants_nor_across_other_images(field, value):
+    scheduler = Scheduler(Limits(slots=3, slot_tokens=40, step_tokens=8, image_tokens=9), across=True)
+    picture = (Image("a picture", 1, 1, 4),)
+    scheduler.submit(Request("one", (1, 2, 3, 4, 5), max_new_tokens=9, images=picture))
+    computed(scheduler, planned(scheduler))
+    scheduler.submit(Request("two", (1, 2, 3, 4, 5), max_new_tokens=9, **{"images": picture, field: value}))
+    scheduler.submit(Request("three", (1, 2, 3, 4, 5), max_new_tokens=9, images=picture))
+
+    admitted = {each.request.id: each.lease.reused for each in planned(scheduler).admissions}
+
+    assert admitted == {"two": 0, "three": 4}
+
+
+def test_another_image_behind_the_same_placeholders_is_another_prompt():
+    scheduler = Scheduler(LIMITS)
+    scheduler.submit(Request("one", (1, 7, 7, 2), max_new_tokens=9, images=(Image("cat", 1, 2, 2),)))
+    computed(scheduler, planned(scheduler))
+    scheduler.submit(Request("other", (1, 7, 7, 2), max_new_tokens=9, images=(Image("dog", 1, 2, 2),)))
+
+    assert planned(scheduler).admissions[0].lease.reused == 1
+
+
+def test_what_can_never_fit_is_refused_at_the_door_and_nobody_else_notices():
+    scheduler = Scheduler(LIMITS)
+    scheduler.submit(a_request("fits"))
+    with pytest.raises(RequestError, match="38 tokens and 5 new ones are 43; should be at most 40 together"):
+        scheduler.submit(a_request("long", prompt=38))
+    with pytest.raises(RequestError, match="'fits' is in flight"):
+        scheduler.submit(a_request("fits"))
+
+    assert [part.request_id for part in planned(scheduler).parts] == ["fits"]
+
+
+def test_as_many_wait_as_may_and_no_more():
+    scheduler = Scheduler(LIMITS)
+    for number in range(LIMITS.waiting):
+        scheduler.submit(a_request(f"r{number}"))
+
+    with pytest.raises(EngineBusy, match="50 requests wait"):
+        scheduler.submit(a_request("more"))
+
+
+def test_a_cancelled_request_gives_its_slot_to_who_waits():
+    scheduler = Scheduler(LIMITS)
+    names = [f"r{number}" for number in range(4)]
+    for name in names:
+        scheduler.submit(a_request(name, prompt=2))
+    planned(scheduler)
+    assert scheduler.waiting == 1
+
+    assert scheduler.finish("r1")
+    assert not scheduler.finish("r1")
+
+    assert [each.request.id for each in planned(scheduler).admissions] == ["r3"]
+
+
+def test_none_waits_behind_a_request_whose_first_image_is_not_there():
+    scheduler = Scheduler(Limits(slots=1, slot_tokens=40, step_tokens=8))
+    scheduler.submit(Request("pictured", (7, 7, 1), max_new_tokens=9, images=(Image("cat", 0, 2, 2),)), ready=(False,))
+    scheduler.submit(Request("text", (1, 2, 3), max_new_tokens=9, urgency_seconds=1))
+
+    assert [part.request_id for part in planned(scheduler).parts] == ["text"]
+
+
+def test_a_step_that_could_not_hold_one_token_of_each_is_refused():
+    with pytest.raises(ValueError, match="step_tokens is 4; should be above slots, 4"):
+        Limits(slots=4, step_tokens=4)

@@ -167,6 +167,10 @@ lint-charts: ## helm lint of both charts, promtool on the alerts
 first-week: venv ## what a stranger does in the first week, faults by hand among it; as root also a full disk (WEEK="--area faults")
 	$(PY) -m benchmarks.first_week $(WEEK)
 
+.PHONY: soak
+soak: venv ## half an hour at 20 requests a second with plans changing: no process and no file grows (SOAK="--seconds 480")
+	$(PY) -m benchmarks.soak $(SOAK)
+
 .PHONY: bench-forecast
 bench-forecast: venv ## every forecaster on the same windows: error by shape, size and quantile, and what an error costs
 	$(PY) -m benchmarks.forecast $(if $(TRACE),--trace $(TRACE) --fit $(RECORDED_LOAD),--trace $(RECORDED_LOAD)) $(FORECAST)

@@ -104,9 +104,10 @@ def render(evaluation: Evaluation) -> str:
             _by_load(evaluation, lambda one: one.mean_seconds, "seconds"),
             drawn,
         ),
-        f"<section><h2>All figures</h2><p class='note'>{escape(TABLE_NOTE)}</p>",
-        layout.table(HEADS, result_rows(evaluation), numbers=range(2, 11)) + "</section>",
-        f"<section><h2>What is the paper's, what is assumed</h2><p class='note'>{escape(ASSUMED_NOTE + assumed)}.</p>",
+        f"<section><h2>All figures</h2><p class='note'>{escape(TABLE_NOTE)}</p>"
+        + layout.table(HEADS, result_rows(evaluation), numbers=range(2, 11))
+        + "</section>",
+        f"<section><h2>What is the paper's, what is assumed</h2><p class='note'>{escape(ASSUMED_NOTE + assumed)}.</p>"
         f"<p class='note'>{escape(LOOK_NOTE)}</p></section>",
     ]
     return layout.page("MOSEL's evaluation · Trimtab", body, drawn)

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "pipelines" / "digits-av"
 VARIANTS = [variant.name for variant in load_pipeline(FOLDER).spec.stages[0].variants]
 RANKING_SLACK = 0.005
 CALIBRATION_BOUND, CALIBRATION_BOUND_ALONE = 0.03, 0.06
-"""Of several senses together, and of one: two kinds of text, or speakers that differ, are more than one temperature mends."""
+"""Of several senses together, and of one: names and hints, or speakers that differ, are more than one number mends."""
 MOST_WEIGHT_BYTES = 4 * 2**20
 ITEMS = 400
 

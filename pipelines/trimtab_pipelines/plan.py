@@ -141,6 +141,7 @@ class ForecastRecord(Model):
     observed_rps: float = Field(default=0.0, ge=0, description="Latest observed peak of requests per second")
     source: str = Field(description="lstm, reactive or oracle")
     reason: str = Field(default="", description="Why this source")
+    held: str = Field(default="", exclude_if=is_empty, description="Why more is planned for than was forecast")
     recent_error: float | None = Field(default=None, description="SMAPE of the source's recent forecasts, 0…2")
 
 
@@ -173,6 +174,12 @@ class Explanation(Model):
         max_length=1024,
         exclude_if=is_empty,
         description="Operating points that the router may not run, and why",
+    )
+    accuracies_drifted: tuple[str, ...] = Field(
+        default=(),
+        max_length=1024,
+        exclude_if=is_empty,
+        description="Operating points that are not as accurate as they were measured to be, and what counts instead",
     )
     binding_constraint: str = Field(default="", description="What keeps the objective from being better")
     runner_up: RunnerUp | None = None

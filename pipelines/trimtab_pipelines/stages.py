@@ -66,8 +66,8 @@ class Stage(Model):
     )
     certainty: TensorName | None = Field(
         default=None,
-        description="Output that says how certain the model is of each row, greater is surer: the least certain rows "
-        "may be looked at again at a more accurate operating point",
+        description="Output that says how certain the model is of each row, best as the probability that it is right: "
+        "the least certain rows may be looked at again at a more accurate operating point; drifts are noticed by it",
     )
     pin: Pin = Pin()
 

@@ -4,7 +4,7 @@ Names and units follow Prometheus; every series carries namespace and pipeline. 
 outcome is first seen, so that counting costs a request next to nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
@@ -92,6 +92,12 @@ class Metrics:
             STAGE,
             registry=registry,
         )
+        self.stage_drifted = Gauge(
+            names.DRIFTED_POINTS,
+            "Operating points that are not as accurate as they were measured to be",
+            STAGE,
+            registry=registry,
+        )
         self.stage_ratio = Gauge(
             "trimtab_service_ratio", "Observed over profiled service time", (*STAGE, "variant"), registry=registry
         )
@@ -148,6 +154,10 @@ class StageMetrics:
         """Read these when scraped."""
         self._metrics.stage_queue_rows.labels(*self._labels).set_function(queue_rows)
         self._metrics.stage_ready.labels(*self._labels).set_function(ready_replicas)
+
+    def watch_drifted(self, drifted: Callable[[], Mapping[tuple[str, str], float]]) -> None:
+        """Read this when scraped."""
+        self._metrics.stage_drifted.labels(*self._labels).set_function(lambda: float(len(drifted())))
 
     def watch_refused(self, replicas: Callable[[], float]) -> None:
         """Read this when scraped."""

@@ -63,8 +63,14 @@ audit: venv ## known vulnerabilities of what each image installs; asks PyPI, or 
 # Why each of these does not reach us stands in docs/supply-chain.md.
 KNOWN = --ignore-vuln CVE-2025-54121 --ignore-vuln CVE-2025-62727
 
-models: venv ## train the digits models anew (fixed seeds)
+models: venv ## train the models of digits, digits-av and vit-tasks anew (fixed seeds); RECORDINGS=FOLDER for real speakers too
 	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
+	$(PY) -m trimtab_model_servers.senses.train -o pipelines/digits-av $(if $(RECORDINGS),--recordings $(RECORDINGS))
+	$(PY) -m trimtab_model_servers.vit_tasks.train -o pipelines/vit-tasks
+
+.PHONY: train-lmm
+train-lmm: venv ## train two small multimodal models that answer questions about pages of digits; half an hour of one core each
+	OMP_NUM_THREADS=1 $(PY) -m trimtab_model_servers.lmm_digits.train -o $(OUT)/lmm-digits
 
 .PHONY: bench-solver
 bench-solver: venv ## time exact, HiGHS and Gurobi on the same problems, and compare them with brute force
@@ -90,6 +96,10 @@ bench-queueing: venv ## the planner's latency of a stage against the simulator's
 bench-schedule: venv ## the best choice for all that waits: time, distance from exact, and a price of time against value iteration
 	$(PY) -m benchmarks.schedule
 
+.PHONY: bench-tokens
+bench-tokens: venv ## vision transformers against tokens merged: speed-up beside what is computed, memory (TOKENS="--device cuda")
+	$(PY) -m benchmarks.tokens $(TOKENS)
+
 .PHONY: bench-departure
 bench-departure: venv ## a load whose heads only the cheaper of two operating points can meet: who drops it, who answers it
 	$(PY) -m benchmarks.departure --out $(OUT)
@@ -101,6 +111,10 @@ bench-engine: venv ## tokens a second of 16 streams in the engine on one core, a
 .PHONY: reproduce-ipa
 reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in the simulator; out/ipa/ipa.html
 	$(PY) -m benchmarks.ipa --data $(DATA) --out $(OUT)/ipa $(if $(TRACE),--trace $(TRACE)) $(IPA)
+
+.PHONY: reproduce-mosel
+reproduce-mosel: venv ## MOSEL's five models under its load, its policies beside ours, in the simulator; out/mosel/mosel.html
+	$(PY) -m benchmarks.mosel --data $(DATA) --out $(OUT)/mosel $(if $(TRACE),--trace $(TRACE)) $(MOSEL)
 
 .PHONY: bench-router
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload
@@ -152,6 +166,10 @@ lint-charts: ## helm lint of both charts, promtool on the alerts
 .PHONY: first-week
 first-week: venv ## what a stranger does in the first week, faults by hand among it; as root also a full disk (WEEK="--area faults")
 	$(PY) -m benchmarks.first_week $(WEEK)
+
+.PHONY: soak
+soak: venv ## half an hour at 20 requests a second with plans changing: no process and no file grows (SOAK="--seconds 480")
+	$(PY) -m benchmarks.soak $(SOAK)
 
 .PHONY: bench-forecast
 bench-forecast: venv ## every forecaster on the same windows: error by shape, size and quantile, and what an error costs

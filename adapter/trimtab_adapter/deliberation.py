@@ -13,6 +13,7 @@ class Deliberation:
         self._recent: list[tuple[float, float]] = []
         self._rows: dict[str, Measured] = {}
         self._ratios: dict[tuple[str, str], Measured] = {}
+        self._accuracies: dict[tuple[str, str, str], float] = {}
 
     def learn(self, state: State) -> None:
         """Follow what the routers measured."""
@@ -20,6 +21,7 @@ class Deliberation:
             self._rows[stage] = damp(self._rows.get(stage), rows, 0.0, MOST_ROWS)
         for key, ratio in state.service_ratios.items():
             self._ratios[key] = damp(self._ratios.get(key), ratio, *RATIO_RANGE)
+        self._accuracies = {which: round(accuracy, 2) for which, accuracy in state.accuracies.items()}
 
     def situation(
         self, forecast: ForecastRecord, current: PipelinePlan | None, now_seconds: float, hold_seconds: float
@@ -33,6 +35,7 @@ class Deliberation:
             recent_rps=tuple(self._recent),
             rows_per_request={stage: rows.used for stage, rows in self._rows.items() if rows.used > 0},
             service_ratios={key: ratio.used for key, ratio in self._ratios.items()},
+            accuracies=dict(self._accuracies),
         )
 
     def decided(self, at_seconds: float, forecast: ForecastRecord | None) -> None:

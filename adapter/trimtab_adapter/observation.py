@@ -83,11 +83,15 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the router measured: rows per request by stage, service ratio by stage and variant, its last minute."""
+    """What the router measured: rows per request by stage, service ratio by stage and variant, its last minute.
+
+    `accuracies`: by stage, variant and operating point, of those that are not what they were measured to be.
+    """
 
     rows_per_request: Mapping[str, float] = field(default_factory=dict)
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
     served: Served | None = None
+    accuracies: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
 
 
 def read_load(content: object) -> Load:
@@ -106,16 +110,19 @@ def read_state(content: object) -> State:
     told = _read(RouterState, content, "state", "{'stages': {...}}")
     rows: dict[str, float] = {}
     ratios: dict[tuple[str, str], float] = {}
+    accuracies: dict[tuple[str, str, str], float] = {}
     for name, stage in told.stages.items():
         where = f"state.stages.{name}"
         if stage.rows_per_request is not None:
             rows[name] = _within(stage.rows_per_request, f"{where}.rows_per_request", 0.0, MOST_ROWS)
         if stage.service_ratio is not None and stage.variant:
             ratios[name, stage.variant] = _within(stage.service_ratio, f"{where}.service_ratio", 0.0, math.inf)
+        for point, accuracy in stage.drifted_accuracies.items():
+            accuracies[name, stage.variant, point] = _within(accuracy, f"{where}.drifted_accuracies.{point}", 0.0, 1.0)
     if told.served is not None:
         _within(told.served.p99_seconds or 0.0, "state.served.p99_seconds", 0.0, 1e6)
         _within(told.served.accuracy or 0.0, "state.served.accuracy", 0.0, 1.0)
-    return State(rows, ratios, told.served)
+    return State(rows, ratios, told.served, accuracies)
 
 
 def merge_states(states: Iterable[State]) -> State:
@@ -128,11 +135,16 @@ def merge_states(states: Iterable[State]) -> State:
             rows.setdefault(stage, []).append(value)
         for key, value in state.service_ratios.items():
             ratios.setdefault(key, []).append(value)
+    accuracies: dict[tuple[str, str, str], list[float]] = {}
+    for state in known:
+        for which, value in state.accuracies.items():
+            accuracies.setdefault(which, []).append(value)
     served = [state.served for state in known if state.served is not None]
     return State(
         {stage: math.fsum(values) / len(values) for stage, values in rows.items()},
         {key: math.fsum(values) / len(values) for key, values in ratios.items()},
         _summed(served) if served else None,
+        {which: math.fsum(values) / len(values) for which, values in accuracies.items()},
     )
 
 

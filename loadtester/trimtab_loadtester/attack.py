@@ -20,7 +20,8 @@ from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
 from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.load import LoadSpec
 from trimtab_loadtester.outcome import classify
-from trimtab_loadtester.payloads import Payload, PayloadSource, payload_source
+from trimtab_loadtester.payload import Payload
+from trimtab_loadtester.payloads import PayloadSource, payload_source
 from trimtab_loadtester.results import Record, Results, RunFacts, Visit
 from trimtab_loadtester.wire import OPEN, Access, Answer, GrpcWire, RestWire, Wire
 from trimtab_pipelines.ends import End

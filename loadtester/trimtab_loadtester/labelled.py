@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_loadtester.load import LoadError
-from trimtab_loadtester.payloads import Outputs, Payload, Score
+from trimtab_loadtester.payload import Outputs, Payload, Score
 from trimtab_loadtester.sample_values import IMAGE_SUFFIXES, WrongValue, tensor_of, written_array
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec

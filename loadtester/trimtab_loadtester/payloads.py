@@ -1,41 +1,23 @@
 """What is sent: real inputs with known truth where there are some, else random tensors; never one sample repeated.
 
 A pipeline names its payloads in the annotation `trimtab.dev/payloads`: `digits` for pages of handwritten digits whose
-truth is known, `TENSOR=LAW, …` for inputs as long as a task's (`trimtab_pipelines.samples`), or `random`, the default,
-for tensors of the pipeline's input specs. In random tensors a dimension of any size (-1) gets what
-`trimtab.dev/default-dimension` says, else 16.
+truth is known, `digits-av` for jobs of digits heard, seen and typed (`trimtab_loadtester.digits_av`), `TENSOR=LAW, …`
+for inputs as long as a task's (`trimtab_pipelines.samples`), or `random`, the default, for tensors of the pipeline's
+input specs. In random tensors a dimension of any size (-1) gets what `trimtab.dev/default-dimension` says, else 16.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
+from trimtab_loadtester.payload import Outputs, Payload, Score
 from trimtab_pipelines import samples
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
 
 RANDOM_BYTES_LENGTH = 16
-Outputs = Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Payload:
-    """One request of one row: its input tensors, and what is true of it (None where nothing is known)."""
-
-    inputs: tuple[Tensor, ...]
-    truth: object = None
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """How much of an answer is right; the accuracy over many answers is Σ correct / Σ total."""
-
-    correct: int = 0
-    total: int = 0
 
 
 class PayloadSource(Protocol):
@@ -132,6 +114,8 @@ def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
     kind = samples.payloads_of(pipeline)
     if kind == "digits":
         return DigitPayloads(seed)
+    if kind.partition(":")[0] == samples.DIGITS_AV:
+        return DigitsAvPayloads(seed, JobOptions.parse(kind.partition(":")[2]))
     any_size = samples.default_dimension(pipeline)
     if kind == "random":
         return RandomPayloads(pipeline.spec.inputs, seed, any_size)

@@ -7,6 +7,8 @@ scaled to 0…1, and adds them. We divide PAS' by the number of stages so that b
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from trimtab_pipelines.spec import Objective
 from trimtab_pipelines.stages import Stage
 
@@ -29,6 +31,15 @@ def normalised_ranks(accuracies: Sequence[float]) -> dict[float, float]:
     if len(distinct) == 1:
         return {distinct[0]: 1.0}
     return {accuracy: rank / (len(distinct) - 1) for rank, accuracy in enumerate(distinct)}
+
+
+def value_of(stage: Stage, objective: Objective, accuracy: float) -> float:
+    """Return the value of an accuracy that none of the stage's points has; its rank is between those beside it."""
+    if objective.accuracy_metric == "Product":
+        return accuracy
+    ranks = normalised_ranks([p.judged().on(objective.accuracy_basis) for v in stage.variants for p in v.points])
+    known = sorted(ranks)
+    return float(np.interp(accuracy, known, [ranks[each] for each in known]))
 
 
 def stage_values(stage: Stage, objective: Objective) -> dict[tuple[str, str], float]:

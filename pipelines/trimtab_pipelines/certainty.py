@@ -7,13 +7,15 @@ look again at everything to those that look at nothing, and each must reject, by
 below the floor. The first that does not ends it. So all that passed hold together with the confidence of one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.floors import at_least
+from trimtab_pipelines.second_look import SecondLook
 
 CONFIDENCE = 0.95
 STEPS = 100
@@ -94,3 +96,76 @@ def safe_threshold(looks: Looks, floor: float, confidence: float = CONFIDENCE) -
             break
         passed = look
     return passed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """Held-out rows as one operating point sees them.
+
+    Attributes:
+        certainty: of each row, 0…1. Shape (rows,).
+        right: whether it was. Shape (rows,).
+        reads: the inputs it reads; empty for all.
+    """
+
+    certainty: NDArray[np.floating]
+    right: NDArray[np.bool_]
+    reads: frozenset[str] = frozenset()
+
+
+LADDER = (0.25, 0.5, 0.75, 0.9, 1.0)
+"""Of what the better point is surely more accurate, which part each floor asks for."""
+LEAST_GAIN = 0.005
+"""Of accuracy, below which a second look is not worth a place in a document."""
+
+
+def second_looks(points: Mapping[str, Seen], confidence: float = CONFIDENCE) -> dict[str, tuple[SecondLook, ...]]:
+    """Return what looking again is worth from each point, at thresholds that keep a ladder of floors.
+
+    Only points that read more than the first are looked at again with: a row that is doubted needs other senses.
+
+    Args:
+        points: the same held-out rows, as each point of a variant sees them.
+        confidence: with which each floor holds for rows that nobody has seen yet.
+    """
+    found: dict[str, tuple[SecondLook, ...]] = dict.fromkeys(points, ())
+    for first, then in permutations(points, 2):
+        if _reads_more(points[then], points[first]):
+            looks = Looks(points[first].certainty, points[first].right, points[then].right)
+            found[first] += _ladder(then, looks, confidence)
+    return found
+
+
+def _reads_more(one: Seen, other: Seen) -> bool:
+    return bool(other.reads) and (not one.reads or one.reads > other.reads)
+
+
+def _ladder(then: str, looks: Looks, confidence: float) -> tuple[SecondLook, ...]:
+    """One second look for each floor that a threshold keeps; of floors with the same threshold the highest."""
+    first, rows = float(looks.right.mean()), looks.certainty.size
+    most = _surest_floor(int(looks.right_again.sum()), rows, confidence)
+    if most - first < LEAST_GAIN:
+        return ()
+    kept: dict[float, SecondLook] = {}
+    for part in LADDER:
+        floor = first + part * (most - first)
+        look = safe_threshold(looks, floor, confidence)
+        if look is not None and 0 < look.share < 1:
+            kept[look.below] = SecondLook(
+                point=then,
+                below=look.below,
+                share=round(look.share, 4),
+                accuracy=round(look.accuracy, 4),
+                low=round(floor - 5e-5, 4),
+                samples=rows,
+            )
+    return tuple(sorted(kept.values(), key=lambda look: look.below))
+
+
+def _surest_floor(hits: int, rows: int, confidence: float) -> float:
+    """The highest floor that so many hits reject being below, by bisection: the binomial's lower bound."""
+    low, high = 0.0, hits / rows
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle > 0 and at_least(hits, rows, middle) <= 1 - confidence else (low, middle)
+    return low

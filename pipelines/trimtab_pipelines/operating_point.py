@@ -13,10 +13,12 @@ from pydantic import Field, model_validator
 from trimtab_pipelines.evidence import Accuracy, AccuracyBasis, AccuracyEvidence, stated
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty
+from trimtab_pipelines.second_look import MOST_LOOKS, LookPlan, SecondLook
 from trimtab_pipelines.tensors import TensorName
 
 MOST_TASKS = 64
 AccuracyByTask = dict[Name, Accuracy]
+Precision = Literal["FP32", "BF16", "FP16", "INT8"]
 
 
 class Readable(Protocol):
@@ -91,9 +93,7 @@ class OperatingPoint(Model):
     )
     merging: Merging | None = None
     prompts: Prompts | None = None
-    precision: Literal["FP32", "BF16", "FP16", "INT8"] | None = Field(
-        default=None, description="Numbers it computes with"
-    )
+    precision: Precision | None = Field(default=None, description="Numbers it computes with")
     compiled: Name | None = Field(default=None, description="Compiled form it runs, as the family calls it")
     input_size: InputSize | None = None
     accuracy: Fraction
@@ -105,6 +105,12 @@ class OperatingPoint(Model):
         max_length=MOST_TASKS,
         exclude_if=is_empty,
         description="Accuracy on single tasks, where it was measured",
+    )
+    second_looks: tuple[SecondLook, ...] = Field(
+        default=(),
+        max_length=MOST_LOOKS,
+        exclude_if=is_empty,
+        description="What it was measured to give to look again at its least certain rows; needs the stage's certainty",
     )
 
     @model_validator(mode="before")
@@ -157,7 +163,14 @@ class OperatingPoint(Model):
 
     def without_evidence(self) -> "OperatingPoint":
         """It without what stands behind its accuracy: who serves it needs no proof."""
-        return self.model_copy(update={"accuracy_evidence": None, "accuracy_by_task": {}})
+        return self.model_copy(update={"accuracy_evidence": None, "accuracy_by_task": {}, "second_looks": ()})
+
+    def looks(self, basis: AccuracyBasis) -> tuple[LookPlan, ...]:
+        """Its second looks with the accuracy that counts."""
+        return tuple(
+            LookPlan(point=look.point, below=look.below, share=look.share, accuracy=look.on(basis))
+            for look in self.second_looks
+        )
 
     def accuracies_by_task(self, basis: AccuracyBasis) -> dict[str, float]:
         """The figure that counts for each task that is known."""

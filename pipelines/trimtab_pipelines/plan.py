@@ -8,12 +8,14 @@ from trimtab_pipelines.evidence import AccuracyBasis
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, Resource, is_empty, require_unique
+from trimtab_pipelines.second_look import MOST_LOOKS, LookPlan
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorName
 
 _BY_TASK = "Accuracy on single tasks, where it is known"
 _READS = "Inputs its batches take along, besides those the stage cannot run without; empty means all"
 _SECONDS = "Expected seconds to serve a batch, by its rows"
+_LOOKS = "Second looks the router may take at the least certain rows it has served at this point"
 
 
 class PointPlan(Model):
@@ -24,6 +26,7 @@ class PointPlan(Model):
     accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty, description=_BY_TASK)
     reads: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
     service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
+    looks: tuple[LookPlan, ...] = Field(default=(), max_length=MOST_LOOKS, exclude_if=is_empty, description=_LOOKS)
 
 
 class StagePlan(Model):
@@ -48,10 +51,16 @@ class StagePlan(Model):
     accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty, description=_BY_TASK)
     reads: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
     service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
+    looks: tuple[LookPlan, ...] = Field(default=(), max_length=MOST_LOOKS, exclude_if=is_empty, description=_LOOKS)
     throughput_rps: float = Field(
         default=0.0, ge=0, description="Rows per second all replicas can serve, at the fastest point allowed"
     )
     latency_seconds: float = Field(default=0.0, ge=0, description="Planned queueing and service time of the stage")
+    escalation: LookPlan | None = Field(
+        default=None,
+        exclude_if=lambda look: look is None,
+        description="The second look that capacity and accuracy were planned with, where there is one",
+    )
     time_price: float = Field(
         default=0.0,
         ge=0,
@@ -76,7 +85,13 @@ class StagePlan(Model):
             accuracy_by_task=self.accuracy_by_task,
             reads=self.reads,
             service_seconds=self.service_seconds,
+            looks=self.looks,
         )
+
+    @property
+    def expected_accuracy(self) -> float:
+        """What its answers are planned to have, the second look included."""
+        return self.accuracy if self.escalation is None else self.escalation.accuracy
 
     @property
     def points(self) -> tuple[PointPlan, ...]:
@@ -96,6 +111,7 @@ def point_plan(point: OperatingPoint, basis: AccuracyBasis = "Expected") -> Poin
         accuracy=point.judged().on(basis),
         accuracy_by_task=point.accuracies_by_task(basis),
         reads=point.modalities,
+        looks=point.looks(basis),
     )
 
 
@@ -125,6 +141,7 @@ class ForecastRecord(Model):
     observed_rps: float = Field(default=0.0, ge=0, description="Latest observed peak of requests per second")
     source: str = Field(description="lstm, reactive or oracle")
     reason: str = Field(default="", description="Why this source")
+    held: str = Field(default="", exclude_if=is_empty, description="Why more is planned for than was forecast")
     recent_error: float | None = Field(default=None, description="SMAPE of the source's recent forecasts, 0…2")
 
 
@@ -157,6 +174,12 @@ class Explanation(Model):
         max_length=1024,
         exclude_if=is_empty,
         description="Operating points that the router may not run, and why",
+    )
+    accuracies_drifted: tuple[str, ...] = Field(
+        default=(),
+        max_length=1024,
+        exclude_if=is_empty,
+        description="Operating points that are not as accurate as they were measured to be, and what counts instead",
     )
     binding_constraint: str = Field(default="", description="What keeps the objective from being better")
     runner_up: RunnerUp | None = None

@@ -32,7 +32,7 @@ _MEASURED = {
     "max_batch_size",
     "operating_points",
 }
-_JUDGEMENTS = ("accuracy", "accuracyEvidence", "accuracyByTask")
+_JUDGEMENTS = ("accuracy", "accuracyEvidence", "accuracyByTask", "secondLooks")
 """Of an operating point."""
 
 

@@ -47,6 +47,8 @@ class StageState(Told):
     """Observed over predicted service time."""
     rows_per_request: Finite | None = None
     """The fan-out of the last minute; None before the first request."""
+    drifted_accuracies: dict[str, Finite] = {}
+    """By operating point of what it runs: how accurate those are by now that are not what they were measured to be."""
     endpoints: dict[str, EndpointState] = {}
 
 

@@ -21,6 +21,7 @@ from trimtab_pipelines.tensors import TensorSpec
 PAYLOADS_ANNOTATION = "trimtab.dev/payloads"
 DIMENSION_ANNOTATION = "trimtab.dev/default-dimension"
 DEFAULT_DIMENSION = 16
+DIGITS_AV = "digits-av"
 Array = NDArray[Any]
 NO_TOKEN = -1
 SAMPLES_PER_SECOND = 16_000
@@ -30,16 +31,15 @@ LENGTH_SUFFIX = "_length"
 
 
 def payloads_of(pipeline: InferencePipeline) -> str:
-    """What a pipeline's annotation says its inputs are: `digits`, `random`, or laws by input.
+    """What a pipeline's annotation says its inputs are: `digits`, `digits-av` with options, `random`, or laws by input.
 
     Raises:
         ValueError: it says something else.
     """
     kind = pipeline.metadata.annotations.get(PAYLOADS_ANNOTATION, "random")
-    if kind not in {"digits", "random"} and "=" not in kind:
-        raise ValueError(
-            f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is not known; there are: digits, random, TENSOR=LAW"
-        )
+    if kind.partition(":")[0] not in {"digits", "random", DIGITS_AV} and "=" not in kind:
+        known = f"digits, {DIGITS_AV}, random, TENSOR=LAW"
+        raise ValueError(f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is not known; there are: {known}")
     return kind
 
 

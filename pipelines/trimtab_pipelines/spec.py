@@ -155,6 +155,11 @@ class InferencePipelineSpec(Model):
         """Whether batches may leave at other operating points of the variant than the planned one."""
         return self.departure_policy != "UrgentFirst"
 
+    @property
+    def looks_twice(self) -> bool:
+        """Whether rows the model is not certain of may be answered again at another operating point."""
+        return self.departure_policy == "ModalityMix"
+
     @cached_property
     def order(self) -> tuple[Stage, ...]:
         """The stages in an order in which each comes after all it reads from."""

@@ -66,8 +66,8 @@ class Stage(Model):
     )
     certainty: TensorName | None = Field(
         default=None,
-        description="Output that says how certain the model is of each row, greater is surer: the least certain rows "
-        "may be looked at again at a more accurate operating point",
+        description="Output that says how certain the model is of each row, best as the probability that it is right: "
+        "the least certain rows may be looked at again at a more accurate operating point; drifts are noticed by it",
     )
     pin: Pin = Pin()
 
@@ -93,6 +93,7 @@ class Stage(Model):
             raise ValueError(f"{where}: minReplicas {self.min_replicas} is above maxReplicas {self.max_replicas}")
         check_counts(self.name, self.outputs)
         self._require_modalities()
+        self._require_looks()
         check_certainty(self.name, self.certainty, self.outputs)
         if self.pin.variant is not None and self.pin.variant not in {v.name for v in self.variants}:
             known = ", ".join(variant.name for variant in self.variants)
@@ -109,3 +110,16 @@ class Stage(Model):
                         f"stage {self.name}: operating point {point.name} of variant {variant.name} reads "
                         f"{unknown[0]!r}, which is not one of the stage's inputs: {', '.join(sorted(inputs))}"
                     )
+
+    def _require_looks(self) -> None:
+        """A second look needs a certainty to pick rows by, and another point of the same variant."""
+        for variant in self.variants:
+            known = {point.name for point in variant.operating_points}
+            for point in variant.operating_points:
+                where = f"stage {self.name}: operating point {point.name} of variant {variant.name}"
+                if point.second_looks and self.certainty is None:
+                    raise ValueError(f"{where} has secondLooks, but the stage names no output as its certainty")
+                for look in point.second_looks:
+                    if look.point == point.name or look.point not in known:
+                        others = ", ".join(sorted(known - {point.name}))
+                        raise ValueError(f"{where} looks again at {look.point!r}; the other points are: {others}")

@@ -35,6 +35,11 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
 
         pages = PageSource(split="held-out", seed=seed).pages(0, count)
         rows[f"{REQUEST}.inputs.image"] = np.stack([page.pixels for page in pages])
+    elif kind.partition(":")[0] == samples.DIGITS_AV:
+        from trimtab_model_servers.senses.items import ItemSource  # noqa: PLC0415 - slow to import
+
+        items = ItemSource("held-out", seed).items(0, count)
+        rows |= {f"{REQUEST}.inputs.{name}": array for name, array in items.inputs().items()}
     elif kind != "random":
         laws = samples.read_laws(kind, pipeline.spec.inputs)
         drawn = samples.draw(laws, pipeline.spec.inputs, count, (seed,))

@@ -1,12 +1,20 @@
 """The job strategies of what was profiled: which way to split the rows of a request costs least, beside the profile."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.profile import ModelProfile, PointProfile
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.strategies import JobStrategies, PointCost, StrategiesOfPipeline, Variant, strategies_of
+from trimtab_pipelines.strategies import (
+    Escalation,
+    JobStrategies,
+    PointCost,
+    StrategiesOfPipeline,
+    Variant,
+    strategies_of,
+)
+from trimtab_pipelines.variants import Variant as Declared
 
 STRATEGIES_FILE = "strategies.json"
 
@@ -35,7 +43,18 @@ def _each(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> 
             for cores in sorted({point.cores for point in own}):
                 costs = [_cost(point, accuracies) for point in own if point.cores == cores]
                 if len(costs) > 1:
-                    yield strategies_of(Variant(pipeline.name, stage.name, variant.name, cores), costs)
+                    whose = Variant(pipeline.name, stage.name, variant.name, cores)
+                    yield strategies_of(whose, costs, _escalations(variant, {cost.name for cost in costs}))
+
+
+def _escalations(variant: Declared, measured: Collection[str]) -> list[Escalation]:
+    """The second looks that a variant declares, as far as both of their points were measured."""
+    return [
+        Escalation(point.name, look.point, look.share, look.accuracy)
+        for point in variant.points
+        for look in point.second_looks
+        if {point.name, look.point} <= set(measured)
+    ]
 
 
 def _cost(point: PointProfile, accuracies: Mapping[str, float]) -> PointCost:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.adapter.modalities import DIGITS, TVLT, a_scenario, with_stage
+from tests.adapter.modalities import DIGITS, DIGITS_TWICE, TVLT, a_scenario, with_stage
 from trimtab_adapter.simulation.simulate import simulate
 from trimtab_pipelines.ends import DROPPED, LATE, OK
 
@@ -103,3 +103,35 @@ def test_a_price_of_time_keeps_room_for_those_to_come():
 
     assert free.violations > 0.05
     assert held.violations < free.violations / 2
+
+
+def scrutinised(senses, load):
+    """Jobs with floors that only the best subset reaches alone, at so many times what it carries."""
+    rate = load * DIGITS.capacity(16.5)
+    return a_scenario(senses, rate, policy="ModalityMix", seconds=6.0, slo=0.3, floors=(0.784, 0.796), price=True)
+
+
+def test_looking_twice_answers_all_in_time_where_one_look_at_the_best_subset_could_not():
+    once, twice = (simulate(scrutinised(senses, 2.0)) for senses in (DIGITS, DIGITS_TWICE))
+
+    assert once.violations > 0.05
+    assert twice.violations == 0.0
+    assert twice.rows_again["stage-0"] > 0
+    assert 0 < twice.provisional.mean() < 0.4
+
+
+def test_only_provisional_answers_are_below_their_floor():
+    scenario = scrutinised(DIGITS_TWICE, 2.0)
+    found = simulate(scenario)
+    floors = np.array([wish.accuracy_floor for wish in scenario.wishes])
+    below = found.accuracy < floors - 1e-3
+
+    assert below.any()
+    assert not (below & ~found.provisional).any()
+
+
+def test_a_better_answer_comes_where_there_is_time_for_it():
+    found = simulate(scrutinised(DIGITS_TWICE, 1.0))
+
+    assert found.violations == 0.0
+    assert not found.provisional.any()

@@ -294,8 +294,9 @@ def test_the_scenarios_know_every_end_and_every_fault():
         again += scenario.policy is not None and len(seen) < sum(len(departure[5]) for departure in departures)
 
     assert ends >= {OK, LATE, DROPPED, REFUSED}
-    every = set(ACCURACIES)
-    assert points == dict.fromkeys({"", *POLICIES}, every) | {"AllModalities": {"default"}}
+    assert points.keys() == {"", *POLICIES}
+    assert points.pop("AllModalities") == {"default"}
+    assert min(map(len, points.values())) > 1
     assert min(lost, changed) > 30
     assert min(wishing, again, lacking) > 5
     assert simulated(replace(scenario, seed=1)) != simulated(scenario)

@@ -87,7 +87,7 @@ def router_text() -> str:
     stage.watch(lambda: 2.0, lambda: 1.0)
     stage.watch_refused(lambda: 0.0)
     stage.queue_seconds.observe(0.01)
-    stage.served("read-l", 6, 0.02, 1.0)
+    stage.served(("read-l", "default"), 6, 0.02, 1.0)
     return metrics.expose().decode()
 
 

@@ -10,7 +10,7 @@ from tests.cli.pipelines import echo_pipeline
 from trimtab.accuracies.attribution import NothingRight, Tally, accuracies, choices
 from trimtab.accuracies.writing import with_accuracies
 from trimtab.commands import run
-from trimtab_loadtester.payloads import Score
+from trimtab_loadtester.payload import Score
 from trimtab_pipelines.accuracy import sources
 from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_pipelines.evidence import Accuracy, wilson_interval

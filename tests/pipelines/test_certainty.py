@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trimtab_pipelines.certainty import Looks, at_threshold, curve, safe_threshold
+from trimtab_pipelines.certainty import Looks, Seen, at_threshold, curve, safe_threshold, second_looks
 
 
 def a_sample(rng, rows, shift=0.0):
@@ -61,3 +61,30 @@ def test_a_floor_above_what_both_points_give_has_no_threshold():
 def test_rows_that_were_not_seen_at_both_points_are_refused():
     with pytest.raises(ValueError, match="got 3, 2 and 3"):
         Looks(np.ones(3), np.ones(2, bool), np.ones(3, bool))
+
+
+def test_second_looks_climb_a_ladder_of_floors_that_each_hold_for_unseen_rows():
+    sample, truth = a_sample(np.random.default_rng(5), 4000), a_sample(np.random.default_rng(6), 400_000)
+    points = {
+        "a": Seen(sample.certainty, sample.right, frozenset("a")),
+        "av": Seen(sample.certainty, sample.right_again, frozenset("av")),
+    }
+    found = second_looks(points)
+
+    assert found["av"] == ()
+    assert len(found["a"]) >= 3
+    assert [look.share for look in found["a"]] == sorted(look.share for look in found["a"])
+    for look in found["a"]:
+        assert look.point == "av"
+        assert look.low is not None
+        assert look.low < look.accuracy
+        assert at_threshold(truth, look.below).accuracy >= look.low
+
+
+def test_a_point_that_reads_other_senses_is_no_second_look():
+    sample = a_sample(np.random.default_rng(7), 2000)
+    points = {
+        "a": Seen(sample.certainty, sample.right, frozenset("a")),
+        "v": Seen(sample.certainty, sample.right_again, frozenset("v")),
+    }
+    assert second_looks(points) == {"a": (), "v": ()}

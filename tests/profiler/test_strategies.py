@@ -29,6 +29,29 @@ def test_variants_of_several_points_have_strategies_that_read_back(tmp_path):
     assert cheapest.rows == {"full": 32, "half": 32}
 
 
+def test_second_looks_are_ways_too_where_both_points_were_measured():
+    look = {"share": 0.25, "below": 0.5, "accuracy": 0.89}
+    looks = [look | {"point": "full"}, look | {"point": "unmeasured", "accuracy": 0.95}]
+    points = [
+        {"name": "full", "accuracy": 0.9},
+        {"name": "half", "accuracy": 0.8, "secondLooks": looks},
+        {"name": "unmeasured", "accuracy": 0.99},
+    ]
+    chain = a_chain(1)
+    chain[0]["outputs"].append({"name": "certainty", "datatype": "FP32"})
+    chain[0] |= {"variants": [a_variant(operatingPoints=points)], "certainty": "certainty"}
+    measured = [
+        a_point_profile("small", 0.004, linear).model_copy(update={"operating_point": name})
+        for name, linear in (("full", 0.004), ("half", 0.001))
+    ]
+    (found,) = strategies_from(a_pipeline(chain), {"stage-0": a_profile("stage-0", measured)}).variants
+
+    assert {way.name for way in found.ways} == {"full", "half", "half>full@0.25"}
+    cheapest = found.of(64).cheapest(0.89)
+    assert cheapest is not None
+    assert cheapest.rows == {"half>full@0.25": 64}
+
+
 def test_where_there_is_one_point_each_nothing_is_written(tmp_path):
     profiles = {"stage-0": a_profile("stage-0", [a_point_profile()])}
 

@@ -58,6 +58,9 @@ class Desktop:
     def served(self, *told):
         pass
 
+    def looks_again(self, rows):
+        pass
+
     def retried(self, reason):
         self.told.append(reason)
 

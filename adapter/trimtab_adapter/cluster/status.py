@@ -108,6 +108,9 @@ def _quality(tick: Tick, plan: PipelinePlan) -> Finding:
     if not plan.spec.feasible:
         share = f"; planned for {100 * plan.spec.planned_fraction:.0f} % of the load"
         return ill(_PLAN, "LeastBad", f"no plan keeps all constraints: {plan.spec.reason}{share}")
+    if drifted := plan.spec.explanation.accuracies_drifted:
+        told = f"no longer as accurate as measured: {'; '.join(drifted[:4])}"
+        return well(_PLAN, "AccuracyDrifted", f"{told}. The plan stands on what is observed; look at the inputs")
     return well(_PLAN, "Optimal", f"no plan is better; what binds is {plan.spec.explanation.binding_constraint}")
 
 

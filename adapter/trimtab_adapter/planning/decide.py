@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trimtab_adapter.planning.corrected import corrected, drifts
 from trimtab_adapter.planning.explain import basis_words, explain, line
-from trimtab_adapter.planning.hysteresis import planning_load
+from trimtab_adapter.planning.hysteresis import planning_load, why_more
 from trimtab_adapter.planning.least_bad import Answer, answer
 from trimtab_adapter.planning.options import PlanningError, Question
 from trimtab_adapter.planning.points import allowed_points
@@ -31,6 +32,7 @@ class Situation:
     recent_rps: tuple[tuple[float, float], ...] = ()  # (time, forecast peak) of earlier decisions
     rows_per_request: Mapping[str, float] = field(default_factory=dict)  # measured, by stage
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # measured, by stage and variant
+    accuracies: Mapping[tuple[str, str, str], float] = field(default_factory=dict)  # drifted, by stage, variant, point
 
 
 def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation) -> PipelinePlan:
@@ -56,10 +58,11 @@ def question_of(
         situation.now_seconds,
         pipeline.spec.adaptation.hold_seconds,
     )
-    question = Question(
-        pipeline.spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current
-    )
-    return question, situation.forecast.model_copy(update={"peak_rps": load_rps})
+    spec = corrected(pipeline.spec, situation.accuracies)
+    question = Question(spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current)
+    hold_seconds = pipeline.spec.adaptation.hold_seconds
+    held = why_more(situation.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
+    return question, situation.forecast.model_copy(update={"peak_rps": load_rps, "held": held})
 
 
 def initial_plan(
@@ -94,6 +97,7 @@ def plan_of(
     before = 0 if current is None else current.spec.generation
     changed = current is None or _lines(current.spec.stages) != _lines(stages)
     cause = f"planned for {forecast.peak_rps:.3g} requests/s by {forecast.source}"
+    cause += f": {forecast.held}" if forecast.held else ""
     spec = PipelinePlanSpec(
         pipeline=pipeline.name,
         generation=before + 1 if changed else before,
@@ -105,7 +109,11 @@ def plan_of(
         forecast=forecast,
         expected=_expectation(found.program, choice),
         explanation=explain(found, stages, current, cause).model_copy(
-            update={"accuracy_basis": basis_words(pipeline.spec, stages), "points_left_out": left_out}
+            update={
+                "accuracy_basis": basis_words(question.spec, stages),
+                "points_left_out": left_out,
+                "accuracies_drifted": drifts(pipeline.spec, question.spec),
+            }
         ),
     )
     metadata = Metadata(name=pipeline.name, namespace=pipeline.metadata.namespace)
@@ -139,6 +147,8 @@ def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePla
         accuracy_by_task=planned.accuracy_by_task,
         reads=planned.reads,
         service_seconds=planned.service_seconds,
+        looks=planned.looks,
+        escalation=option.escalation,
         throughput_rps=option.throughput_rps,
         latency_seconds=option.latency_seconds,
     )

@@ -40,7 +40,8 @@ def _solver(solution: Solution) -> str:
 def line(option: Option | StagePlan) -> str:
     """A short line such as `read-l ×2 batch 8`."""
     point = "" if option.operating_point == "default" else f"/{option.operating_point}"
-    return f"{option.variant}{point} ×{option.replicas} batch {option.batch_size}"
+    again = "" if option.escalation is None else f" > {option.escalation}"
+    return f"{option.variant}{point}{again} ×{option.replicas} batch {option.batch_size}"
 
 
 def binding_constraint(answer: Answer) -> str:

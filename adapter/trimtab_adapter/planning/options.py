@@ -6,17 +6,20 @@ even with more replicas than needed, and is the only one without the price of a 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Protocol
 
 from trimtab_adapter.planning.latency import backlog_seconds, least_replicas, planned_seconds, sustained_load_rps
 from trimtab_adapter.solvers.program import Option, Program, StageOptions, weights_of
-from trimtab_pipelines.accuracy import stage_values
+from trimtab_pipelines.accuracy import stage_values, value_of
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.mistakes import Failed
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES, most_rows
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile, PointProfile
+from trimtab_pipelines.second_look import LookPlan
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Pin, Stage
 from trimtab_pipelines.variants import Variant
@@ -161,8 +164,10 @@ def _options(question: Question, stage: Stage, relaxed: Relaxation) -> Iterator[
             if rows is not None and variant.container is None:
                 most = min(most, rows)
             beside = () if keeps_to_one_point(question, stage) else (one for one in found if one[0] is variant)
-            others = tuple(_Speed(at, service_ratio(question, stage, variant, at)) for *_, at in beside)
-            yield from _sizes(question, stage, relaxed, _Candidate(variant, point, own, (own, *others), most))
+            others = {at.operating_point: _Speed(at, service_ratio(question, stage, variant, at)) for *_, at in beside}
+            once = _Candidate(variant, point, own, (own, *others.values()), most)
+            for candidate in (once, *_twice(question, once, others)):
+                yield from _sizes(question, stage, relaxed, candidate)
 
 
 def profiled_points(question: Question, stage: Stage) -> list[tuple[Variant, OperatingPoint, PointProfile]]:
@@ -179,6 +184,16 @@ def profiled_points(question: Question, stage: Stage) -> list[tuple[Variant, Ope
         wanted = ", ".join(f"{v.name} with {v.resources.cpu:g} cores" for v in stage.variants)
         raise PlanningError(f"stage {stage.name}: its profile measured none of: {wanted}; profile it anew")
     return found
+
+
+class _Pace(Protocol):
+    """How fast rows are answered in one way."""
+
+    def replica_rps(self, batch_size: int) -> float:
+        """Return rows per second of one replica."""
+
+    def seconds(self, batch_size: int, quantile: float) -> float:
+        """Return the service time of a full batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,18 +213,51 @@ class _Speed:
 
 
 @dataclass(frozen=True, slots=True)
+class _Twice:
+    """Every row at one point, and a share of them at another after that."""
+
+    first: _Pace
+    again: _Pace
+    share: float
+
+    def replica_rps(self, batch_size: int) -> float:
+        """Return rows per second of one replica; those looked at again are gathered to full batches."""
+        return 1.0 / (1.0 / self.first.replica_rps(batch_size) + self.share / self.again.replica_rps(batch_size))
+
+    def seconds(self, batch_size: int, quantile: float) -> float:
+        """Return the service time of a full batch, and of its least certain rows after it."""
+        return self.first.seconds(batch_size, quantile) + self.again.seconds(ceil(self.share * batch_size), quantile)
+
+
+def _twice(question: Question, once: "_Candidate", others: Mapping[str, _Speed]) -> "Iterator[_Candidate]":
+    """Yield the candidate with each second look that its departure policy may take."""
+    if question.spec.looks_twice:
+        for look in once.point.looks(question.spec.objective.accuracy_basis):
+            if look.point in others and look.share > 0:
+                yield replace(once, own=_Twice(once.own, others[look.point], look.share), look=look)
+
+
+@dataclass(frozen=True, slots=True)
 class _Candidate:
-    """An operating point that may be planned, and all that batches may then run at, itself among them."""
+    """A way to answer that may be planned, and all that batches may then run at.
+
+    `look`: the least certain rows are answered again.
+    """
 
     variant: Variant
     point: OperatingPoint
-    own: _Speed
+    own: _Pace
     allowed: tuple[_Speed, ...]
     most_rows: int  # of a batch
+    look: LookPlan | None = None
 
     def most_rps(self, batch_size: int) -> float:
         """Rows per second of one replica at the fastest point allowed."""
         return max(speed.replica_rps(batch_size) for speed in self.allowed)
+
+    def runs_in(self, plan: StagePlan) -> bool:
+        """Whether a plan runs it, in batches of whatever size."""
+        return (self.variant.name, self.point.name, self.look) == (plan.variant, plan.operating_point, plan.escalation)
 
 
 def _sizes(question: Question, stage: Stage, relaxed: Relaxation, candidate: _Candidate) -> Iterator[Option]:
@@ -219,10 +267,7 @@ def _sizes(question: Question, stage: Stage, relaxed: Relaxation, candidate: _Ca
     planned point's accuracy that most requests get, and nobody pays for replicas that a peak alone would need.
     """
     pin, running = _pin(stage, relaxed), question.running(stage.name)
-    if running is not None and (running.variant, running.operating_point) != (
-        candidate.variant.name,
-        candidate.point.name,
-    ):
+    if running is not None and not candidate.runs_in(running):
         running = None
     load_rps = question.stage_rps(stage.name) * relaxed.fraction
     sustained_rps = question.sustained_stage_rps(stage.name) * relaxed.fraction
@@ -246,13 +291,18 @@ def _sizes(question: Question, stage: Stage, relaxed: Relaxation, candidate: _Ca
 def _option(
     question: Question, stage: Stage, candidate: _Candidate, batch_size: int, replicas: int, sustained_rps: float
 ) -> Option:
-    variant, point = candidate.variant, candidate.point
+    variant, point, look = candidate.variant, candidate.point, candidate.look
     quantile, running = question.spec.slo.quantile, question.running(stage.name)
-    asked = (variant.name, point.name, batch_size, replicas)
-    kept = running is None or asked == (running.variant, running.operating_point, running.batch_size, running.replicas)
+    asked = (batch_size, replicas)
+    kept = running is None or (candidate.runs_in(running) and asked == (running.batch_size, running.replicas))
     carried_rps = replicas * candidate.own.replica_rps(batch_size)
     backlog = backlog_seconds(sustained_rps, carried_rps, quantile, question.rows(stage.name))
     objective = question.spec.objective
+    if look is None:
+        accuracy = point.judged().on(objective.accuracy_basis)
+        value = stage_values(stage, objective)[variant.name, point.name]
+    else:
+        accuracy, value = look.accuracy, value_of(stage, objective, look.accuracy)
     return Option(
         variant=variant.name,
         operating_point=point.name,
@@ -260,9 +310,10 @@ def _option(
         replicas=replicas,
         cores=replicas * variant.resources.cpu,
         gpus=replicas * variant.resources.gpu,
-        accuracy=point.judged().on(objective.accuracy_basis),
-        value=stage_values(stage, objective)[variant.name, point.name],
+        accuracy=accuracy,
+        value=value,
         latency_seconds=planned_seconds(candidate.own.seconds(batch_size, quantile), replicas, backlog, quantile),
         throughput_rps=replicas * candidate.most_rps(batch_size),
         penalty=0.0 if kept else question.spec.adaptation.switching_cost,
+        escalation=look,
     )

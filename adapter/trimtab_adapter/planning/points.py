@@ -5,7 +5,7 @@ More accurate ones than planned it may need under any policy, for requests that 
 another one beats in everything is left out, since nobody could be served better by it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from trimtab_adapter.planning.options import Question, point_profile
@@ -30,7 +30,7 @@ def allowed_points(
     """The points for a plan that runs `planned`, with their seconds at these batch sizes, ascending."""
     own = _measured(question, stage, variant, planned, batch_sizes)
     if stage.pin.operating_point is not None:
-        return Allowed(own)
+        return Allowed(own.model_copy(update={"looks": ()}))
     others = [point.name for point in variant.points if point.name != planned]
     known = [own, *(_measured(question, stage, variant, name, batch_sizes) for name in others)]
     kept, left_out = [own], []
@@ -40,10 +40,18 @@ def allowed_points(
             left_out.append(f"{stage.name}: {variant.name}/{point.name}, {why_not}")
         else:
             kept.append(point)
+    names = {point.name for point in kept} if question.spec.looks_twice else set[str]()
+    kept = [_looking(point, names) for point in kept]
+    own = kept[0]
     kept.sort(key=lambda point: (-point.accuracy, _slowest(point)))
     place = kept.index(own)
     fallbacks = kept[place + 1 :] if question.spec.falls_back else ()
     return Allowed(own, tuple(kept[:place]), tuple(fallbacks), tuple(left_out))
+
+
+def _looking(point: PointPlan, names: Container[str]) -> PointPlan:
+    """Return a point with the second looks that may be taken at these points."""
+    return point.model_copy(update={"looks": tuple(look for look in point.looks if look.point in names)})
 
 
 def _measured(question: Question, stage: Stage, variant: Variant, name: str, batch_sizes: Iterable[int]) -> PointPlan:

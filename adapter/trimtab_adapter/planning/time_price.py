@@ -51,6 +51,17 @@ def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
 
 def priced(stage: StagePlan, rows_rps: float) -> StagePlan:
     """The plan of a stage with the price of its time; 0 where nothing is known of how long it takes."""
-    tables = [(point.service_seconds.get(stage.batch_size, 0.0), point.accuracy) for point in stage.points]
-    points = [(seconds / stage.batch_size, accuracy) for seconds, accuracy in tables]
-    return stage.model_copy(update={"time_price": time_price(points, rows_rps, stage.replicas)})
+    return stage.model_copy(update={"time_price": time_price(ways(stage), rows_rps, stage.replicas)})
+
+
+def ways(stage: StagePlan) -> list[tuple[float, float]]:
+    """(seconds of a row in full batches, accuracy) of each way to answer it, second looks among them."""
+    seconds = {p.name: p.service_seconds.get(stage.batch_size, 0.0) / stage.batch_size for p in stage.points}
+    found = [(seconds[point.name], point.accuracy) for point in stage.points]
+    looks = ((point.name, look) for point in stage.points for look in point.looks)
+    found += [
+        (seconds[first] + look.share * seconds[look.point], look.accuracy)
+        for first, look in looks
+        if seconds[first] > 0 and seconds.get(look.point, 0.0) > 0
+    ]
+    return found

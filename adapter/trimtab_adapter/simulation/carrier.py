@@ -1,5 +1,6 @@
 """Carries the batches of one simulated stage: what a batch takes is drawn; of what it gives only the rows count."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 
@@ -11,7 +12,9 @@ from trimtab_pipelines.stages import Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.endings import Answered, Ending, Lost
+from trimtab_router.stage.policies.view import Point
 from trimtab_router.stage.ports import Clock
+from trimtab_router.stage.service_time import Key
 from trimtab_router.stage.slot import Parcel, Slot
 
 Ended = Callable[[Parcel, Ending], None]
@@ -23,14 +26,21 @@ class Batches:
     def __init__(self) -> None:
         self.served_batches = 0
         self.rows = 0
+        self.rows_by_point: Counter[str] = Counter()
+        self.rows_again = 0
 
     def waited(self, seconds: float) -> None:
         """Every answer tells it."""
 
-    def served(self, variant: str, rows: int, seconds: float, ratio: float) -> None:  # noqa: ARG002 - of a tally
+    def served(self, key: Key, rows: int, seconds: float, ratio: float) -> None:  # noqa: ARG002 - of a tally
         """Count a batch."""
         self.served_batches += 1
         self.rows += rows
+        self.rows_by_point[key[1]] += rows
+
+    def looks_again(self, rows: int) -> None:
+        """Count rows that go back for a better answer."""
+        self.rows_again += rows
 
     def retried(self, reason: str) -> None:
         """Nobody asks."""
@@ -56,7 +66,8 @@ class DrawnCarrier:
         clock: the clock.
         times: draws the seconds of its batches.
         fan_outs: draws the rows of its counted outputs, by the name of the count.
-        certainties: draws how certain the model is of each row, evenly from 0 to 1, where the stage tells it.
+        certainties: draws how certain the model is of each row, where the stage tells it: as second looks were
+            measured to find it, else evenly from 0 to 1.
         transfer_seconds: of each service time, what passes on the way.
         machine: that all stages share.
         on_idle: called when a replica that drains has no batch left.
@@ -126,12 +137,22 @@ class DrawnCarrier:
 
     def _outputs(self, parcel: Parcel) -> Sequence[Mapping[str, Array]]:
         """What each member gets; whoever left draws nothing."""
-        return [{} if piece.work.closed else self._rows_out(piece.rows) for piece in parcel.batch]
+        return [{} if piece.work.closed else self._rows_out(piece.rows, parcel.point) for piece in parcel.batch]
 
-    def _rows_out(self, rows: int) -> Mapping[str, Array]:
+    def _rows_out(self, rows: int, point: Point) -> Mapping[str, Array]:
         own = rows_of(rows)
         counted = {name: rows_of(fan_out.draw(rows)) for name, fan_out in self._fan_outs.items()}
         given = {o.name: own if o.counted_by is None else counted[o.counted_by] for o in self.stage.outputs}
         if self.stage.certainty is not None:
-            given[self.stage.certainty] = self._certainties.random(rows)
+            given[self.stage.certainty] = _certainties(point, self._certainties.random(rows))
         return given
+
+
+def _certainties(point: Point, drawn: Array) -> Array:
+    """How certain a point is of rows, of which a share is drawn to be less certain: through its looks' thresholds."""
+    if not point.looks:
+        return drawn
+    known = sorted({(look.share, look.below) for look in point.looks if look.share < 1})
+    shares, belows = ([0.0, *(pair[n] for pair in known), 1.0] for n in (0, 1))
+    certainties: Array = np.interp(drawn, shares, belows)
+    return certainties

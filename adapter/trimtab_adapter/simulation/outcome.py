@@ -37,6 +37,9 @@ class Simulated:
         mean_cores: reserved on average, from the first arrival's second 0 to the end of the load.
         batch_rows: by stage, mean rows of a batch.
         starts: replicas started after the first plan.
+        provisional: [N], whether a second look at some of its rows did not come in time.
+        rows_by_point: by stage, the rows served at each operating point.
+        rows_again: by stage, the rows that were looked at a second time.
     """
 
     arrivals_seconds: NDArray[np.float64]
@@ -51,6 +54,9 @@ class Simulated:
     batch_rows: Mapping[str, float]
     starts: int
     duration_seconds: float
+    provisional: NDArray[np.bool_]
+    rows_by_point: Mapping[str, Mapping[str, int]]
+    rows_again: Mapping[str, int]
 
     def share(self, end: End) -> float:
         """The share of the requests that ended so; 0 without any."""

@@ -133,6 +133,7 @@ class _Simulation:
         self.latency = [0.0] * size
         self.ends = [FAILED] * size
         self.accuracy = [float("nan")] * size
+        self.provisional = np.zeros(size, dtype=np.bool_)
         self.variants: list[Mapping[str, str]] = [{}] * size
         self.reasons: dict[int, tuple[str, str]] = {}
         self.counts = [0] * 5
@@ -216,6 +217,7 @@ class _Simulation:
             return
         latency += self.scenario.conditions.after_seconds
         self.latency[index], self.accuracy[index] = latency, journey.accuracy
+        self.provisional[index] = any(piece.provisional for served in journey.served.values() for piece in served)
         self.variants[index] = {stage: served[0].variant for stage, served in journey.served.items()}
         self.rows.record(self.agenda.now, journey.rows_by_stage)
         self._end(index, OK if latency <= self._promised_seconds(journey.wish) else LATE)
@@ -301,4 +303,7 @@ class _Simulation:
             batch_rows={name: each.rows / max(each.served_batches, 1) for name, each in self.batches.items()},
             starts=self.fleet.starts,
             duration_seconds=self.scenario.duration_seconds,
+            provisional=self.provisional,
+            rows_by_point={name: dict(each.rows_by_point) for name, each in self.batches.items()},
+            rows_again={name: each.rows_again for name, each in self.batches.items()},
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trimtab_pipelines.accuracy import pipeline_accuracy
+from trimtab_pipelines.second_look import LookPlan
 from trimtab_pipelines.spec import Objective
 
 TOLERANCE = 1e-9  # cores and seconds below this are rounding errors
@@ -29,11 +30,13 @@ class Option:
     latency_seconds: float
     throughput_rps: float  # rows per second of all replicas, saturated
     penalty: float = 0.0  # objective lost by choosing it: the price of a change
+    escalation: LookPlan | None = None  # the least certain rows are answered again
 
     @property
     def model(self) -> tuple[str, str]:
         """Which model answers, and how it runs."""
-        return self.variant, self.operating_point
+        again = "" if self.escalation is None else f" > {self.escalation}"
+        return self.variant, self.operating_point + again
 
 
 @dataclass(frozen=True, slots=True)

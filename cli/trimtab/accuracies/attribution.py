@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trimtab_loadtester.payloads import Score
+from trimtab_loadtester.payload import Score
 from trimtab_pipelines.evidence import Accuracy, wilson_interval
 from trimtab_pipelines.mistakes import UsersMistake
 from trimtab_pipelines.spec import InferencePipeline

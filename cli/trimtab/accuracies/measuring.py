@@ -10,7 +10,7 @@ from typing import Any
 from trimtab.accuracies.attribution import Choice, Tally, choices
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_loadtester.labelled import LabelledPayloads, SamplesError
-from trimtab_loadtester.payloads import Score
+from trimtab_loadtester.payload import Score
 from trimtab_loadtester.wire import RestWire
 from trimtab_pipelines.documents import dump_yaml, write_atomically, write_json
 from trimtab_pipelines.model_spec import resolve_uri

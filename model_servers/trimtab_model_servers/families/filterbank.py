@@ -9,6 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from trimtab_model_servers.mel import mel_triangles
+
 SAMPLES_PER_SECOND = 16_000
 WINDOW, HOP, TRANSFORM = 400, 160, 512  # 25 ms, 10 ms, the next power of two
 BANDS = 80
@@ -60,14 +62,4 @@ def _window() -> Tensor:
 
 @cache
 def _filters() -> Tensor:
-    """Triangles of equal width in mel, from 20 Hz to 8 kHz, as [257, 80]."""
-    lowest, highest = _mel(torch.tensor(LOWEST_HZ)), _mel(torch.tensor(SAMPLES_PER_SECOND / 2))
-    edges = torch.linspace(float(lowest), float(highest), BANDS + 2, dtype=torch.float64)
-    bins = _mel(torch.arange(TRANSFORM // 2 + 1, dtype=torch.float64) * SAMPLES_PER_SECOND / TRANSFORM)[:, None]
-    rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
-    falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
-    return torch.minimum(rising, falling).clamp(min=0).to(torch.float32)
-
-
-def _mel(hertz: Tensor) -> Tensor:
-    return 1127.0 * torch.log1p(hertz.to(torch.float64) / 700.0)
+    return mel_triangles(BANDS, TRANSFORM, SAMPLES_PER_SECOND, LOWEST_HZ)

@@ -12,9 +12,11 @@ from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.stages import Stage
 from trimtab_router.refusal import Refusal
 from trimtab_router.stage import binding, reasons
+from trimtab_router.stage.accuracy_watch import AccuracyWatch
+from trimtab_router.stage.audits import Audits
 from trimtab_router.stage.endings import Answered, Ending
 from trimtab_router.stage.outlook import Carries, Outlook
-from trimtab_router.stage.policies.view import Departure, DropPolicy, NotBefore, Policy, View
+from trimtab_router.stage.policies.view import ANSWER_SECONDS, Departure, DropPolicy, NotBefore, Policy, View
 from trimtab_router.stage.policies.worth import rows_ahead_of
 from trimtab_router.stage.ports import Carrier, Clock, Tally
 from trimtab_router.stage.queue import DeadlineQueue
@@ -28,8 +30,6 @@ DOOR_SHARE = 0.8
 let in wait as long as the prediction allows, and with nothing to spare each error of it would make one of them late."""
 TIMER_SECONDS = 0.0005
 """How long after the moment it waits for the desk looks."""
-ANSWER_SECONDS = 0.005
-"""How long before the last moment a provisional answer leaves, so that it is not late itself."""
 GRACE_SECONDS = 10.0
 NEVER = float("inf")
 
@@ -74,6 +74,8 @@ class Desk:
         """Replicas that could serve."""
         self.had_replica = False
         """Whether there ever was one."""
+        self.watch = AccuracyWatch()
+        self._audits = Audits(stage, self.watch)
         self._returns = Returns(stage, self.queue, tally, suspects)
         self._policy = policy
         self._drop_policy = drop_policy
@@ -158,7 +160,8 @@ class Desk:
         now = self._clock.now
         try:
             if isinstance(ending, Answered):
-                self._tally.served(parcel.variant, parcel.rows, *self.outlook.learn(parcel, ending, now))
+                self._audits.note(parcel, ending, self.outlook.points(parcel.variant), now)
+                self._tally.served(parcel.key, parcel.rows, *self.outlook.learn(parcel, ending, now))
             self._returns.settle(parcel, ending, now)
             if parcel.again is not None:
                 self._hold_provisional(parcel)
@@ -167,6 +170,7 @@ class Desk:
             if follower is not None:
                 self._plan_ahead(follower)
             self._wake()
+            self._send_audits(now)
 
     def _wait_seconds(self, rows_ahead: float) -> float:
         """How long rows will wait that join the queue behind so many."""
@@ -212,6 +216,17 @@ class Desk:
             if slot.takes_ahead and self._has_full_batch():
                 self._send_next(slot, now)
         self._drop_late(now)
+
+    def _send_audits(self, now: float) -> None:
+        """Where nobody waits and a replica is free, let rows leave that are only compared."""
+        if self.queue.rows:
+            return
+        slot = binding.least_loaded(self.slots, self.plan.variant)
+        batch = self._audits.ready(now, self.outlook.most_rows(self.variant)) if slot is not None else []
+        if slot is not None and batch:
+            variant = binding.variant_for(slot.ready_variants, self.plan.variant, self.variant) or self.variant
+            best = max(self.outlook.points(variant), key=lambda point: point.accuracy)
+            self._send(slot, variant, Departure(best, batch), now)
 
     def _has_full_batch(self) -> bool:
         head = self.queue.head()

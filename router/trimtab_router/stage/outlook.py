@@ -7,7 +7,7 @@ from functools import partial
 from trimtab_pipelines.plan import PointPlan, StagePlan, point_plan
 from trimtab_pipelines.stages import Stage
 from trimtab_router.stage.endings import Answered
-from trimtab_router.stage.policies.view import Point, least_seconds
+from trimtab_router.stage.policies.view import Point, SecondLook, least_seconds
 from trimtab_router.stage.service_time import WEIGHT, Key, ServiceTimes, wait_for_others
 from trimtab_router.stage.slot import Parcel
 from trimtab_router.stage.work import Work
@@ -84,6 +84,7 @@ class Outlook:
                 point.carried(self.stage.inputs),
                 planned.accuracy_by_task,
                 profiled=self.times.profiled((variant, planned.name), self.most_rows(variant)),
+                looks=tuple(SecondLook(look.point, look.below, look.share, look.accuracy) for look in planned.looks),
             )
 
     def _known(self) -> tuple[PointPlan, ...]:

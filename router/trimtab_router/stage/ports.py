@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from trimtab_router.stage.endings import Ending
+from trimtab_router.stage.service_time import Key
 from trimtab_router.stage.slot import Parcel
 
 Act = Callable[[], None]
@@ -38,8 +39,11 @@ class Tally(Protocol):
     def waited(self, seconds: float) -> None:
         """A slice was served, after so long in the queue."""
 
-    def served(self, variant: str, rows: int, seconds: float, ratio: float) -> None:
-        """A batch was served; `ratio` is observed over profiled time, as of late."""
+    def served(self, key: Key, rows: int, seconds: float, ratio: float) -> None:
+        """A batch was served by a variant at a point; `ratio` is observed over profiled time, as of late."""
+
+    def looks_again(self, rows: int) -> None:
+        """Rows with an answer go back into the queue for a better one."""
 
     def retried(self, reason: str) -> None:
         """A slice goes back into the queue."""

@@ -112,6 +112,7 @@ class Returns:
             piece.work.add_piece(first, stop - start, own, record)
             if doubtful and not piece.work.closed:
                 known = replace(record, accuracy=before)
+                self._tally.looks_again(stop - start)
                 self._queue.push(Slice(piece.work, first, last, provisional=known, again=again))
 
     def _point_served(self, parcel: Parcel, answer: Answered) -> OperatingPoint:

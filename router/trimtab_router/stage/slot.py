@@ -42,9 +42,10 @@ class Parcel:
     def promises(self, piece: Slice) -> float:
         """How many more of a work's rows are expected to be right once this member has been served."""
         before = piece.provisional.accuracy if piece.provisional is not None else 0.0
-        meant = piece.again
-        if meant is not None and meant.point == self.point.name and meant.accuracy is not None:
-            return (meant.accuracy - before) * piece.rows
+        if piece.again is not None and piece.again.accuracy is not None:
+            return 0.0  # promised when they left for the first time
+        if self.again is not None and self.again.accuracy is not None:
+            return self.again.accuracy * piece.rows
         return (self.point.accuracy_for(piece.work.wish.task) - before) * piece.rows
 
 

@@ -79,8 +79,10 @@ class Again:
             first: expected of all rows after the first look.
             share: of the rows that are picked out.
         """
-        if self.accuracy is None or not share:
+        if self.accuracy is None:
             return first, first
+        if not share:  # all of them are as certain as those that are kept
+            return self.accuracy, self.accuracy
         return self.accuracy, min(max((first - (1.0 - share) * self.accuracy) / share, 0.0), 1.0)
 
 

@@ -4,7 +4,7 @@ Names and units follow Prometheus; every series carries namespace and pipeline. 
 outcome is first seen, so that counting costs a request next to nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
@@ -42,7 +42,7 @@ class Metrics:
         self.drops = counter(names.DROPS, "Requests dropped, by stage and reason", (*STAGE, "reason"))
         self.retries = counter("trimtab_retries", "Slices of batches sent again, by reason", (*STAGE, "reason"))
         self.provisional = counter(
-            "trimtab_provisional_answers", "Answers with rows whose second look did not come in time", BASE
+            names.PROVISIONAL, "Answers with rows whose second look did not come in time", BASE
         ).labels(*base)
         self.latency = Histogram(
             names.LATENCY_SECONDS,
@@ -80,11 +80,21 @@ class Metrics:
             registry=registry,
         )
         self.stage_rows = counter("trimtab_stage_rows", "Rows served", STAGE)
+        self.point_rows = counter(
+            names.POINT_ROWS, "Rows served at each operating point", (*STAGE, "variant", "operating_point")
+        )
+        self.rows_again = counter(names.ROWS_AGAIN, "Rows that were looked at a second time", STAGE)
         self.stage_queue_rows = Gauge("trimtab_queue_length_rows", "Rows waiting", STAGE, registry=registry)
         self.stage_ready = Gauge("trimtab_ready_replicas", "Replicas ready to take a batch", STAGE, registry=registry)
         self.stage_refused = Gauge(
             "trimtab_refused_replicas",
             "Replicas that get no work, not being who they must be",
+            STAGE,
+            registry=registry,
+        )
+        self.stage_drifted = Gauge(
+            names.DRIFTED_POINTS,
+            "Operating points that are not as accurate as they were measured to be",
             STAGE,
             registry=registry,
         )
@@ -128,14 +138,16 @@ class StageMetrics:
         self._labels = labels
         self.queue_seconds = metrics.stage_queue_seconds.labels(*labels)
         self.rows = metrics.stage_rows.labels(*labels)
+        self.looks_again = metrics.rows_again.labels(*labels).inc
         self._bound = lru_cache(self._bind)
 
-    def _bind(self, variant: str) -> tuple[Histogram, Histogram, Gauge]:
-        metrics, labels = self._metrics, (*self._labels, variant)
+    def _bind(self, key: tuple[str, str]) -> tuple[Histogram, Histogram, Gauge, Counter]:
+        metrics, labels = self._metrics, (*self._labels, key[0])
         return (
             metrics.stage_batch_size.labels(*labels),
             metrics.stage_service_seconds.labels(*labels),
             metrics.stage_ratio.labels(*labels),
+            metrics.point_rows.labels(*self._labels, *key),
         )
 
     def watch(self, queue_rows: Callable[[], float], ready_replicas: Callable[[], float]) -> None:
@@ -143,17 +155,22 @@ class StageMetrics:
         self._metrics.stage_queue_rows.labels(*self._labels).set_function(queue_rows)
         self._metrics.stage_ready.labels(*self._labels).set_function(ready_replicas)
 
+    def watch_drifted(self, drifted: Callable[[], Mapping[tuple[str, str], float]]) -> None:
+        """Read this when scraped."""
+        self._metrics.stage_drifted.labels(*self._labels).set_function(lambda: float(len(drifted())))
+
     def watch_refused(self, replicas: Callable[[], float]) -> None:
         """Read this when scraped."""
         self._metrics.stage_refused.labels(*self._labels).set_function(replicas)
 
-    def served(self, variant: str, rows: int, service_seconds: float, ratio: float) -> None:
-        """Count a batch that was served."""
-        batch_size, service, service_ratio = self._bound(variant)
+    def served(self, key: tuple[str, str], rows: int, service_seconds: float, ratio: float) -> None:
+        """Count a batch that was served by a variant at a point."""
+        batch_size, service, service_ratio, at_point = self._bound(key)
         batch_size.observe(rows)
         service.observe(service_seconds)
         service_ratio.set(ratio)
         self.rows.inc(rows)
+        at_point.inc(rows)
 
     def retried(self, reason: str) -> None:
         """Count a slice that is sent again."""

@@ -15,6 +15,7 @@ class StageTally:
         self._stage = stage
         self.waited = metrics.queue_seconds.observe
         self.served = metrics.served
+        self.looks_again = metrics.looks_again
         self.retried = metrics.retried
 
     def troubled(self, message: str) -> None:

@@ -33,11 +33,13 @@ class Together:
         jobs: how many, at least 2.
         seconds: of each option, ascending. Shape (options,).
         values: of each option, all jobs together, ascending. Shape (options,).
+        least: of their worth, the share that the first option gives; the others give all of it.
     """
 
     jobs: int
     seconds: Floats
     values: Floats
+    least: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +52,7 @@ class Job:
         values: of each option, ascending. Shape (options,).
         worth: of serving it at all, above whatever its options are worth; 0 where values say all.
         together: options that serve those after it as well.
+        least: of its worth, the share that the first option gives; the others give all of it.
     """
 
     deadline: float
@@ -57,6 +60,7 @@ class Job:
     values: Floats
     worth: float = 0.0
     together: Sequence[Together] = ()
+    least: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,9 @@ class Table:
         worths = np.cumsum([0.0, *(job.worth for job in jobs)])
         if worths[-1]:
             weight = self._weight(min(job.worth for job in jobs if job.worth > 0))
-            self.values = self.plain + (weight * (worths[self.end] - worths[self.begin]))[:, None]
+            own = weight * (worths[self.end] - worths[self.begin])
+            self.values = self.plain + own[:, None]
+            self.values[:, 0] -= own * (1.0 - np.array([side.least for side in sides]))
         self.deadline = np.array([jobs[place].deadline for place in self.begin])
 
     def _weight(self, least: float) -> float:

@@ -52,7 +52,8 @@ class _Planned:
             self.offers.seconds,
             self.offers.values,
             self.unit.worth,
-            [Together(count, found.seconds, found.values) for count, _, found in groups],
+            [Together(count, found.seconds, found.values, found.least) for count, _, found in groups],
+            self.offers.least,
         )
 
     def chosen(self, step: Step) -> tuple[Unit, Offers]:
@@ -63,10 +64,15 @@ class _Planned:
         return self.unit, self.offers
 
 
-def decide(view: View) -> Departure | NotBefore:
-    """Let the next batch leave."""
+def decide(view: View, *, splits: bool = True) -> Departure | NotBefore:
+    """Let the next batch leave.
+
+    Args:
+        view: what waits.
+        splits: whether the rows of one job may go in several ways; else each job goes in one.
+    """
     start = max(view.now, min(view.free_at(), default=view.now))
-    planned, hopeless = _planned(view, start)
+    planned, hopeless = _planned(view, start, splits=splits)
     planned = _own(view, planned)
     if not planned:
         return NotBefore(view.now, hopeless) if hopeless else slack_fit.decide(view)
@@ -87,14 +93,14 @@ def decide(view: View) -> Departure | NotBefore:
     return replace(leaving, drops=hopeless)
 
 
-def _planned(view: View, start: float) -> tuple[list[_Planned], list[Slice]]:
+def _planned(view: View, start: float, *, splits: bool) -> tuple[list[_Planned], list[Slice]]:
     """The first units of the queue that can be served, and who can not even by the fastest ways to their floors."""
     quarter = max(view.most_rows // SMALL_SHARE, 1)
     sizes = (1, quarter, quarter, 2 * quarter, view.most_rows)
     found: list[_Planned] = []
     hopeless: list[Slice] = []
     for unit in units(view, 2 * MOST_UNITS, sizes):
-        choice = offers(view, unit, mixed=len(unit.slices) == 1)
+        choice = offers(view, unit, mixed=splits and len(unit.slices) == 1)
         if choice is None:
             continue
         if view.drop_policy == "Predicted" and start + choice.seconds[0] > unit.deadline and len(unit.slices) == 1:
@@ -146,7 +152,8 @@ def _unhurried(view: View, unit: Unit, found: Offers) -> Offers:
     places = np.flatnonzero(found.seconds <= most)
     if not places.size or view.drop_policy == "Never":
         places = np.arange(1)
-    return Offers(found.book, found.page, found.places[places], found.seconds[places], found.values[places])
+    least = found.least if places.size and places[0] == 0 else 1.0
+    return Offers(found.book, found.page, found.places[places], found.seconds[places], found.values[places], least)
 
 
 def _mates(view: View, unit: Unit, line: Line, behind: list[tuple[_Planned, Step]]) -> list[Slice]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from trimtab_pipelines.splits import UNIT, Floats, Integers
 from trimtab_router.stage.policies.book import MOST_ROWS, Book, Line, Page, book_of, profiled
-from trimtab_router.stage.policies.view import Departure, Point, View
+from trimtab_router.stage.policies.view import ANSWER_SECONDS, Departure, Point, View
 from trimtab_router.stage.queue import MOST_SLICES
 from trimtab_router.stage.work import Again, Signature, Slice
 
@@ -26,7 +26,8 @@ class Unit:
         rows: of all.
         deadline: by which this stage must be done with the first.
         floor: mean accuracy that none may stay below.
-        worth: what an answer to all of them is worth, their accuracy aside; 0 where they have one already.
+        worth: what an answer to all of them is worth, their accuracy aside; `FLOOR_WORTH` of it where they have one
+            that is below their floor, 0 where they have one that keeps it.
         weight: what a right answer to a row is worth, on average.
         known: accuracy of the answers they have, on average; 0 without.
     """
@@ -45,9 +46,12 @@ class Unit:
         known = piece.provisional.accuracy if piece.provisional is not None else 0.0
         self.weight += (work.wish.utility - self.weight) * rows / total
         self.known += (known - self.known) * rows / total
+        worth = work.wish.utility * _URGENCY ** (3 - work.wish.priority) * rows / work.rows
         if piece.provisional is None:
             self.floor = max(self.floor, missing_accuracy(piece))
-            self.worth += work.wish.utility * _URGENCY ** (3 - work.wish.priority) * rows / work.rows
+            self.worth += worth
+        elif known < work.accuracy_floor:
+            self.worth += FLOOR_WORTH * worth
         self.slices.append(piece)
         self.rows, self.deadline = total, min(self.deadline, deadline)
 
@@ -57,6 +61,8 @@ class Unit:
         return self.slices[0]
 
 
+FLOOR_WORTH = 0.5
+"""Of an answer's worth, what it is worth that it keeps its floor; the rest is that it is there at all."""
 _URGENCY = 30.0
 """How many answers of one priority are worth one of the next higher."""
 
@@ -70,6 +76,8 @@ class Offers:
     places: Integers
     seconds: Floats
     values: Floats
+    least: float = 1.0
+    """Of the unit's worth, the share that the first option gives."""
 
     def lines(self, option: int) -> list[tuple[Line, int]]:
         """The lines of an option and their rows, the most accurate line first."""
@@ -98,6 +106,8 @@ def units(view: View, most: int, sizes: Sequence[int] = ()) -> list[Unit]:
     open_units: dict[_Kind, tuple[Unit, int]] = {}
     for piece in islice(view.waiting, MOST_SLICES):
         deadline = piece.work.deadline - view.later_seconds
+        if piece.provisional is not None:
+            deadline -= ANSWER_SECONDS  # then what is known leaves
         out_of_reach = _out_of_reach(view, piece)
         small = bool(sizes) and not piece.alone and SMALL_SHARE * piece.rows <= view.most_rows
         small = small and (not out_of_reach or piece.rows == 1)  # else a mix of points may do for it
@@ -152,7 +162,8 @@ def offers(view: View, unit: Unit, *, mixed: bool, looks: bool = True) -> Offers
     points = points_of(view, unit.head)
     book = book_of(points, unit.head.work.wish.task, view.most_rows)
     page = book.mixed(unit.rows) if mixed else book.plain(unit.rows)
-    seconds = page.seconds(_ratios(points, view.most_rows))
+    ratios = _ratios(points, view.most_rows)
+    seconds = page.seconds(ratios)
     gain = _accuracies(unit, book, page) - unit.known
     fit = gain + unit.known >= unit.floor - UNIT / 2
     if unit.known:
@@ -164,7 +175,36 @@ def offers(view: View, unit: Unit, *, mixed: bool, looks: bool = True) -> Offers
     places = places[unbeaten(seconds[places], gain[places])]
     if not places.size:
         return None
-    return Offers(book, page, places, seconds[places], gain[places] * (unit.weight * unit.rows))
+    found = Offers(book, page, places, seconds[places], gain[places] * (unit.weight * unit.rows))
+    return _with_first_pass(unit, found, ratios) if unit.floor and not unit.known and looks else found
+
+
+def _with_first_pass(unit: Unit, found: Offers, ratios: Floats) -> Offers:
+    """What a unit may choose among, and at worst the first pass alone: an answer is there, and says it is provisional.
+
+    Rows that are doubted wait for their second look all the same, and get it if there is time after all.
+    """
+    shortest: tuple[float, int, float] | None = None
+    for option, place in enumerate(found.places):
+        counts = found.page.rows[place]
+        (lines,) = counts.nonzero()
+        line = found.book.lines[lines[0]]
+        if lines.size == 1 and line.look is not None:
+            seconds = found.book.batches[line.point].seconds[unit.rows] * float(ratios[line.point])
+            if shortest is None or seconds < shortest[0]:
+                shortest = (seconds, option, found.book.costs[line.point].accuracy)
+    if shortest is None or shortest[0] >= found.seconds[0]:
+        return found
+    seconds, option, accuracy = shortest
+    value = min(accuracy * unit.rows * unit.weight, float(found.values[0]))
+    return Offers(
+        found.book,
+        found.page,
+        np.concatenate([found.places[option : option + 1], found.places]),
+        np.concatenate([[seconds], found.seconds]),
+        np.concatenate([[value], found.values]),
+        1.0 - FLOOR_WORTH,
+    )
 
 
 def _accuracies(unit: Unit, book: Book, page: Page) -> Floats:

@@ -28,6 +28,8 @@ from trimtab_router.stage.work import Again, Slice, Work
 
 DropPolicy = Literal["Predicted", "Past", "Never"]
 NEVER = float("inf")
+ANSWER_SECONDS = 0.005
+"""How long before the last moment a provisional answer leaves, so that it is not late itself."""
 _ROUNDING = 1e-9
 
 

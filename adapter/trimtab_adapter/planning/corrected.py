@@ -1,0 +1,79 @@
+"""A pipeline with the accuracies that are observed, where they are not what was measured before. Pure."""
+
+from collections.abc import Mapping
+
+from trimtab_pipelines.evidence import AccuracyEvidence
+from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.second_look import SecondLook
+from trimtab_pipelines.spec import InferencePipelineSpec
+from trimtab_pipelines.variants import Variant
+
+
+def corrected(spec: InferencePipelineSpec, accuracies: Mapping[tuple[str, str, str], float]) -> InferencePipelineSpec:
+    """Put observed accuracies in the place of measured ones.
+
+    An interval moves along with its value. A second look changes by what its two points do, each by its share of rows;
+    where the point that would look again is no better any more, there is none.
+
+    Args:
+        spec: as it was asked for.
+        accuracies: by stage, variant and operating point.
+    """
+    if not accuracies:
+        return spec
+    stages = []
+    for stage in spec.stages:
+        variants = []
+        for variant in stage.variants:
+            own = {point: now for (s, v, point), now in accuracies.items() if (s, v) == (stage.name, variant.name)}
+            variants.append(_variant(variant, own) if own else variant)
+        stages.append(stage.model_copy(update={"variants": tuple(variants)}))
+    return InferencePipelineSpec.model_validate(
+        spec.model_copy(update={"stages": tuple(stages)}).model_dump(by_alias=True)
+    )
+
+
+def drifts(asked: InferencePipelineSpec, counted: InferencePipelineSpec) -> tuple[str, ...]:
+    """Say which points count with another accuracy than was asked."""
+    return tuple(
+        f"{stage.name}: {variant.name}/{point.name}, {now.accuracy:.2f} and not {point.accuracy:.2f}"
+        for stage, other in zip(asked.stages, counted.stages, strict=True)
+        for variant, its in zip(stage.variants, other.variants, strict=True)
+        for point, now in zip(variant.points, its.points, strict=True)
+        if point.accuracy != now.accuracy
+    )
+
+
+def _variant(variant: Variant, own: Mapping[str, float]) -> Variant:
+    now = {point.name: own.get(point.name, point.accuracy) for point in variant.points}
+    change = {point.name: now[point.name] - point.accuracy for point in variant.points}
+    if not variant.operating_points:
+        by = change.get("default", 0.0)
+        evidence = _along(variant.accuracy_evidence, by)
+        return variant.model_copy(update={"accuracy": _moved(variant.accuracy, by), "accuracy_evidence": evidence})
+    points = tuple(_point(point, now, change) for point in variant.operating_points)
+    return variant.model_copy(update={"operating_points": points})
+
+
+def _point(point: OperatingPoint, now: Mapping[str, float], change: Mapping[str, float]) -> OperatingPoint:
+    own = change[point.name]
+    evidence = None if point.accuracy_evidence is None else _along(point.accuracy_evidence, own)
+    looks = [look for look in point.second_looks if now[look.point] > now[point.name]]
+    moved = tuple(_look(look, (1 - look.share) * own + look.share * change[look.point]) for look in looks)
+    return point.model_copy(
+        update={"accuracy": _moved(point.accuracy, own), "accuracy_evidence": evidence, "second_looks": moved}
+    )
+
+
+def _look(look: SecondLook, by: float) -> SecondLook:
+    low = None if look.low is None else _moved(look.low, by)
+    return look.model_copy(update={"accuracy": _moved(look.accuracy, by), "low": low})
+
+
+def _along(evidence: AccuracyEvidence, by: float) -> AccuracyEvidence:
+    ends = {"low": evidence.low, "high": evidence.high}
+    return evidence.model_copy(update={end: _moved(value, by) for end, value in ends.items() if value is not None})
+
+
+def _moved(value: float, by: float) -> float:
+    return min(max(value + by, 0.0), 1.0)

@@ -1,0 +1,134 @@
+"""Jobs of the digits-av pipeline: rows of a digit heard, seen and typed whose truth is known, some lacking a sense.
+
+The annotation reads `digits-av`, or `digits-av: rows=1..32, missing=0.3, …` with the fields of `JobOptions`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_loadtester.payload import Outputs, Payload, Score
+from trimtab_protocol import Tensor
+
+POOL_ROWS: Final = 2_000
+"""Rows that are drawn; jobs are different choices among them."""
+MOST_ROWS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What jobs look like.
+
+    Attributes:
+        rows: least and most rows of a job; each number is as likely.
+        missing: share of jobs that lack one or two of the three senses.
+        skew: how many times as often the digits 0 to 4 come as 5 to 9.
+        recordings: file or folder of real recordings (`fsdd_dev.npz`) to take the sound from, else synthesised voices.
+        speakers: of the recordings, whom to take; else those that the shipped weights have not learned from.
+    """
+
+    rows: tuple[int, int] = (1, 1)
+    missing: float = 0.0
+    skew: float = 1.0
+    recordings: Path | None = None
+    speakers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        least, most = self.rows
+        if not 1 <= least <= most <= MOST_ROWS:
+            raise ValueError(f"rows {least}..{most} must lie between 1 and {MOST_ROWS}, the lesser first")
+        if not 0 <= self.missing <= 1:
+            raise ValueError(f"missing {self.missing:g} is a share, between 0 and 1")
+        if not 0 < self.skew <= 1e6:
+            raise ValueError(f"skew {self.skew:g} must be above 0")
+
+    @classmethod
+    def parse(cls, written: str) -> Self:
+        """Read `rows=1..32, missing=0.3, skew=5, recordings=FOLDER, speakers=one+another`, any of them.
+
+        Raises:
+            ValueError: no such option, or a value that cannot be.
+        """
+        values: dict[str, Any] = {}
+        for part in filter(None, (piece.strip() for piece in written.split(","))):
+            name, equals, value = part.partition("=")
+            if not equals or name not in _READERS or name in values:
+                raise ValueError(
+                    f"payloads digits-av: {part!r} is not one of {', '.join(_READERS)}, each once as NAME=VALUE"
+                )
+            try:
+                values[name] = _READERS[name](value)
+            except ValueError:
+                raise ValueError(
+                    f"payloads digits-av: {name} cannot be {value!r}; write for instance {_EXAMPLE}"
+                ) from None
+        return replace(cls(), **values)
+
+
+def _range(written: str) -> tuple[int, int]:
+    least, dots, most = written.partition("..")
+    return int(least), int(most if dots else least)
+
+
+_READERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "rows": _range,
+    "missing": float,
+    "skew": float,
+    "recordings": Path,
+    "speakers": lambda written: tuple(written.split("+")),
+}
+_EXAMPLE: Final = "rows=1..32, missing=0.3, skew=5, recordings=FOLDER, speakers=one+another"
+
+
+class DigitsAvPayloads:
+    """Jobs of rows whose handwriting and voices neither training nor the measured accuracies have drawn this way."""
+
+    def __init__(self, seed: int = 0, options: JobOptions | None = None) -> None:
+        from trimtab_model_servers.senses.items import ItemSource  # noqa: PLC0415 - slow to import
+
+        self._seed = seed
+        self._options = options or JobOptions()
+        source = ItemSource("held-out", seed, _recordings(self._options))
+        self._pool = source.items(0, POOL_ROWS)
+        weights = np.where(self._pool.digit < 5, self._options.skew, 1.0)
+        self._likely = weights / weights.sum()
+
+    def payload(self, index: int) -> Payload:
+        """Draw a job: some of `audio`, `video`, `text`, all of the same rows."""
+        random = np.random.default_rng([self._seed, index])
+        least, most = self._options.rows
+        rows = random.choice(POOL_ROWS, int(random.integers(least, most + 1)), p=self._likely)
+        inputs = self._pool.inputs()
+        for name in _absent(self._options.missing, tuple(inputs), random):
+            del inputs[name]
+        return Payload(
+            tuple(Tensor.of(name, array[rows]) for name, array in inputs.items()), truth=self._pool.digit[rows]
+        )
+
+    def score(self, truth: object, outputs: Outputs) -> Score:
+        """Count the rows whose digit is named; KeyError where the answer has no `digit`."""
+        digits: NDArray[Any] = outputs["digit"].reshape(-1)
+        expected = np.asarray(truth)
+        return Score(
+            correct=int((digits == expected).sum()) if digits.shape == expected.shape else 0, total=expected.size
+        )
+
+
+def _absent(share: float, names: tuple[str, ...], random: np.random.Generator) -> tuple[str, ...]:
+    """Which senses a job lacks: none, or one or two of three."""
+    if random.random() >= share:
+        return ()
+    return tuple(str(name) for name in random.choice(names, int(random.integers(1, len(names))), replace=False))
+
+
+def _recordings(options: JobOptions) -> Any:
+    if options.recordings is None:
+        return None
+    from trimtab_model_servers.senses.recordings import load_recordings, unheard  # noqa: PLC0415 - as above
+
+    found = load_recordings(options.recordings)
+    return found.of(*(options.speakers or unheard(found)))

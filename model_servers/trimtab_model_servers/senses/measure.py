@@ -1,0 +1,119 @@
+"""What the networks are worth on items they were not trained on: each subset's accuracy, certainty, second looks."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trimtab_model_servers.digits.measure import wilson
+from trimtab_model_servers.senses import SUBSETS, subset_name
+from trimtab_model_servers.senses.fit import best_temperature, scores
+from trimtab_model_servers.senses.items import Items
+from trimtab_model_servers.senses.networks import Network
+from trimtab_pipelines.certainty import Looks, Seen, curve, second_looks
+from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.measured import CertaintyCurve, MeasuredOn, MeasuredPoint
+
+SHARES: Final = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+BINS: Final = 15
+ALL: Final = SUBSETS[-1]
+Subset = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """Items as a network scored them, before any temperature.
+
+    Attributes:
+        digits: the truth, int64 [n].
+        logits: of each subset, float32 [n, 10].
+    """
+
+    digits: Tensor
+    logits: Mapping[Subset, Tensor]
+
+    @classmethod
+    def of(cls, network: Network, items: Items) -> "Scored":
+        """Score items."""
+        return cls(torch.from_numpy(items.digit), scores(network, items))
+
+    @classmethod
+    def joined(cls, several: Iterable["Scored"]) -> "Scored":
+        """Put several together, in order."""
+        found = tuple(several)
+        logits = {subset: torch.cat([one.logits[subset] for one in found]) for subset in SUBSETS}
+        return cls(torch.cat([one.digits for one in found]), logits)
+
+    def temperatures(self) -> dict[Subset, float]:
+        """The temperature of each subset that fits these items best."""
+        return {subset: best_temperature(logits, self.digits) for subset, logits in self.logits.items()}
+
+    def seen(self, temperatures: Mapping[Subset, float]) -> dict[Subset, Seen]:
+        """How certain of each item each subset is, and whether rightly."""
+        return {subset: self._seen(subset, temperatures[subset]) for subset in SUBSETS}
+
+    def _seen(self, subset: Subset, temperature: float) -> Seen:
+        certainty, digit = (self.logits[subset] / temperature).softmax(dim=1).max(dim=1)
+        return Seen(certainty.numpy(), (digit == self.digits).numpy(), frozenset(subset))
+
+
+def together(several: Iterable[Mapping[Subset, Seen]]) -> dict[Subset, Seen]:
+    """Join what was seen of several sets of items."""
+    found = tuple(several)
+    return {
+        subset: Seen(
+            np.concatenate([one[subset].certainty for one in found]),
+            np.concatenate([one[subset].right for one in found]),
+            frozenset(subset),
+        )
+        for subset in SUBSETS
+    }
+
+
+def calibration_error(certainty: NDArray[np.floating], right: NDArray[np.bool_], bins: int = BINS) -> float:
+    """Expected calibration error: the mean gap of certainty and accuracy over bins of equal width (Guo et al. 2017)."""
+    place = np.minimum((certainty * bins).astype(np.int64), bins - 1)
+    gaps = np.bincount(place, weights=right.astype(np.float64) - certainty, minlength=bins)
+    return float(np.abs(gaps).sum() / right.size)
+
+
+def report(what: str, seen: Mapping[Subset, Seen]) -> MeasuredOn:
+    """Describe what was measured, as `measured.json` holds it."""
+    return MeasuredOn(
+        what=what,
+        samples=seen[ALL].right.size,
+        points=tuple(_point(subset, seen[subset]) for subset in SUBSETS),
+        curves=tuple(_curve(less, more, seen) for less in SUBSETS for more in SUBSETS if set(less) < set(more)),
+        second_looks=second_looks({subset_name(subset): one for subset, one in seen.items()}),
+    )
+
+
+def _point(subset: Subset, seen: Seen) -> MeasuredPoint:
+    found = wilson(int(seen.right.sum()), seen.right.size)
+    return MeasuredPoint(
+        point=subset_name(subset),
+        modalities=subset,
+        accuracy=Accuracy(
+            source="Measured",
+            samples=found.n,
+            value=round(found.value, 4),
+            low=round(found.low, 4),
+            high=round(found.high, 4),
+        ),
+        calibration_error=round(calibration_error(seen.certainty, seen.right), 4),
+    )
+
+
+def _curve(less: Subset, more: Subset, seen: Mapping[Subset, Seen]) -> CertaintyCurve:
+    looks = Looks(seen[less].certainty, seen[less].right, seen[more].right)
+    found = curve(looks, SHARES)
+    return CertaintyCurve(
+        first=subset_name(less),
+        then=subset_name(more),
+        shares=tuple(round(look.share, 4) for look in found),
+        accuracies=tuple(round(look.accuracy, 4) for look in found),
+    )

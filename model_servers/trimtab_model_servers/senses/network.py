@@ -1,0 +1,79 @@
+"""What both networks share: which senses a batch brings, how certain an answer is, and their common interface.
+
+An absent modality is not zeroed: nothing is computed for it. Each of the seven subsets has a temperature of its own
+(Guo et al. 2017), fitted after training, since a network is not equally sure of itself with one sense as with three.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from trimtab_model_servers.senses import MODALITIES, SUBSETS
+
+CHARACTER_CODES: Final = 32
+"""The last five bits of an ASCII letter number it from 1; what is not typed is 0."""
+
+
+class SensesNetwork(nn.Module):
+    """Names the digit from any of audio, video and text; see `logits`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperatures: Tensor
+        self.register_buffer("temperatures", torch.ones(2 ** len(MODALITIES)))
+
+    def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Score the ten digits from what is given, at least one sense.
+
+        Args:
+            inputs: of `audio` int16 [B, 6400], `video` uint8 [B, 4, 24, 24], `text` uint8 [B, 6] those that are there.
+
+        Returns:
+            float32 [B, 10].
+        """
+        raise NotImplementedError
+
+    def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Map what is given to `digit` int64 [B] and `certainty` float32 [B], the calibrated probability of it."""
+        scores = self.logits(inputs) / self.temperatures[subset_bits(inputs)]
+        certainty, digit = scores.softmax(dim=1).max(dim=1)
+        return {"digit": digit, "certainty": certainty}
+
+    @torch.no_grad()
+    def set_temperature(self, subset: tuple[str, ...], value: float) -> None:
+        """Divide the scores of this subset by a temperature from now on."""
+        self.temperatures[subset_bits(subset)] = value
+
+
+def subset_bits(names: Mapping[str, Tensor] | tuple[str, ...]) -> int:
+    """The number of a subset: bit 0 for audio, 1 for video, 2 for text.
+
+    Raises:
+        ValueError: none of the three is there.
+    """
+    bits = sum(1 << place for place, name in enumerate(MODALITIES) if name in names)
+    if not bits:
+        raise ValueError(f"there is nothing to answer from: give at least one of {', '.join(MODALITIES)}")
+    return bits
+
+
+def characters(text: Tensor) -> Tensor:
+    """Map ASCII bytes [B, 6] to codes below 32, int64."""
+    return (text & (CHARACTER_CODES - 1)).to(torch.int64)
+
+
+def pixels(video: Tensor) -> Tensor:
+    """Map bytes [B, 4, 24, 24] to float32 around 0."""
+    return video.to(torch.float32).sub_(100.0).mul_(1 / 64)
+
+
+def parts(inputs: Mapping[str, Tensor], subset: tuple[str, ...]) -> dict[str, Tensor]:
+    """Keep the modalities of a subset."""
+    return {name: inputs[name] for name in subset}
+
+
+def strict_pairs() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """All (smaller, larger) with the smaller subset inside the larger one."""
+    return [(one, other) for one in SUBSETS for other in SUBSETS if set(one) < set(other)]

@@ -1,0 +1,39 @@
+"""Looking twice, as documents tell it: all rows at one operating point, then the least certain of them at another."""
+
+from pydantic import Field
+
+from trimtab_pipelines.evidence import AccuracyBasis
+from trimtab_pipelines.quantity import Fraction
+from trimtab_pipelines.resource import Model, Name
+
+MOST_LOOKS = 64
+"""Of one operating point."""
+
+
+class SecondLook(Model):
+    """What was measured, on held-out rows, of looking again at those that a point is not certain of."""
+
+    point: Name = Field(description="Operating point that sees the least certain rows again")
+    below: float = Field(ge=0, le=2, description="Certainty that too little is; above 1: all rows are seen again")
+    share: Fraction = Field(description="Share of the rows that are less certain")
+    accuracy: Fraction = Field(description="Of all rows together, once that is done")
+    low: Fraction | None = Field(
+        default=None, description="Floor that this accuracy keeps with 95 % confidence, for rows nobody has seen yet"
+    )
+    samples: int | None = Field(default=None, gt=0, description="Held-out rows behind the figures")
+
+    def on(self, basis: AccuracyBasis) -> float:
+        """Return the accuracy that counts."""
+        return self.low if basis == "LowerBound" and self.low is not None else self.accuracy
+
+
+class LookPlan(Model):
+    """A second look that a stage may take at rows it has served at a point."""
+
+    point: Name = Field(description="Operating point that sees the least certain rows again")
+    below: float = Field(ge=0, le=2, description="Certainty that too little is")
+    share: Fraction = Field(description="Share of the rows that are less certain, as planned")
+    accuracy: Fraction = Field(description="Of all rows together, once that is done")
+
+    def __str__(self) -> str:
+        return f"{self.point} {100 * self.share:.0f} %"

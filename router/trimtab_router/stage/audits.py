@@ -1,0 +1,108 @@
+"""A small share of the rows is answered by the best point as well, when there is room, and the answers are compared.
+
+Such rows are works of their own, whose inputs are copies and whose owner is the audit: nobody waits for them, and they
+never leave while anybody else's rows wait. Pure.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from trimtab_pipelines.stages import Stage
+from trimtab_protocol.tensors import Array
+from trimtab_router.graph import Runnable
+from trimtab_router.refusal import Refusal
+from trimtab_router.stage.accuracy_watch import AccuracyWatch
+from trimtab_router.stage.endings import Answered
+from trimtab_router.stage.policies.view import Point
+from trimtab_router.stage.slot import Parcel
+from trimtab_router.stage.work import Served, Slice, Work
+
+SHARE = 0.01
+"""Of the rows."""
+MOST_WAITING = 16
+KEPT_SECONDS = 30.0
+
+
+class Audit:
+    """One row, answered by a point, that the best one answers too."""
+
+    trace_parent = ""
+    request_id = ""
+
+    def __init__(self, stage: Stage, watch: AccuracyWatch, key: tuple[str, str], row: Mapping[str, Array]) -> None:
+        self._stage, self._watch, self._key, self._row = stage, watch, key, row
+
+    def work_completed(self, work: Work, outputs: Mapping[str, Array], served: Sequence[Served]) -> None:  # noqa: ARG002 - of an owner
+        """Compare; the best point has seen one more row, too."""
+        stage, label, certainty = self._stage, label_of(self._stage), self._stage.certainty
+        if label is None or certainty is None:
+            return
+        best = (served[0].variant, served[0].operating_point)
+        self._watch.saw(best, stage.variant(best[0]).point(best[1]).accuracy, outputs[certainty])
+        agrees = bool(np.array_equal(outputs[label][0], self._row[label][0]))
+        self._watch.compared(self._key, float(self._row[certainty][0]), float(outputs[certainty][0]), agrees=agrees)
+
+    def work_refused(self, refusal: Refusal) -> None:
+        """Nobody waits for it."""
+
+
+class Audits:
+    """Which rows of a stage are answered again, and those that wait for room.
+
+    Args:
+        stage: the stage.
+        watch: is told how answers compare.
+    """
+
+    def __init__(self, stage: Stage, watch: AccuracyWatch) -> None:
+        self._stage, self._watch = stage, watch
+        self._label = label_of(stage) if stage.certainty is not None and stage.repeatable else None
+        self._owed = 0.0
+        self._waiting: deque[tuple[float, Work]] = deque(maxlen=MOST_WAITING)
+
+    def note(self, parcel: Parcel, answer: Answered, points: Sequence[Point], now: float) -> None:
+        """Learn from a batch, and pick rows of it; call it before its members get their rows."""
+        certainty = self._stage.certainty
+        if certainty is None or answer.point != parcel.point.name:
+            return
+        expected = self._stage.variant(parcel.variant).point(parcel.point.name).accuracy
+        best = max(points, key=lambda point: point.accuracy)
+        for piece, own in zip(parcel.batch, answer.outputs, strict=True):
+            if piece.provisional is not None or piece.work.closed or isinstance(piece.work.owner, Audit):
+                continue
+            self._watch.saw(parcel.key, expected, own[certainty])
+            if self._label is None or best.name == parcel.point.name:
+                continue
+            self._owed += SHARE * piece.rows
+            if self._owed >= 1.0 and (best.reads is None or best.reads <= piece.work.inputs.keys()):
+                self._owed %= 1.0
+                self._pick(parcel, piece, own, now)
+
+    def _pick(self, parcel: Parcel, piece: Slice, own: Mapping[str, Array], now: float) -> None:
+        row = piece.rows // 2
+        answered = {name: array[row : row + 1].copy() for name, array in own.items()}
+        audit = Audit(self._stage, self._watch, parcel.key, answered)
+        inputs = {name: piece.array(name)[row : row + 1].copy() for name in piece.work.inputs}
+        runnable = Runnable(self._stage.name, 1, inputs)
+        self._waiting.append((now + KEPT_SECONDS, Work(audit, runnable, deadline=now + KEPT_SECONDS, now=now)))
+
+    def ready(self, now: float, most_rows: int) -> list[Slice]:
+        """Rows of one batch that may leave now that nobody waits, oldest first; those of one shape."""
+        while self._waiting and self._waiting[0][0] <= now:
+            self._waiting.popleft()
+        taken: list[Slice] = []
+        while self._waiting and len(taken) < most_rows:
+            work = self._waiting[0][1]
+            if taken and work.signature != taken[0].work.signature:
+                break
+            self._waiting.popleft()
+            taken.append(Slice(work, 0, 1))
+        return taken
+
+
+def label_of(stage: Stage) -> str | None:
+    """The output that answers can be compared by: the first whole number a row has; None where there is none."""
+    whole = (o.name for o in stage.outputs if o.datatype.startswith(("INT", "UINT", "BOOL")) and o.counted_by is None)
+    return next(whole, None)

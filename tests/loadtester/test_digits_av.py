@@ -1,0 +1,97 @@
+"""Jobs of digits heard, seen and typed: sizes, absence, skew, and how answers are scored."""
+
+import numpy as np
+import pytest
+
+from tests.builders import a_pipeline_document
+from tests.senses.test_items import a_recording_file
+from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
+from trimtab_loadtester.payload import Score
+from trimtab_loadtester.payloads import payload_source
+from trimtab_model_servers.senses.recordings import HEARD
+from trimtab_pipelines.spec import InferencePipeline
+
+
+@pytest.fixture(autouse=True)
+def _few_rows(monkeypatch):
+    monkeypatch.setattr("trimtab_loadtester.digits_av.POOL_ROWS", 120)
+
+
+def rows_of(job):
+    return len(np.asarray(job.truth))
+
+
+def test_a_job_has_rows_of_all_senses_and_its_truth():
+    source = DigitsAvPayloads(3, JobOptions(rows=(2, 5)))
+    jobs = [source.payload(index) for index in range(40)]
+
+    assert {rows_of(job) for job in jobs} == {2, 3, 4, 5}
+    for job in jobs:
+        assert [(t.name, t.datatype, t.shape[1:]) for t in job.inputs] == [
+            ("audio", "INT16", (6400,)),
+            ("video", "UINT8", (4, 24, 24)),
+            ("text", "UINT8", (6,)),
+        ]
+        assert {t.shape[0] for t in job.inputs} == {rows_of(job)}
+    again = DigitsAvPayloads(3, JobOptions(rows=(2, 5))).payload(7)
+    assert again.inputs[0].array.tobytes() == jobs[7].inputs[0].array.tobytes()
+
+
+def test_a_share_of_jobs_lacks_senses_but_never_all():
+    source = DigitsAvPayloads(1, JobOptions(missing=0.5))
+    brought = [len(source.payload(index).inputs) for index in range(300)]
+
+    assert set(brought) == {1, 2, 3}
+    assert 0.4 < np.mean(np.array(brought) < 3) < 0.6
+
+
+def test_classes_may_come_skewed():
+    source = DigitsAvPayloads(1, JobOptions(rows=(64, 64), skew=5.0))
+    digits = np.concatenate([np.asarray(source.payload(index).truth) for index in range(20)])
+
+    assert (digits < 5).sum() / (digits >= 5).sum() == pytest.approx(5.0, rel=0.35)
+
+
+def test_answers_are_scored_row_by_row():
+    source = DigitsAvPayloads(1)
+    truth = np.array([1, 2, 3])
+
+    assert source.score(truth, {"digit": np.array([1, 2, 0])}) == Score(2, 3)
+    assert source.score(truth, {"digit": np.array([1, 2])}) == Score(0, 3)
+    with pytest.raises(KeyError, match="digit"):
+        source.score(truth, {})
+
+
+def test_the_sound_may_be_recorded_by_speakers_that_the_weights_have_not_heard(tmp_path):
+    folder = a_recording_file(tmp_path, [*HEARD, "stranger"])
+    synthesised = DigitsAvPayloads(1).payload(0)
+    recorded = DigitsAvPayloads(1, JobOptions(recordings=folder)).payload(0)
+
+    assert recorded.inputs[0].array.tobytes() != synthesised.inputs[0].array.tobytes()
+    everybody = JobOptions.parse(f"recordings={folder}, speakers={'+'.join(HEARD)}")
+    assert DigitsAvPayloads(1, everybody).payload(0).inputs[0].array.tobytes() != recorded.inputs[0].array.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("rows=0..3", "must lie between 1 and 4096"),
+        ("rows=9..3", "the lesser first"),
+        ("missing=2", "a share, between 0 and 1"),
+        ("rows=many", "rows cannot be 'many'"),
+        ("colour=red", "'colour=red' is not one of rows, missing"),
+        ("rows=1, rows=2", "each once"),
+        ("skew=0", "must be above 0"),
+    ],
+)
+def test_wrong_options_are_named(written, words):
+    with pytest.raises(ValueError, match=words):
+        JobOptions.parse(written)
+
+
+def test_a_pipeline_names_them_in_its_annotation():
+    document = a_pipeline_document()
+    document["metadata"]["annotations"] = {"trimtab.dev/payloads": "digits-av: rows=3..3"}
+    source = payload_source(InferencePipeline.model_validate(document), seed=2)
+
+    assert rows_of(source.payload(0)) == 3

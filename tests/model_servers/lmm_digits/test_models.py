@@ -1,0 +1,140 @@
+"""What is trained is what `generate` runs and what the engine serves, and what is saved comes back."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trimtab_model_servers.engine.core import Core, Event
+from trimtab_model_servers.engine.families import family_of
+from trimtab_model_servers.engine.scheduler import Limits
+from trimtab_model_servers.engine.values import Image, Piece, Request
+from trimtab_model_servers.lmm_digits import fit, measure, models, train
+from trimtab_model_servers.lmm_digits.batches import Batch, Questioner, character_ids
+from trimtab_model_servers.lmm_digits.fit import Answering, Schedule
+from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, END_ID, IMAGE_ID, WeightsError
+from trimtab_model_servers.lmm_digits.pages import CellPageSource
+from trimtab_model_servers.lmm_digits.questions import Kind
+from trimtab_model_servers.lmm_digits.tokens import load_tokenizer, train_tokenizer
+
+TOKENIZER = train_tokenizer()
+EXERCISES = [
+    exercise
+    for kind in (Kind.READ_PAGE, Kind.COUNT, Kind.SUM)
+    for exercise in measure.exercises(kind, 3, CellPageSource("held-out", 22))
+]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request) -> tuple[str, Any]:
+    return request.param, models.for_serving(models.build(request.param, seed=1))
+
+
+def pixels_of(exercise: measure.Exercise) -> torch.Tensor:
+    return torch.from_numpy(np.stack([page.pixels for page in exercise.pages]))
+
+
+def test_training_computes_the_logits_that_generate_computes(model):
+    architecture, network = model
+    for exercise in EXERCISES:
+        inputs = measure.generate_inputs(architecture, TOKENIZER, exercise)
+        pages = len(exercise.pages)
+        tower = models.tower(network)
+        seen = tower.features(pixels_of(exercise)) if pages else torch.zeros(1, 16, models.WIDTH)
+        learner = Answering(network, architecture, tower, seen, character_ids(TOKENIZER))
+        nothing = torch.zeros(0)
+        batch = Batch(
+            inputs["input_ids"],
+            nothing,
+            torch.zeros(1, pages, 4, dtype=torch.int64),
+            torch.arange(pages)[None],
+            nothing,
+        )
+        with torch.inference_mode():
+            torch.testing.assert_close(learner.logits(batch), network(**inputs).logits)
+
+
+def test_the_engine_writes_what_generate_writes(model):
+    architecture, alone = model
+    served = models.for_serving(models.build(architecture, seed=1))
+    core = Core(family_of(served), Limits(slots=4, slot_tokens=128, step_tokens=23, image_tokens=48))
+    placeholders, _ = models.text_of_page(architecture)
+    written: list[list[int]] = [[] for _ in EXERCISES]
+    for number, exercise in enumerate(EXERCISES):
+        ids = measure.generate_inputs(architecture, TOKENIZER, exercise)["input_ids"][0].tolist()
+        places = [place for place, token in enumerate(ids) if token == IMAGE_ID][::placeholders]
+        images = [Image(f"{number} {place}", place, placeholders, 16) for place in places]
+        embeddings: list[torch.Tensor] = []
+        if images:
+            with torch.inference_mode():
+                seen = models.tower(alone)(pixels_of(exercise)).last_hidden_state
+                embeddings = list(alone.model.multi_modal_projector(seen))
+
+        def hear(event: Event, said: list[int] = written[number]) -> None:
+            if isinstance(event, Piece):
+                said.append(event.token)
+
+        request = Request(str(number), tuple(ids), tuple(images), max_new_tokens=6, end_ids=frozenset({END_ID}))
+        core.submit(request, embeddings, hear)
+        core.step()
+    while core.step():
+        pass
+
+    said = [measure.spoken(TOKENIZER, ids) for ids in written]
+    assert said == [measure.answer(alone, architecture, TOKENIZER, exercise) for exercise in EXERCISES]
+
+
+def test_a_batch_asks_for_the_answer_and_its_end_at_the_right_places():
+    cells = np.array([[7, 10, 4, 3], [1, 10, 10, 10]])
+    questioner = Questioner(TOKENIZER, cells, page=(1, True), seed=1)
+    for _ in range(12):
+        batch = questioner.batch(4, twins=0.5)
+        for ids, labels, registers in zip(batch.ids, batch.labels, batch.registers, strict=True):
+            at = (labels >= 0).nonzero().flatten()
+            assert labels[at].tolist() == ids[at + 1].tolist()
+            assert labels[at[-1]] == END_ID
+            assert (registers >= 0).sum() == 4 * batch.drawn.shape[1]
+
+
+def test_the_whole_training_runs_and_what_it_writes_is_measured(tmp_path: Path, monkeypatch):
+    short = Schedule(steps=2, batch=4, peak_rate=1e-3, seed=1)
+    monkeypatch.setattr(train, "TRAINING_PAGES", 40)
+    monkeypatch.setattr(train, "TOWER", short)
+    monkeypatch.setattr(train, "ALIGNING", short)
+    monkeypatch.setattr(train, "ANSWERING", dict.fromkeys(ARCHITECTURES, short))
+    monkeypatch.setattr(measure, "ASKED_OF_EACH_KIND", 1)
+
+    assert train.main(["-o", str(tmp_path)]) == 0
+
+    for architecture in ARCHITECTURES:
+        loaded, said = models.load(tmp_path / "weights" / f"{architecture}.safetensors")
+        assert said == architecture
+        assert not loaded.training
+    assert load_tokenizer(tmp_path / "weights" / "tokenizer.json").get_vocab_size() == TOKENIZER.get_vocab_size()
+    assert (tmp_path / "accuracy.json").read_text().count('"low"') == 2 * len(Kind)
+
+
+def test_weights_of_something_else_are_refused_by_name(tmp_path: Path):
+    (tmp_path / "other.safetensors").write_bytes(b"no weights")
+
+    with pytest.raises(WeightsError, match=r"cannot use the weights in .*other\.safetensors"):
+        models.load(tmp_path / "other.safetensors")
+    with pytest.raises(FileNotFoundError, match="trains them anew"):
+        models.load(tmp_path / "missing.safetensors")
+
+
+def test_a_page_is_seen_from_its_placeholder_up_to_the_next():
+    ids = torch.tensor([[9, IMAGE_ID, 9, IMAGE_ID, 9]])
+
+    hidden, some = fit.across_mask(ids, 2)
+
+    assert (hidden[0, 0, :, ::16] == 0).tolist() == [
+        [True, True],
+        [True, False],
+        [True, False],
+        [False, True],
+        [False, True],
+    ]
+    assert some.flatten().tolist() == [0, 1, 1, 1, 1]

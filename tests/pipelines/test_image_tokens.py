@@ -1,0 +1,120 @@
+"""Tokens counted by an image's size alone are those of the model's own processor in transformers."""
+
+import os
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trimtab_pipelines.image_tokens import RULES, AnyResolution, Canvas, NearestGrid, Splits
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+EDGES = [
+    *((1, 1), (1, 2999), (2999, 1), (7, 5000), (900, 451)),
+    *((side, side) for side in (336, 384, 448, 560, 896, 1120, 2304)),
+    *((672, 336), (448, 896), (1120, 560)),
+]
+SIZES = [(int(height), int(width)) for height, width in np.random.default_rng(3).integers(1, 3000, (985, 2))] + EDGES
+"""(height, width), 1,000 of them."""
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    return pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(transformers) -> Any:
+    from tokenizers import Tokenizer, models  # noqa: PLC0415  (comes with transformers)
+
+    own = Tokenizer(models.WordLevel({"<unk>": 0, "<image>": 1, "<video>": 2}, unk_token="<unk>"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=own, unk_token="<unk>")
+
+
+@pytest.mark.parametrize(
+    ("family", "encoded"), [("llama-3.2-vision", 6404), ("llava-onevision", 7290), ("internvl", 1280)]
+)
+def test_the_paper_counts_an_image_of_896_px_so(family, encoded):
+    assert RULES[family].count(896, 896).encoded == encoded
+
+
+def test_mllama_lays_images_on_the_canvas_its_processor_takes(transformers):
+    module = import_module("transformers.models.mllama.image_processing_mllama")
+    for most, tile, sizes in ((4, 560, SIZES), (6, 224, SIZES[:100])):
+        rule = Canvas(tile, 100, most)
+        for height, width in sizes:
+            canvas = module.get_optimal_tiled_canvas(height, width, most, tile)
+            counted = rule.count(width, height)
+            assert (counted.rows * tile, counted.columns * tile) == tuple(map(int, canvas)), (height, width)
+            assert (counted.encoded, counted.placeholders) == (100 * counted.tiles, 1)
+
+
+def test_internvl_cuts_images_as_its_processor_does(transformers):
+    processor = transformers.GotOcr2ImageProcessor(
+        size={"height": 448, "width": 448}, crop_to_patches=True, min_patches=1, max_patches=12
+    )
+    for height, width in SIZES:
+        tiles = processor.get_number_of_image_patches(height, width, {})
+        assert RULES["internvl"].count(width, height).placeholders == 256 * tiles, (height, width)
+        few = processor.get_number_of_image_patches(height, width, {"min_patches": 2, "max_patches": 6})
+        assert NearestGrid(448, 256, most_tiles=6, least_tiles=2).count(width, height).tiles == few, (height, width)
+
+
+def test_llava_onevision_leaves_as_many_places_as_its_processor(transformers, tokenizer):
+    images = transformers.LlavaOnevisionImageProcessor()
+    processor = transformers.LlavaOnevisionProcessor(
+        images, tokenizer, import_module("transformers").LlavaOnevisionVideoProcessor(), num_image_tokens=729
+    )
+    wanted = processor._get_num_multimodal_tokens(image_sizes=SIZES)["num_image_tokens"]
+
+    counted = [RULES["llava-onevision"].count(width, height).placeholders for height, width in SIZES]
+
+    assert counted == wanted
+
+
+def test_llava_next_leaves_as_many_places_as_its_processor(transformers, tokenizer):
+    size = {"height": 336, "width": 336}
+    processor = transformers.LlavaNextProcessor(
+        transformers.LlavaNextImageProcessor(size={"shortest_edge": 336}, crop_size=size),
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    wanted = processor._get_num_multimodal_tokens(image_sizes=SIZES)["num_image_tokens"]
+
+    counted = [RULES["llava-next"].count(width, height).placeholders for height, width in SIZES]
+
+    assert counted == wanted
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_llava_onevision_encodes_as_many_tiles_as_its_processor_makes(transformers, images):
+    processor = transformers.LlavaOnevisionImageProcessor(
+        size={"height": 8, "width": 8}, image_grid_pinpoints=[[8 * r, 8 * c] for r in (1, 2, 3) for c in (1, 2, 3)]
+    )
+    rule = AnyResolution(8, 2, [(8 * r, 8 * c) for r in (1, 2, 3) for c in (1, 2, 3)], most_tiles=9, alone_only=True)
+    for height, width in [(size[0] % 40 + 4, size[1] % 40 + 4) for size in SIZES[:60]]:
+        picture = np.zeros((height, width, 3), dtype=np.uint8)
+        made = processor([[picture] * images], return_tensors="pt")["pixel_values"]
+        assert rule.count(width, height, images=images).tiles == made.shape[1], (height, width)
+
+
+def test_smolvlm_splits_images_as_its_processor_does(transformers):
+    processor = transformers.SmolVLMImageProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 16})
+    rule = Splits(16, 4, longest_px=64)
+    for height, width in [(size[0] % 150 + 4, size[1] % 150 + 4) for size in SIZES[:120]]:
+        picture = np.zeros((height, width, 3), dtype=np.uint8)
+        made = processor([[picture]], return_tensors="pt", return_row_col_info=True)
+        counted = rule.count(width, height)
+        assert (counted.rows, counted.columns) == (made["rows"][0][0], made["cols"][0][0]), (height, width)
+        assert counted.tiles == made["pixel_values"].shape[1]
+
+
+def test_an_image_without_area_is_refused():
+    for rule in RULES.values():
+        with pytest.raises(ValueError, match="both sides should be at least 1"):
+            rule.count(0, 5)
+        with pytest.raises(ValueError, match="in a request of 0 images"):
+            rule.count(5, 5, images=0)

@@ -1,0 +1,132 @@
+"""An accuracy that no longer holds is noticed, from what models say and from rows that are answered twice."""
+
+import numpy as np
+import pytest
+
+from tests.builders import a_pipeline, a_plan, a_variant
+from tests.router.test_desk import READY, Desktop
+from trimtab_router.stage.accuracy_watch import DRIFT, AccuracyWatch
+from trimtab_router.stage.endings import Answered
+from trimtab_router.stage.policies import slack_fit
+from trimtab_router.stage.slot import Slot
+
+KEY, BEST = ("early", "at"), ("early", "avt")
+POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
+OUTPUTS = [{"name": "y", "datatype": "INT64"}, {"name": "sure", "datatype": "FP32"}]
+
+
+def serve(watch, rng, rows, accuracy, best_accuracy, boast=0.0):
+    """Rows one by one, one in a hundred answered twice; how certain a model is says its accuracy, and `boast` more."""
+    for row in range(rows):
+        chance = float(np.clip(rng.beta(8 * accuracy, 8 * (1 - accuracy)), 0, 1))
+        certainty = min(chance + boast, 1.0)
+        watch.saw(KEY, 0.86, np.array([certainty]))
+        if row % 100 == 99:
+            best_chance = float(np.clip(rng.beta(8 * best_accuracy, 8 * (1 - best_accuracy)), 0, 1))
+            right, best_right = rng.random() < chance, rng.random() < best_chance
+            agrees = bool(right and best_right) or bool(not right and not best_right and rng.random() < 0.1)
+            watch.saw(BEST, 0.95, np.array([best_chance]))
+            watch.compared(KEY, certainty, best_chance, agrees=agrees)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sense_that_fails_is_noticed_within_a_minute_of_twenty_rows_a_second(seed):
+    rng, watch = np.random.default_rng(seed), AccuracyWatch()
+    serve(watch, rng, 3000, 0.86, 0.95)
+    assert watch.drifted() == {}
+
+    serve(watch, rng, 60 * 20, 0.45, 0.95)
+    assert watch.drifted()[KEY] == pytest.approx(0.45, abs=0.04)
+
+
+def test_where_all_is_as_measured_nothing_is_told():
+    rng, watch = np.random.default_rng(0), AccuracyWatch()
+    told = 0
+    for _ in range(200):
+        serve(watch, rng, 100, 0.86, 0.95)
+        told += bool(watch.drifted())
+    assert told <= 2
+
+
+def test_answers_that_the_best_point_denies_mend_what_a_model_says_of_itself():
+    honest, boasting = AccuracyWatch(), AccuracyWatch()
+    rng = np.random.default_rng(1)
+    serve(boasting, rng, 20_000, 0.6, 0.97, boast=0.26)
+    serve(honest, rng, 20_000, 0.6, 0.97)
+
+    assert honest.drifted()[KEY] == pytest.approx(0.6, abs=0.04)
+    assert boasting.drifted()[KEY] < 0.86 - 2 * DRIFT, "a third of what it boasts is taken off, once 200 were compared"
+
+
+def test_a_certainty_that_is_no_probability_says_nothing():
+    watch = AccuracyWatch()
+    watch.saw(KEY, 0.86, np.array([np.nan, 7.5, -2.0] * 100))
+
+    assert watch.drifted() == {}
+
+
+class Audited(Desktop):
+    """A stage of one replica, whose batches leave at the cheap point: its deadlines allow no other."""
+
+    def __init__(self):
+        policy = slack_fit.POLICY
+        super().__init__(policy)
+        stage = a_pipeline(1).spec.stages[0]
+        described = stage.model_dump(by_alias=True) | {"outputs": OUTPUTS, "certainty": "sure"}
+        described["variants"] = [a_variant(operatingPoints=POINTS)]
+        quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.1, 8: 0.4}}
+        plan = a_plan(a_pipeline(1), serviceSeconds={1: 1.0, 8: 4.0}, fallbacks=[quick])
+        self.desk = type(self.desk)(
+            type(stage).model_validate(described),
+            plan=plan.spec.stages[0],
+            max_rows=1000,
+            policy=policy,
+            drop_policy="Predicted",
+            clock=self.clock,
+            carrier=self,
+            tally=self,
+            suspects=None,
+            grace_seconds=10.0,
+        )
+        self.slots = [Slot("slot")]
+        self.slots[0].offer(READY)
+        self.desk.staff(self.slots)
+
+    def answer(self, label):
+        parcel = self.sent[-1]
+        given = [
+            {"y": np.full(piece.rows, label), "sure": np.full(piece.rows, 0.7, np.float32)} for piece in parcel.batch
+        ]
+        self.clock.run(self.clock.now + parcel.point.seconds(parcel.rows))
+        self.desk.ended(parcel, Answered(given, parcel.point.name))
+        self.settle()
+
+    def serve(self, batches, label=3):
+        for _ in range(batches):
+            self.take(8, self.clock.now + 0.9)
+            self.settle()
+            assert self.sent[-1].point.name == "quick"
+            self.answer(label)
+
+
+def test_one_row_in_a_hundred_is_answered_by_the_best_point_too_once_nobody_waits():
+    top = Audited()
+    top.serve(12)
+    assert len(top.sent) == 12
+
+    top.serve(1)
+    audit = top.sent[-1]
+    assert (audit.point.name, audit.rows) == ("default", 1)
+    top.answer(label=3)
+    assert top.desk.watch.audits == {("small", "quick"): 1}
+
+
+def test_nobody_waits_behind_a_row_that_is_only_compared_while_others_are_there():
+    top = Audited()
+    top.serve(12)
+    top.take(8, top.clock.now + 0.9)
+    top.settle()
+    waits = top.take(8, top.clock.now + 5.0)
+    top.answer(label=3)
+
+    assert top.sent[-1].batch[0].work is waits

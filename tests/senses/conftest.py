@@ -1,0 +1,13 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Networks this small are slower on several threads, and other tests need cores too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

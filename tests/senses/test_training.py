@@ -1,0 +1,140 @@
+"""Training: it learns, it measures what it says it measures, and writes into the pipeline what it found."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.senses.test_items import a_recording_file
+from trimtab_model_servers.senses import SUBSETS, networks, subset_name, train
+from trimtab_model_servers.senses.fit import Schedule, best_temperature, fit
+from trimtab_model_servers.senses.items import ItemSource
+from trimtab_model_servers.senses.measure import Scored, calibration_error, report
+from trimtab_model_servers.senses.recordings import HEARD
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.measured import MeasuredPipeline
+
+MANIFEST = """\
+apiVersion: trimtab.dev/v1alpha1
+kind: InferencePipeline
+metadata: {name: x}
+spec:
+  inputs:
+  - {name: audio, datatype: INT16, shape: [6400], optional: true}
+  - {name: video, datatype: UINT8, shape: [4, 24, 24], optional: true}
+  - {name: text, datatype: UINT8, shape: [6], optional: true}
+  outputs:
+  - {name: digit, from: name.outputs.digit}
+  slo: {latency: 300ms}
+  budget: {cores: "2"}
+  stages:
+  - name: name
+    inputs:
+    - {name: audio, from: request.inputs.audio, optional: true}
+    - {name: video, from: request.inputs.video, optional: true}
+    - {name: text, from: request.inputs.text, optional: true}
+    outputs:
+    - {name: digit, datatype: INT64}
+    - {name: certainty, datatype: FP32}
+    certainty: certainty
+    variants:
+    - name: late  # a comment that stays
+      family: digits-av/late
+      storageUri: weights/late.safetensors
+      accuracy: 0.5
+      operatingPoints:
+      - {name: all, accuracy: 0.5}
+      resources: {cpu: "1"}
+    - name: early
+      family: digits-av/early
+      storageUri: weights/early.safetensors
+      accuracy: 0.5
+      operatingPoints:
+      - {name: all, accuracy: 0.5}
+"""
+
+
+@pytest.fixture(scope="module")
+def items():
+    return ItemSource("train", seed=31).items(0, 120)
+
+
+@pytest.mark.parametrize("variant", ["late", "early"])
+def test_a_network_learns_from_every_sense(variant, items):
+    network = networks.build(networks.VARIANTS[variant], seed=1)
+    losses: list[float] = []
+    before = {name: parameter.detach().clone() for name, parameter in network.named_parameters() if "weight" in name}
+    fit(network, items, Schedule(steps=30, batch=16, peak_rate=4e-3, seed=1), losses.append)
+
+    assert len(losses) == 30
+    assert np.mean(losses[-8:]) < np.mean(losses[:8])
+    assert not [n for n, p in network.named_parameters() if n in before and torch.equal(p, before[n])]
+
+
+def test_a_temperature_undoes_being_too_sure():
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(4000, 10, generator=random) * 2
+    digits = torch.multinomial(logits.softmax(dim=1), 1, generator=random)[:, 0]
+
+    assert best_temperature(logits * 2.0, digits) == pytest.approx(2.0, rel=0.1)
+
+
+def test_calibration_error_is_the_mean_gap():
+    certainty = np.array([0.9] * 10 + [0.5] * 10)
+    right = np.array([True] * 8 + [False] * 2 + [True] * 5 + [False] * 5)
+
+    assert calibration_error(certainty, right) == pytest.approx(0.05)
+    assert calibration_error(np.array([1.0]), np.array([True])) == 0.0
+
+
+def test_what_is_measured_is_told_point_by_point(items):
+    scored = Scored.of(networks.for_serving(networks.build(networks.VARIANTS["late"], seed=1)), items)
+    told = report("what", scored.seen(dict.fromkeys(SUBSETS, 1.0)))
+
+    assert [point.point for point in told.points] == [subset_name(subset) for subset in SUBSETS]
+    assert told.samples == 120
+    for point, subset in zip(told.points, SUBSETS, strict=True):
+        right = int((scored.logits[subset].argmax(dim=1) == scored.digits).sum())
+        assert point.accuracy.value == pytest.approx(right / 120, abs=1e-4)
+    curves = {(curve.first, curve.then): curve for curve in told.curves}
+    assert len(curves) == 12
+    assert curves["audio", "all"].accuracies[0] == told.point("audio").accuracy.value
+    assert curves["audio", "all"].accuracies[-1] == told.point("all").accuracy.value
+    assert told.worst.accuracy.value == min(point.accuracy.value for point in told.points)
+
+
+def test_training_with_recordings_judges_each_speaker_and_writes_the_pipeline(tmp_path, monkeypatch):
+    few = {"TRAINING_ITEMS": 60, "CALIBRATION_ITEMS": 40, "HELD_OUT_ITEMS": 60}
+    for name, value in few.items():
+        monkeypatch.setattr(train, name, value)
+    quick = Schedule(steps=3, batch=8, peak_rate=1e-3, seed=1)
+    monkeypatch.setattr(train, "SCHEDULES", {"late": quick, "early": quick})
+    monkeypatch.setattr(train, "TUNING_STEPS", {"late": 2, "early": 2})
+    manifest = tmp_path / "pipeline.yaml"
+    manifest.write_text(MANIFEST)
+    data = tmp_path / "data"
+    data.mkdir()
+    a_recording_file(data, [HEARD[0], "stranger"])
+
+    assert train.main(["-o", str(tmp_path), "--recordings", str(data), "--only", "late"]) == 0
+
+    found = MeasuredPipeline.model_validate_json((tmp_path / "measured.json").read_text()).variant("late")
+    assert found.counts == "recorded"
+    assert {kind: on.samples for kind, on in found.on.items()} == {"synthesised": 60, "recorded": 60}
+    assert "each speaker judged by weights trained on the others" in found.counted.what
+    assert "# a comment that stays" in manifest.read_text()
+    late, early = load_pipeline(manifest).spec.stages[0].variants
+    assert early.operating_points[0].accuracy == 0.5
+    assert {point.name for point in late.operating_points} == {subset_name(subset) for subset in SUBSETS}
+    for point in late.operating_points:
+        own = found.counted.point(point.name)
+        assert point.accuracy == own.accuracy.value
+        assert {task: known.value for task, known in point.accuracy_by_task.items()} == {
+            kind: on.point(point.name).accuracy.value for kind, on in found.on.items()
+        }
+        assert point.second_looks == found.counted.second_looks.get(point.name, ())
+    networks.load(tmp_path / "weights" / "late.safetensors")
+
+    assert train.main(["-o", str(tmp_path), "--only", "early"]) == 0
+    both = MeasuredPipeline.model_validate_json((tmp_path / "measured.json").read_text())
+    assert [variant.name for variant in both.variants] == ["late", "early"]
+    assert both.variant("early").counts == "synthesised"

@@ -9,10 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.first_week import commands, documents, faults, protocol, records
+from benchmarks.first_week import commands, documents, faults, own, protocol, records
 from benchmarks.first_week.checking import AREAS, carry_out, outcome_of
 
-CHECKS = (*documents.CHECKS, *commands.CHECKS, *protocol.CHECKS, *records.CHECKS, *faults.CHECKS)
+CHECKS = (*documents.CHECKS, *commands.CHECKS, *protocol.CHECKS, *records.CHECKS, *own.CHECKS, *faults.CHECKS)
 
 
 def main() -> int:

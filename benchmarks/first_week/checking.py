@@ -3,13 +3,24 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from benchmarks.clients.tools import AbsentError
 from trimtab_pipelines.verdict import Outcome, bar
 
-AREAS = ("documents", "command line", "protocol", "folders", "faults", "records")
-Area = Literal["documents", "command line", "protocol", "folders", "faults", "records"]
+Area = Literal[
+    "documents",
+    "command line",
+    "protocol",
+    "clients",
+    "own models",
+    "own samples",
+    "live page",
+    "folders",
+    "faults",
+    "records",
+]
+AREAS: tuple[Area, ...] = get_args(Area)
 
 
 class BrokenPromiseError(Exception):

@@ -25,6 +25,9 @@ PATIENCE_SECONDS = 120.0
 _READY = re.compile(r"http://127\.0\.0\.1:(\d+)/v2\S+ gRPC 127\.0\.0\.1:(\d+), metrics http://127\.0\.0\.1:(\d+)/")
 
 
+_PAGE = re.compile(r"^live page: (\S+)$", re.MULTILINE)
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """How a command ended."""
@@ -43,6 +46,8 @@ class Up:
     rest_port: int
     grpc_port: int
     admin_port: int
+    page: str
+    """Where its live page is."""
 
     def ask(self, timeout_seconds: float = 10.0, **more: Any) -> tuple[int, dict[str, Any]]:
         """Send one request; returns HTTP status and body."""
@@ -110,9 +115,9 @@ def trimtab(*arguments: str, timeout_seconds: float = PATIENCE_SECONDS) -> Done:
 
 
 @contextmanager
-def up(folder: Path, *arguments: str, run_folder: Path | None = None) -> Iterator[Up]:
-    """Run `trimtab up` until the block ends."""
-    pipeline, kept = a_pipeline(folder), run_folder or folder / "run"
+def up(folder: Path, *arguments: str, run_folder: Path | None = None, pipeline: Path | None = None) -> Iterator[Up]:
+    """Run `trimtab up` until the block ends; without a pipeline, with the stranger's own."""
+    pipeline, kept = pipeline or a_pipeline(folder), run_folder or folder / "run"
     command = [sys.executable, "-m", "trimtab", "up", str(pipeline), "--folder", str(kept)]
     command += ["--rest-port", "0", "--grpc-port", "0", "--admin-port", "0", "--page-port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -139,15 +144,16 @@ def until(holds: Callable[[], object], what: str, patience_seconds: float = PATI
     return time.monotonic() - began
 
 
-def _ports(process: "subprocess.Popen[str]") -> tuple[int, int, int]:
-    """Read the line that says where it serves."""
+def _ports(process: "subprocess.Popen[str]") -> tuple[int, int, int, str]:
+    """Read the lines that say where it serves, and where its page is."""
     if process.stdout is None:
         raise RuntimeError("the command has no output to read")
     seen = ""
     while line := process.stdout.readline():
         seen += line
-        if match := _READY.search(line):
-            return int(match[1]), int(match[2]), int(match[3])
+        match, page = _READY.search(seen), _PAGE.search(seen)
+        if match and page:
+            return int(match[1]), int(match[2]), int(match[3]), page[1]
     errors = process.stderr.read() if process.stderr else ""
     raise RuntimeError(f"trimtab up did not serve: {seen}{errors}")
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from trimtab_adapter.planning.explain import line
 from trimtab_adapter.planning.least_bad import Answer
@@ -146,7 +147,7 @@ def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title:
     """A table for the terminal."""
     table = Table(*columns, box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # not as markup, which would eat an extra's [name]
     return table
 
 

@@ -141,6 +141,7 @@ class ForecastRecord(Model):
     observed_rps: float = Field(default=0.0, ge=0, description="Latest observed peak of requests per second")
     source: str = Field(description="lstm, reactive or oracle")
     reason: str = Field(default="", description="Why this source")
+    held: str = Field(default="", exclude_if=is_empty, description="Why more is planned for than was forecast")
     recent_error: float | None = Field(default=None, description="SMAPE of the source's recent forecasts, 0…2")
 
 

@@ -145,6 +145,7 @@ class Router:
         self.accounts.received(call.arrived_at)
         journey: Journey | None = None
         end = FAILED
+        why: Refusal | None = None
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(ended)
         try:
@@ -156,18 +157,19 @@ class Router:
             end = self.accounts.answered(journey)
             return self._answer(call.request, journey)
         except Refusal as refusal:
+            why = refusal
             end = self.accounts.refused(refusal, by_own_deadline=journey is not None and self._asked_too_much(journey))
             raise
         except asyncio.CancelledError:
             stage = next(iter(journey.works), "") if journey else ""
-            left = Refusal(Code.CANCELLED, "Cancelled", "the caller left", stage=stage)
-            end = self.accounts.refused(left, by_own_deadline=self._left_early(call))
+            why = Refusal(Code.CANCELLED, "Cancelled", "the caller left", stage=stage)
+            end = self.accounts.refused(why, by_own_deadline=self._left_early(call))
             raise
         finally:
             self.accounts.ended(end)
             self._waiting.discard(ended)
             if journey is not None:
-                self._end(journey, end)
+                self._end(journey, end, why)
 
     async def visit(self, arrived_at: float, client: str = "") -> Reservation:
         """Let a request in, once it is its turn of the event loop; it ends with the reservation's context.
@@ -363,10 +365,10 @@ class Router:
         self._course.advance(journey)
         return journey
 
-    def _end(self, journey: Journey, end: End) -> None:
+    def _end(self, journey: Journey, end: End, why: Refusal | None) -> None:
         journey.leave()
         if self._tracer is not None:
-            record_request(self._tracer, journey.trace_parent, journey.arrived_at, end, journey.served)
+            record_request(self._tracer, journey.trace_parent, journey.arrived_at, end, journey.served, why)
 
     def _answer(self, request: InferRequest, journey: Journey) -> InferResponse:
         parameters, outputs = journey.parameters(), journey.walk.answer()

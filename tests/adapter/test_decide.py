@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.planning.decide import PlanningError, initial_plan
-from trimtab_adapter.planning.hysteresis import drop_below, outgrows, planning_load
+from trimtab_adapter.planning.hysteresis import LEAST_LOAD_RPS, drop_below, outgrows, planning_load, why_more
 from trimtab_adapter.planning.options import Question, pose, service_ratio
 from trimtab_pipelines.quantity import parse_quantity
 
@@ -318,3 +318,16 @@ def test_rows_of_unknown_size_and_containers_bound_nothing():
         pipeline = a_pipeline([stage], inputs=[{"name": "x", "datatype": "FP32", "shape": shape}])
         options = pose(Question(pipeline.spec, profiles_of(pipeline), 1.0)).stages[0].options
         assert {option.batch_size for option in options} == {1, 4}
+
+
+@pytest.mark.parametrize(
+    ("forecast", "load", "planned", "words"),
+    [
+        (20.0, 20.0, None, ""),
+        (0.0, LEAST_LOAD_RPS, 30.0, ""),
+        (2.0, 30.0, 30.0, "a peak is held for 10 s; the forecast is 2 now"),
+        (28.0, 30.0, 30.0, "the forecast of 28 is not clearly less than that"),
+    ],
+)
+def test_more_than_was_forecast_has_its_reason(forecast, load, planned, words):
+    assert why_more(forecast, load, planned, 10.0) == words

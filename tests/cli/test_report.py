@@ -1,15 +1,16 @@
 """The report says what happened, in one file that needs nothing else."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.cli.runs import SECONDS, a_run
+from tests.cli.runs import SECONDS, a_run, a_sample
 from trimtab import record
-from trimtab.report import series
+from trimtab.report import charts, series
 from trimtab.report.figures import figures_of
 from trimtab.report.page import render
 from trimtab.report.summary import cards
@@ -192,3 +193,16 @@ def test_comparison_needs_an_accuracy_between_the_two() -> None:
     held = {b.bar: b.holds for b in comparison_outcome(figures, figures, figures).bars}
     assert held["share of the accuracy between lightest and heaviest"] is False
     assert held["adaptive: fraction within the SLO"] is False
+
+
+def test_a_level_accuracy_is_drawn_level() -> None:
+    """Sums of fractions differ in their last digits; a chart that zooms in on these shows a zigzag."""
+    samples = []
+    for second in range(60):
+        counters = replace(a_sample(second).counters, accuracy_sum=sum([0.9017] * second), accuracy_count=second)
+        samples.append(replace(a_sample(second), counters=counters))
+    run = replace(a_run(), samples=samples, results=None)
+    expected, _ = series.accuracies(run)
+    assert set(expected.value[~np.isnan(expected.value)]) == {0.9017}
+    low, high = charts.accuracy_chart(run).layout.yaxis.range
+    assert high - low >= 0.04

@@ -8,7 +8,10 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 
+from trimtab_adapter.metrics import AdapterMetrics
+from trimtab_operator.metrics import Metrics as OperatorMetrics
 from trimtab_pipelines.codes import CLIENT_BOUNDS, DOOR_REASONS
 from trimtab_pipelines.documents import load_edge, parse
 from trimtab_pipelines.edge import EdgeSettings, MoreOfACaller
@@ -94,13 +97,17 @@ def test_every_reason_of_the_door_is_explained():
     assert (set(DOOR_REASONS) | CLIENT_BOUNDS) - words(OBSERVE) == set()
 
 
-def test_every_metric_named_exists():
-    text = Metrics("a", "p", 0.4).expose().decode()
+def test_every_metric_has_its_meaning_and_every_one_named_exists():
+    """As Prometheus is told of them: by routers, by the adapter and by the operator."""
+    adapter = CollectorRegistry()
+    adapter.register(AdapterMetrics())
+    told = [Metrics("a", "p", 0.4).expose(), generate_latest(adapter), generate_latest(OperatorMetrics().registry)]
     named = {word.partition("{")[0] for word in words(OBSERVE) if word.startswith("trimtab_")}
-    known = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    known = {name for text in told for name in re.findall(r"^# TYPE (\S+)", text.decode(), re.MULTILINE)}
 
-    assert len(named) > 5
+    assert len(known) > 40
     assert named - known == set()
+    assert {name for name in known if not name.endswith("_created")} - named == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])

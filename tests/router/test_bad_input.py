@@ -95,7 +95,14 @@ async def test_calls_of_extensions_that_are_not_there_are_refused_by_name(rig, p
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (await rig.channel()).unary_unary(call, None, None)(b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "nothing is served there" in (caught.value.details() or "")
+    assert f"{call} is not supported: nothing is served there" in (caught.value.details() or "")
+
+
+@pytest.mark.parametrize(("name", "value"), [("sequence_id", 5), ("sequence_id", "a"), ("sequence_start", True)])
+async def test_sequences_are_refused_by_name_and_what_asks_for_none_is_not(rig, name, value):
+    status, message, _ = await rig.rest(a_request(parameters={name: value}))
+    assert (status, f"parameter '{name}': sequences are not supported" in message) == (400, True)
+    assert (await rig.rest(a_request(parameters={name: type(value)()})))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from tests.builders import a_plan
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, an_envoy, endpoints_of
@@ -200,6 +201,28 @@ async def test_spans_of_a_request_and_its_stages_are_written():
     assert spans["stage stage-1"].attributes["trimtab.variant"] == "small"
     assert spans["stage stage-1"].parent.span_id == spans["infer"].context.span_id
     assert spans["infer"].start_time <= spans["stage stage-0"].start_time <= spans["stage stage-1"].start_time
+
+
+async def test_the_span_of_a_request_that_was_dropped_says_where_and_why():
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    held = FakeReplica()
+    held.gate.clear()
+    replicas = {"stage-0": [FakeReplica()], "stage-1": [held]}
+    async with a_rig(a_pipeline(2), replicas, tracer=provider.get_tracer("test")) as rig:
+        patient = asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 10_000_000})))
+        await held.arrived.wait()
+        status, _, _ = await rig.rest(a_request(parameters={"timeout": 200_000}), traceparent=TRACE_PARENT)
+        held.gate.set()
+        await patient
+    dropped = next(span for span in exporter.get_finished_spans() if span.name == "infer")
+    assert status == 504
+    attributes = dict(dropped.attributes or {})
+    assert (attributes["trimtab.outcome"], attributes["trimtab.stage"]) == ("dropped", "stage-1")
+    assert attributes["trimtab.reason"] in {"Past", "Predicted"}
+    assert dropped.status.status_code is StatusCode.ERROR
+    assert "stage-1" in str(dropped.status.description)
 
 
 TRITON_CLIENT = """

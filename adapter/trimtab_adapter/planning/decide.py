@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from trimtab_adapter.planning.corrected import corrected, drifts
 from trimtab_adapter.planning.explain import basis_words, explain, line
-from trimtab_adapter.planning.hysteresis import planning_load
+from trimtab_adapter.planning.hysteresis import planning_load, why_more
 from trimtab_adapter.planning.least_bad import Answer, answer
 from trimtab_adapter.planning.options import PlanningError, Question
 from trimtab_adapter.planning.points import allowed_points
@@ -60,7 +60,9 @@ def question_of(
     )
     spec = corrected(pipeline.spec, situation.accuracies)
     question = Question(spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current)
-    return question, situation.forecast.model_copy(update={"peak_rps": load_rps})
+    hold_seconds = pipeline.spec.adaptation.hold_seconds
+    held = why_more(situation.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
+    return question, situation.forecast.model_copy(update={"peak_rps": load_rps, "held": held})
 
 
 def initial_plan(
@@ -95,6 +97,7 @@ def plan_of(
     before = 0 if current is None else current.spec.generation
     changed = current is None or _lines(current.spec.stages) != _lines(stages)
     cause = f"planned for {forecast.peak_rps:.3g} requests/s by {forecast.source}"
+    cause += f": {forecast.held}" if forecast.held else ""
     spec = PipelinePlanSpec(
         pipeline=pipeline.name,
         generation=before + 1 if changed else before,

@@ -28,6 +28,15 @@ def planning_load(
     return planned_rps if wanted >= drop_below(planned_rps) else wanted
 
 
+def why_more(forecast_rps: float, load_rps: float, planned_rps: float | None, hold_seconds: float) -> str:
+    """Say why more is planned for than was forecast; empty where it is not."""
+    if load_rps <= max(forecast_rps, LEAST_LOAD_RPS):
+        return ""
+    if planned_rps == load_rps and forecast_rps >= drop_below(load_rps):
+        return f"the forecast of {forecast_rps:.3g} is not clearly less than that"
+    return f"a peak is held for {hold_seconds:g} s; the forecast is {forecast_rps:.3g} now"
+
+
 def outgrows(newest_rps: float, planned_rps: float, headroom: float) -> bool:
     """Tell whether one second's arrivals are more than a plan for `planned_rps` has room for, noise apart.
 

@@ -100,6 +100,11 @@ def accuracy_chart(run: Run) -> go.Figure:
     expected, measured = series.accuracies(run)
     _line(figure, expected, "expected", ORANGE, width=2.2, dash="dash")
     _line(figure, measured, "measured on the answers", BLUE, width=1.6, mode="lines+markers")
+    known = np.concatenate([expected.value, measured.value])
+    known = known[~np.isnan(known)]
+    if known.size:  # a level line stays one, and no axis goes beyond what an accuracy can be
+        room = 0.02 + 0.05 * float(known.max() - known.min())
+        figure.update_yaxes(range=[max(0.0, float(known.min()) - room), min(1.005, float(known.max()) + room)])
     return figure
 
 

@@ -14,6 +14,8 @@ from trimtab_pipelines.plan import PipelinePlan
 Floats = NDArray[np.float64]
 BINS = 60
 LEAST_BIN_SECONDS = 1.0
+DECIMALS = 6
+"""Of accuracies: what lies below is noise of the sums they come from."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +140,7 @@ def accuracies(run: Run) -> tuple[Curve, Curve]:
     right = np.histogram(due, edges, weights=answered["correct"].astype(np.float64))[0]
     total = np.histogram(due, edges, weights=answered["total"].astype(np.float64))[0]
     measured = np.divide(right, total, out=np.full(right.size, np.nan), where=total > 0)
-    return Curve(middles, np.array(expected)), Curve(middles, measured)
+    return Curve(middles, np.round(np.array(expected), DECIMALS)), Curve(middles, measured)
 
 
 def cores(run: Run) -> tuple[Curve, Curve]:
@@ -202,7 +204,7 @@ def _expected_by_counters(run: Run) -> Curve:
         _growth(run, lambda s: s.counters.accuracy_count),
     )
     value = np.divide(totals.value, counts.value, out=np.full(totals.value.size, np.nan), where=counts.value > 0)
-    return Curve(totals.at, value)
+    return Curve(totals.at, np.round(value, DECIMALS))
 
 
 def _measured_by_samples(run: Run) -> Curve:

@@ -26,6 +26,10 @@ _NOT_DONE = {
 else. What each is called, and what to do."""
 
 
+_STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
+"""Parameters of a request that ask for state between requests; 0 and false ask for none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """A request the pipeline can serve."""
@@ -49,6 +53,9 @@ def check(
             anything else.
     """
     check_model(pipeline, request.model_name, request.model_version)
+    for name in _STATEFUL:
+        if request.parameters.get(name):
+            raise invalid(f"parameter {name!r}: sequences are not supported, every request stands alone; leave it out")
     known = {declared.name: declared for declared in spec.inputs}
     for tensor in inputs:
         if tensor.name not in known:

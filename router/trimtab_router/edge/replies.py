@@ -16,8 +16,11 @@ GRPC_STATUS = {"Malformed": 3, "RequestTimeout": 4, "Timeout": 4, "PayloadTooLar
 """Where gRPC would make of the HTTP status another than the router says for the same reason."""
 UNAUTHENTICATED = "no known key or token came along; send one as Authorization: Bearer, a key also as X-API-Key"
 NOT_FOUND = (
-    f"nothing is served there; over gRPC {grpc_messages.SERVICE} is, without streams, beside health and reflection"
+    f"nothing is served there; over gRPC ModelInfer, metadata and health of {grpc_messages.SERVICE} are, "
+    "without streams, beside health and reflection"
 )
+_CALLED = "%REQ(:PATH):200% is not supported: "
+"""What a gRPC caller asked for; over REST the router answers by itself, and names the path."""
 
 
 def local_replies(max_payload_bytes: int, max_headers_kib: int) -> Json:
@@ -40,7 +43,8 @@ def _over_grpc(mapper: Json) -> Json:
     headers = mapper["headers_to_add"]
     status = GRPC_STATUS.get(headers[0]["header"]["value"])
     more = [] if status is None else [_header("grpc-status", str(status))]
-    return mapper | _WORDS | {"filter": _grpc(mapper["filter"]), "headers_to_add": headers + more}
+    called = _CALLED if headers[0]["header"]["value"] == "NotFound" else ""
+    return mapper | _words(called) | {"filter": _grpc(mapper["filter"]), "headers_to_add": headers + more}
 
 
 def _header(name: str, value: str) -> Json:
@@ -81,7 +85,10 @@ def _status(code: int) -> Json:
     return {"status_code_filter": {"comparison": comparison}}
 
 
-_WORDS: Json = {"body_format_override": {"text_format_source": {"inline_string": "%LOCAL_REPLY_BODY%"}}}
+def _words(before: str) -> Json:
+    return {"body_format_override": {"text_format_source": {"inline_string": f"{before}%LOCAL_REPLY_BODY%"}}}
+
+
 _MAPPERS = (
     _mapper(_flags("UO"), "Overload", text=OVERLOAD, status=429, retry_after_seconds=1),
     _mapper(_flags("UF", "UC", "UH", "LR", "UR"), "RouterAway", text=ROUTER_AWAY, status=503, retry_after_seconds=1),

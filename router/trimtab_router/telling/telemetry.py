@@ -14,6 +14,7 @@ from opentelemetry.propagate import extract
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
 
 from trimtab_pipelines.ends import FAILED, End
+from trimtab_router.refusal import Refusal
 from trimtab_router.stage.work import Served
 
 log = logging.getLogger(__name__)
@@ -48,9 +49,16 @@ def configured_tracer(pipeline: str) -> Tracer | None:
 
 
 def record_request(
-    tracer: Tracer, trace_parent: str, arrived_at: float, end: End, stages: Mapping[str, Sequence[Served]]
+    tracer: Tracer,
+    trace_parent: str,
+    arrived_at: float,
+    end: End,
+    stages: Mapping[str, Sequence[Served]],
+    why: Refusal | None = None,
 ) -> None:
     """Write the span of a request that just ended, with a child for each stage that served it.
+
+    Where it got no result, the span says in which stage and why. It is an error unless the caller alone is the cause.
 
     Its times are in monotonic seconds, read after the wall clock: a pause in between puts nothing past the end.
     """
@@ -60,8 +68,12 @@ def record_request(
         "infer", context, kind=SpanKind.SERVER, start_time=ended_at - int((now - arrived_at) * 1e9)
     )
     span.set_attribute("trimtab.outcome", end.word)
-    if end is FAILED:
-        span.set_status(StatusCode.ERROR)
+    if why is not None:
+        span.set_attribute("trimtab.reason", why.reason)
+        if why.stage:
+            span.set_attribute("trimtab.stage", why.stage)
+    if end is FAILED or (why is not None and not why.callers_fault):
+        span.set_status(StatusCode.ERROR, why.message if why else None)
     for stage, pieces in stages.items():
         for piece in pieces:
             begun = ended_at - int((now - piece.departed_at) * 1e9)

@@ -63,9 +63,10 @@ audit: venv ## known vulnerabilities of what each image installs; asks PyPI, or 
 # Why each of these does not reach us stands in docs/supply-chain.md.
 KNOWN = --ignore-vuln CVE-2025-54121 --ignore-vuln CVE-2025-62727
 
-models: venv ## train the models of digits and digits-av anew (fixed seeds); RECORDINGS=FOLDER for real speakers too
+models: venv ## train the models of digits, digits-av and vit-tasks anew (fixed seeds); RECORDINGS=FOLDER for real speakers too
 	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
 	$(PY) -m trimtab_model_servers.senses.train -o pipelines/digits-av $(if $(RECORDINGS),--recordings $(RECORDINGS))
+	$(PY) -m trimtab_model_servers.vit_tasks.train -o pipelines/vit-tasks
 
 .PHONY: train-lmm
 train-lmm: venv ## train two small multimodal models that answer questions about pages of digits; half an hour of one core each
@@ -94,6 +95,10 @@ bench-queueing: venv ## the planner's latency of a stage against the simulator's
 .PHONY: bench-schedule
 bench-schedule: venv ## the best choice for all that waits: time, distance from exact, and a price of time against value iteration
 	$(PY) -m benchmarks.schedule
+
+.PHONY: bench-tokens
+bench-tokens: venv ## vision transformers against tokens merged: speed-up beside what is computed, memory (TOKENS="--device cuda")
+	$(PY) -m benchmarks.tokens $(TOKENS)
 
 .PHONY: bench-departure
 bench-departure: venv ## a load whose heads only the cheaper of two operating points can meet: who drops it, who answers it

@@ -24,6 +24,8 @@ VERBS = {
     "profile": "Measure latency and throughput of every variant, operating point, batch size and allocation of cores.",
     "accuracy": "Measure the accuracy of every variant and operating point on your own samples; write it into the "
     "pipeline.",
+    "points": "Find operating points for a vision transformer: how many tokens to merge, by which rule, in which "
+    "precision.",
     "plan": "Show what would run at a load, and why, without running it.",
     "explain": "Explain the plan for a load: what binds, what comes second, what a little more or less would cost.",
     "simulate": "Simulate a pipeline under a load with the router's own code: what would be late or dropped, and at "

@@ -18,6 +18,7 @@ from trimtab_pipelines.tensors import TensorName
 
 MOST_TASKS = 64
 AccuracyByTask = dict[Name, Accuracy]
+Precision = Literal["FP32", "BF16", "FP16", "INT8"]
 
 
 class Readable(Protocol):
@@ -92,9 +93,7 @@ class OperatingPoint(Model):
     )
     merging: Merging | None = None
     prompts: Prompts | None = None
-    precision: Literal["FP32", "BF16", "FP16", "INT8"] | None = Field(
-        default=None, description="Numbers it computes with"
-    )
+    precision: Precision | None = Field(default=None, description="Numbers it computes with")
     compiled: Name | None = Field(default=None, description="Compiled form it runs, as the family calls it")
     input_size: InputSize | None = None
     accuracy: Fraction

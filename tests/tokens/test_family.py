@@ -109,6 +109,16 @@ def test_a_row_of_no_task_is_told_so_and_its_neighbours_are_answered(weights):
     assert torch.equal(mixed["label"][[0, 2]], right["label"][[0, 2]])
 
 
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point["name"])
+def test_in_half_precision_it_answers_nearly_alike(weights, point):
+    halved = point | {"name": "halved", "precision": "BF16"}
+    model, pictures = load_model(spec(weights, operatingPoints=[point, halved])), images(4)
+    exact, rough = (answers(model, name, pictures, [0, 1, 1, 0])["certainty"] for name in (point["name"], "halved"))
+
+    assert torch.allclose(exact, rough, atol=0.05)
+    assert not torch.equal(exact, rough)
+
+
 def test_its_metadata_list_the_tasks(weights):
     assert load_model(spec(weights)).facts()["tasks"] == "letters,signs"
 
@@ -120,7 +130,8 @@ def test_its_metadata_list_the_tasks(weights):
         ({"merging": {"schedule": [1, 2]}}, "a schedule of 2 numbers; this transformer has 3 layers"),
         ({"merging": {"schedule": [1], "rule": "best"}}, "unknown merging.rule 'best'; there are: bipartite, "),
         ({"prompts": {"count": 5}}, "nobody trained 'replace-5' .*; the weights have: plain, "),
-        ({"precision": "INT8"}, "knows no precision"),
+        ({"precision": "INT8"}, "computes with FP32 or BF16, not INT8"),
+        ({"compiled": "inductor"}, "knows no compiled"),
     ],
 )
 def test_a_point_that_cannot_be_is_refused_by_name(weights, point, words):

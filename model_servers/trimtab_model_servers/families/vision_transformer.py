@@ -27,7 +27,8 @@ from trimtab_model_servers.tokens.ways import ways
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
-KNOBS = frozenset({"merging", "prompts"})
+KNOBS = frozenset({"merging", "prompts", "precision"})
+PRECISIONS = ("FP32", "BF16")
 NO_LABEL = -1
 """The label of a row whose task there is none of; its certainty is 0."""
 
@@ -51,6 +52,8 @@ class Prepared:
     rule: Rule
     accumulate: bool
     bank: Bank
+    halved: bool
+    """Whether products are computed in BF16; the weights stay as they are, so that no second copy is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,9 @@ class ServedTransformer:
         course = Course(
             ready.merged, ready.rule, self.proportional, ready.bank.prompts(tasks), accumulate=ready.accumulate
         )
-        logits = ready.bank.logits(self.transformer(prepared(images, self.normalisation), course), tasks)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=ready.halved):
+            features = self.transformer(prepared(images, self.normalisation), course)
+        logits = ready.bank.logits(features.to(ready.bank.weight.dtype), tasks)
         certainty, label = logits.softmax(dim=1).max(dim=1)
         return {
             "label": label.where(known, NO_LABEL),
@@ -123,7 +128,9 @@ def _prepared(point: OperatingPoint, stored: Stored, arranged: Mapping[str, Bank
             f"{where}: nobody trained {ways(point)[0]!r} for these tasks; the weights have: {', '.join(arranged)}"
         )
     accumulate = point.prompts is not None and point.prompts.mode == "Accumulate"
-    return Prepared(merged, RULES[rule], accumulate, arranged[known[0]])
+    if point.precision is not None and point.precision not in PRECISIONS:
+        raise ModelError(f"{where}: this family computes with {' or '.join(PRECISIONS)}, not {point.precision}")
+    return Prepared(merged, RULES[rule], accumulate, arranged[known[0]], halved=point.precision == "BF16")
 
 
 def _require_images(spec: ModelSpec, stored: Stored) -> None:

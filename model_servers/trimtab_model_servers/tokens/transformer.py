@@ -85,7 +85,8 @@ class Attention(nn.Module):
         split = self.qkv(x).view(batch, count, 3, self.heads, width // self.heads)
         queries, keys, values = split.permute(2, 0, 3, 1, 4).unbind(0)
         queries, keys = self.q_norm(queries), self.k_norm(keys)
-        mixed = scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
+        told = None if bias is None else bias.to(queries.dtype)
+        mixed = scaled_dot_product_attention(queries, keys, values, attn_mask=told)
         return self.proj(mixed.transpose(1, 2).reshape(batch, count, width)), queries, keys
 
 
@@ -211,4 +212,5 @@ def _evidence(
             scores = queries[:, :, :1] @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5
             paid = (scores if bias is None else scores + bias).softmax(dim=-1)
             importance = paid[:, :, 0, leading:].mean(dim=1)
-    return Evidence(keys[:, :, leading:].mean(dim=1), importance, progress)
+    seen = keys[:, :, leading:].mean(dim=1)
+    return Evidence(seen.float() if seen.dtype == torch.bfloat16 else seen, importance, progress)

@@ -1,0 +1,77 @@
+"""Which of the forms that were tried are kept, and why each of the others is not. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.operating_point import OperatingPoint
+
+LEAST_GAIN = 0.05
+"""How much faster a point must be than the next more accurate one that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A form as it was measured.
+
+    Attributes:
+        point: the form.
+        accuracy: on the user's samples.
+        seconds: by batch size, beside the model as it is in the same rounds.
+    """
+
+    point: OperatingPoint
+    accuracy: Accuracy
+    seconds: Mapping[int, float]
+
+    @property
+    def row_seconds(self) -> float:
+        """Of one row in the largest batch, which is what a busy stage runs."""
+        batch = max(self.seconds)
+        return self.seconds[batch] / batch
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The forms kept, the most accurate first, and the reason why each other one is not, by its name."""
+
+    kept: Sequence[Trial]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+def choose(trials: Sequence[Trial], floor: float) -> Choice:
+    """Keep what nothing else beats, with steps in between that are worth a change.
+
+    Args:
+        trials: the model as it is first; it is always kept.
+        floor: share of its accuracy that every point must keep, 0…1.
+    """
+    full, *others = trials
+    least = floor * full.accuracy.value
+    kept, refused = [full], {}
+    for trial in sorted(others, key=lambda one: (-one.accuracy.value, one.row_seconds)):
+        reason = _too_little(trial, full, least) or _beaten(trial, kept[-1])
+        if reason is None:
+            kept.append(trial)
+        else:
+            refused[trial.point.name] = reason
+    return Choice(kept, refused)
+
+
+def _too_little(trial: Trial, full: Trial, least: float) -> str | None:
+    if trial.accuracy.value < least:
+        return f"accuracy {trial.accuracy.value:.4f} is below the floor {least:.4f}"
+    if trial.row_seconds >= full.row_seconds:
+        slower = trial.row_seconds / full.row_seconds
+        return f"{slower:.2f} × as long as the model as it is, on this machine"
+    return None
+
+
+def _beaten(trial: Trial, last: Trial) -> str | None:
+    """Why a form is not worth keeping beside the last one kept, which is at least as accurate."""
+    ratio = trial.row_seconds / last.row_seconds
+    if ratio >= 1:
+        return f"{last.point.name} is as accurate and takes {1 / ratio:.2f} × its time"
+    if ratio > 1 - LEAST_GAIN:
+        return f"less than {LEAST_GAIN:.0%} faster than {last.point.name}, which is as accurate"
+    return None

@@ -1,0 +1,138 @@
+"""Forms measured in this process: latency in rounds that take turns, and accuracy on a user's own samples."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from trimtab.points.choice import Trial
+from trimtab_loadtester.labelled import LabelledPayloads
+from trimtab_loadtester.payload import Payload
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.network import Network
+from trimtab_model_servers.families.registry import build
+from trimtab_model_servers.families.vision_transformer import ServedTransformer
+from trimtab_model_servers.tensors import to_torch
+from trimtab_pipelines.evidence import Accuracy, wilson_interval
+from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.model_spec import model_spec
+from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
+
+Show = Callable[[str], None]
+ROUNDS = 5
+Inputs = Mapping[str, torch.Tensor]
+
+
+class Bench:
+    """A pipeline of one stage and one variant, its model in memory once, at as many points as are tried."""
+
+    def __init__(self, pipeline: InferencePipeline, folder: Path, points: Sequence[OperatingPoint]) -> None:
+        """Load the model.
+
+        Raises:
+            ValueError: the pipeline has several stages or variants, its stage reads what no request brings, or its
+                model cannot be loaded or cannot run at one of the points.
+        """
+        self._stage, self._variant = only_variant(pipeline)
+        served = model_spec(pipeline, folder, self._stage, self._variant, self._variant.resources.cpu)
+        spec = served.model_copy(update={"operating_points": tuple(points)})
+        torch.set_num_threads(spec.threads)
+        try:
+            self._network: Network = build(spec).network
+        except ModelError as error:
+            raise ValueError(str(error)) from error
+        self.points = points
+        self._outputs = {output.name: split_reference(output.source)[1] for output in pipeline.spec.outputs}
+        self._inputs = {read.name: split_reference(read.source) for read in self._stage.inputs}
+        if any(owner != REQUEST for owner, _ in self._inputs.values()):
+            raise ValueError(f"stage {self._stage.name} must read the request's own inputs")
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """Patches of an image, and layers; ValueError where the model is no vision transformer."""
+        if not isinstance(self._network, ServedTransformer):
+            raise ValueError(f"variant {self._variant.name}: family {self._variant.family!r} merges no tokens")
+        shape = self._network.transformer.shape
+        return shape.patches, shape.depth
+
+    def rows(self, payloads: Sequence[Payload]) -> Inputs:
+        """Stack samples as one batch of the stage's inputs."""
+        named = [{tensor.name: tensor for tensor in payload.inputs} for payload in payloads]
+        return {
+            name: torch.cat([to_torch(given[source]) for given in named])
+            for name, (_, source) in self._inputs.items()
+            if source in named[0]
+        }
+
+    def run(self, inputs: Inputs, point: OperatingPoint) -> dict[str, torch.Tensor]:
+        """Compute one batch; the outputs have the names that a client sees."""
+        with torch.inference_mode():
+            found = self._network.infer(dict(inputs), point)
+        return {name: found[source] for name, source in self._outputs.items()}
+
+
+def only_variant(pipeline: InferencePipeline) -> tuple[Stage, Variant]:
+    """The stage and variant of a pipeline that has one of each; ValueError says what is wrong with others."""
+    stages = pipeline.spec.stages
+    if len(stages) != 1 or len(stages[0].variants) != 1:
+        raise ValueError("points are found for a pipeline of one stage with one variant; write one for this model")
+    return stages[0], stages[0].variants[0]
+
+
+def tried(bench: Bench, samples: LabelledPayloads, count: int, batches: Sequence[int], show: Show) -> list[Trial]:
+    """Measure every point of a bench on the first so many samples."""
+    digest = samples.digest()
+    seconds = _timed(bench, [samples.payload(index) for index in range(max(batches))], batches, show)
+    found = []
+    for point in bench.points:
+        show(f"accuracy of {point.name}")
+        accuracy = _accuracy(bench, point, samples, count=count, batch=max(batches), digest=digest)
+        found.append(Trial(point, accuracy, seconds[point.name]))
+    return found
+
+
+def _timed(
+    bench: Bench, payloads: Sequence[Payload], batches: Sequence[int], show: Show
+) -> dict[str, dict[int, float]]:
+    """Time all points in turn, round after round, so that what else the machine does falls on all alike."""
+    found: dict[str, dict[int, float]] = {point.name: {} for point in bench.points}
+    for batch in batches:
+        inputs = bench.rows(payloads[:batch])
+        taken: dict[str, list[float]] = {point.name: [] for point in bench.points}
+        for turn in range(ROUNDS + 1):
+            for point in bench.points:
+                began = time.perf_counter()
+                bench.run(inputs, point)
+                if turn:  # the first warms up
+                    taken[point.name].append(time.perf_counter() - began)
+            show(f"latency at batch {batch}")
+        for name, seconds in taken.items():
+            found[name][batch] = statistics.median(seconds)
+    return found
+
+
+def _accuracy(
+    bench: Bench, point: OperatingPoint, samples: LabelledPayloads, *, count: int, batch: int, digest: str
+) -> Accuracy:
+    right = total = 0
+    for low in range(0, count, batch):
+        payloads = [samples.payload(index) for index in range(low, min(count, low + batch))]
+        outputs = bench.run(bench.rows(payloads), point)
+        for row, payload in enumerate(payloads):
+            score = samples.score(payload.truth, {name: rows[row : row + 1].numpy() for name, rows in outputs.items()})
+            right, total = right + score.correct, total + score.total
+    low_end, high_end = wilson_interval(right, total)
+    return Accuracy(
+        value=round(right / total, 4),
+        source="Measured",
+        samples=count,
+        low=math.floor(1e4 * low_end) / 1e4,
+        high=min(1.0, math.ceil(1e4 * high_end) / 1e4),
+        samples_digest=digest,
+    )

@@ -1,0 +1,62 @@
+"""Operating points into a pipeline's text: they take the place of those that a variant had; all else stays."""
+
+import json
+from collections.abc import Sequence
+
+import yaml
+
+from trimtab.accuracies.writing import with_accuracies
+from trimtab.points.choice import Trial
+from trimtab_pipelines.documents import DocumentError
+
+KNOBS = ("merging", "prompts", "precision")
+
+
+def with_points(text: str, stage: str, variant: str, kept: Sequence[Trial]) -> str:
+    """Write what was kept into the only variant of a pipeline's YAML, with what was measured as evidence.
+
+    Raises:
+        DocumentError: the variant's fields do not stand one below the other.
+    """
+    node = _only_variant(yaml.compose(text, yaml.SafeLoader))
+    if node is None or node.flow_style:
+        raise DocumentError(f"variant {variant}: write its fields one below the other, so that points can be added")
+    column = node.value[0][0].start_mark.column
+    listed = "".join(f"\n{' ' * column}- {_flow(trial)}" for trial in kept)
+    block = f"operatingPoints:{listed}"
+    old = next((pair for pair in node.value if pair[0].value == "operatingPoints"), None)
+    if old is not None:
+        start, end = old[0].start_mark.index, _end(old[1])
+        text = text[:start] + block + text[end:]
+    else:
+        end = _end(node.value[-1][1])
+        text = text[:end] + f"\n{' ' * column}{block}" + text[end:]
+    measured = {(stage, variant, trial.point.name): trial.accuracy for trial in kept}
+    return with_accuracies(text, measured)
+
+
+def _flow(trial: Trial) -> str:
+    """One point in one line; JSON is YAML."""
+    written = trial.point.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    knobs = [f"{name}: {json.dumps(written[name])}" for name in KNOBS if name in written]
+    return "{" + ", ".join([f"name: {trial.point.name}", *knobs, f"accuracy: {trial.accuracy.value:g}"]) + "}"
+
+
+def _only_variant(root: yaml.Node | None) -> yaml.MappingNode | None:
+    node = root
+    for step in ("spec", "stages", 0, "variants", 0):
+        if isinstance(step, str):
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            node = next((value for key, value in pairs if key.value == step), None)
+        else:
+            items = node.value if isinstance(node, yaml.SequenceNode) else []
+            node = items[step] if len(items) > step else None
+    return node if isinstance(node, yaml.MappingNode) else None
+
+
+def _end(node: yaml.Node) -> int:
+    """Where a node's own text ends; a block's mark lies behind the line ends and comments that follow it."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return _end(last[1] if isinstance(last, tuple) else last)
+    return int(node.end_mark.index)

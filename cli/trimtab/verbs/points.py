@@ -1,0 +1,86 @@
+"""`trimtab points`: try forms of a vision transformer here, on a user's samples; write those worth keeping."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from trimtab.decisions import terminal_table
+from trimtab.options import PipelineArgument, SeedOption, console
+from trimtab.points.choice import Choice, Trial, choose
+from trimtab.points.forms import FULL, forms
+from trimtab.points.writing import with_points
+from trimtab.preparation import prepare
+from trimtab_loadtester.labelled import LabelledPayloads
+from trimtab_pipelines.documents import load_pipeline, write_atomically
+from trimtab_pipelines.verdict import Outcome
+
+LARGEST_BATCH = 16
+COLUMNS = ("point", "accuracy", "95 % interval", "ms a row", "times as fast", "")
+
+
+def command(
+    pipeline: PipelineArgument,
+    samples: Annotated[
+        str, typer.Option("--samples", metavar="DIR|module:Class", help="Your own samples, with their right answers")
+    ],
+    floor: Annotated[
+        float, typer.Option("--floor", min=0.0, max=1.0, help="Share of the model's accuracy that points must keep")
+    ] = 0.95,
+    most: Annotated[int | None, typer.Option("--most", min=1, help="Use so many samples at most")] = None,
+    seed: SeedOption = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the pipeline here; default: where it stands")
+    ] = None,
+) -> int:
+    """Find operating points for a vision transformer: how many tokens to merge, by which rule, in which precision.
+
+    Each form is timed beside the model as it is and judged on your samples. Kept is what no other beats, in steps of
+    five per cent or more; why each other form is not kept is told.
+    """
+    from trimtab.points.trials import Bench, only_variant, tried  # noqa: PLC0415  (imports torch)
+    from trimtab_model_servers.tokens.rules import RULES  # noqa: PLC0415
+
+    document = prepare(pipeline)
+    file = pipeline / "pipeline.yaml" if pipeline.is_dir() else pipeline
+    stage, variant = only_variant(document)
+    home = file.resolve().parent
+    points = forms(*Bench(document, home, [FULL]).layers, list(RULES), ["BF16"])
+    source = LabelledPayloads(document, samples, seed)
+    count = min(most or len(source), len(source))
+    batches = sorted({1, *(size for size in stage.batch_sizes if size <= min(LARGEST_BATCH, count))})
+    console.print(f"{len(points)} forms of {variant.name}, {count} samples of {len(source)}, batches {batches}")
+    steps = len(batches) * 6 + len(points)
+    columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=console) as shown:
+        bar = shown.add_task("starting", total=steps)
+        bench = Bench(document, home, points)
+        trials = tried(bench, source, count, batches, lambda words: shown.update(bar, advance=1, description=words))
+    choice = choose(trials, floor)
+    console.print(terminal_table(COLUMNS, [_row(trial, trials[0], choice) for trial in trials]))
+    written = out or file
+    write_atomically(written, with_points(file.read_text(), stage.name, variant.name, choice.kept))
+    load_pipeline(written)  # what was written can be read
+    console.print(f"written to {written}", markup=False)
+    figures = {f"{trial.point.name}_accuracy": trial.accuracy.value for trial in choice.kept}
+    speeds = {f"{trial.point.name}_speed_up": round(_speed_up(trial, trials[0]), 3) for trial in choice.kept}
+    tally = {"tried": len(trials), "kept": len(choice.kept), "samples": count}
+    Outcome(name="points", figures=tally | figures | speeds).print()
+    return 0
+
+
+def _speed_up(trial: Trial, full: Trial) -> float:
+    return full.row_seconds / trial.row_seconds
+
+
+def _row(trial: Trial, full: Trial, choice: Choice) -> tuple[str, ...]:
+    accuracy = trial.accuracy
+    return (
+        trial.point.name,
+        f"{accuracy.value:.4f}",
+        f"{accuracy.low:.4f} – {accuracy.high:.4f}",
+        f"{1000 * trial.row_seconds:.2f}",
+        f"{_speed_up(trial, full):.2f}",
+        choice.refused.get(trial.point.name, "kept"),
+    )

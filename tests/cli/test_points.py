@@ -1,0 +1,163 @@
+"""`trimtab points`: which forms are tried, which are kept and why, and what is written."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torchvision.models import VisionTransformer as Torchvision
+
+from trimtab.commands import run
+from trimtab.points.choice import Trial, choose
+from trimtab.points.forms import FULL, forms
+from trimtab.points.writing import with_points
+from trimtab_pipelines.documents import DocumentError, load_pipeline
+from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.operating_point import Merging, OperatingPoint
+
+RULES = ["bipartite", "energy", "guided"]
+
+
+def a_trial(name, accuracy, row_seconds, **knobs):
+    measured = Accuracy(
+        value=accuracy, source="Measured", samples=100, low=0, high=1, samples_digest="sha256:" + 64 * "0"
+    )
+    return Trial(OperatingPoint(name=name, accuracy=0, **knobs), measured, {1: 9.0, 8: 8 * row_seconds})
+
+
+def test_forms_are_many_and_each_can_be_run():
+    found = forms(196, 12, RULES, ["BF16"])
+    schedules = [point.merging.schedule for point in found if point.merging]
+
+    assert len(found) >= 8
+    assert found[0] == FULL
+    assert len({point.name for point in found}) == len(found)
+    assert all(len(schedule) in {1, 12} and max(schedule) <= 98 for schedule in schedules)
+    assert {point.merging.rule for point in found if point.merging} == {None, "energy", "guided"}
+    assert any(point.precision == "BF16" and point.merging for point in found)
+
+
+def test_what_nothing_beats_is_kept_and_each_other_has_its_reason():
+    choice = choose(
+        [
+            a_trial("full", 0.90, 1.0),
+            a_trial("fast", 0.88, 0.6),
+            a_trial("slow", 0.89, 1.3),
+            a_trial("beaten", 0.87, 0.7),
+            a_trial("hardly", 0.86, 0.58),
+            a_trial("fastest", 0.86, 0.4),
+            a_trial("wrong", 0.50, 0.1),
+        ],
+        floor=0.95,
+    )
+
+    assert [trial.point.name for trial in choice.kept] == ["full", "fast", "fastest"]
+    assert choice.refused == {
+        "slow": "1.30 × as long as the model as it is, on this machine",
+        "beaten": "fast is as accurate and takes 0.86 × its time",
+        "hardly": "fastest is as accurate and takes 0.69 × its time",
+        "wrong": "accuracy 0.5000 is below the floor 0.8550",
+    }
+
+
+def test_a_step_that_is_not_worth_a_change_is_not_kept():
+    choice = choose([a_trial("full", 0.9, 1.0), a_trial("alike", 0.89, 0.97)], floor=0.9)
+
+    assert choice.refused == {"alike": "less than 5% faster than full, which is as accurate"}
+
+
+PIPELINE = """\
+# mine
+apiVersion: trimtab.dev/v1alpha1
+kind: InferencePipeline
+metadata: {name: mine}
+spec:
+  inputs:
+  - {name: image, datatype: FP32, shape: [3, 32, 32]}
+  outputs:
+  - {name: logits, from: classify.outputs.logits}
+  slo: {latency: 500ms}
+  budget: {cores: "1"}
+  stages:
+  - name: classify
+    inputs:
+    - {name: image, from: request.inputs.image}
+    outputs:
+    - {name: logits, datatype: FP32, shape: [4]}
+    batchSizes: [1, 2, 4]
+    variants:
+    - name: vit
+      family: vision-transformer
+      parameters: {heads: 2}
+      storageUri: vit.safetensors
+      accuracy: 0.5  # guessed
+"""
+
+
+def test_what_is_kept_takes_the_place_of_what_was_there_and_comments_stay(tmp_path):
+    kept = [a_trial("full", 0.9, 1.0), a_trial("fast", 0.8, 0.5, merging=Merging(schedule=(3, 2), rule="energy"))]
+    once = with_points(PIPELINE, "classify", "vit", kept)
+    twice = with_points(once, "classify", "vit", kept[:1])
+    for text, names in ((once, ["full", "fast"]), (twice, ["full"])):
+        (tmp_path / "pipeline.yaml").write_text(text)
+        points = load_pipeline(tmp_path).spec.stages[0].variants[0].operating_points
+
+        assert [point.name for point in points] == names
+        assert text.startswith("# mine\n")
+    fast = load_pipeline_text(tmp_path, once).points[1]
+    assert (fast.merging, fast.accuracy, fast.accuracy_evidence.samples) == (kept[1].point.merging, 0.8, 100)
+
+
+def load_pipeline_text(folder, text):
+    (folder / "pipeline.yaml").write_text(text)
+    return load_pipeline(folder).spec.stages[0].variants[0]
+
+
+def test_a_variant_in_one_line_is_refused():
+    text = PIPELINE[: PIPELINE.index("    - name: vit\n")] + "    - {name: vit, accuracy: 0.5}\n"
+    with pytest.raises(DocumentError, match="write its fields one below the other"):
+        with_points(text, "classify", "vit", [])
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A transformer whose answers are the truth, so that only what merging changes is wrong."""
+    torch.manual_seed(1)
+    stock = Torchvision(32, 4, 3, 2, 32, 64, num_classes=4).eval()
+    torch.nn.init.normal_(stock.heads.head.weight)
+    save_file(stock.state_dict(), tmp_path / "vit.safetensors")
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    samples = tmp_path / "samples"
+    samples.mkdir()
+    lines = []
+    for number in range(24):
+        image = torch.randn(3, 32, 32)
+        np.save(samples / f"{number}.npy", image.numpy())
+        with torch.inference_mode():
+            label = int(stock(image[None]).argmax())
+        lines.append(json.dumps({"inputs": {"image": f"{number}.npy"}, "outputs": {"logits": label}}))
+    (samples / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_points_are_found_written_and_can_be_read(mine, capfd):
+    code = run(["points", str(mine), "--samples", str(mine / "samples"), "--floor", "0.5"])
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    told = json.loads(out.splitlines()[-1])
+    points = load_pipeline(mine).spec.stages[0].variants[0].operating_points
+
+    assert told["figures"]["tried"] >= 8
+    assert told["figures"]["kept"] == len(points)
+    assert (points[0].name, points[0].accuracy) == ("full", 1.0)
+    assert all(point.judged().samples == 24 for point in points)
+
+
+def test_a_model_without_tokens_is_refused_by_name(tmp_path, capfd):
+    text = PIPELINE.replace("vision-transformer", "torchvision/resnet18").replace("vit.safetensors", "random://?seed=1")
+    (tmp_path / "pipeline.yaml").write_text(text.replace("      parameters: {heads: 2}\n", ""))
+    (tmp_path / "samples.jsonl").write_text('{"inputs": {"image": 0}, "outputs": {"logits": 1}}\n')
+
+    assert run(["points", str(tmp_path), "--samples", str(tmp_path)]) == 1
+    assert "family 'torchvision/resnet18' merges no tokens" in capfd.readouterr().err

@@ -121,6 +121,11 @@ class Core:
         if request_id in self._talks:
             self._end(request_id, Ending.ERROR, error=error)
 
+    def fail_all(self, error: str) -> None:
+        """End every request in flight in error."""
+        for request_id in list(self._talks):
+            self._end(request_id, Ending.ERROR, error=error)
+
     def step(self) -> bool:
         """Compute one step; False when there is nothing to compute now."""
         step = self._scheduler.next_step()

@@ -4,6 +4,7 @@ What was asked meanwhile is done between steps, so that a cancelled request has 
 """
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from trimtab_model_servers.engine.core import Core, Event, Gauges, Tell
 from trimtab_model_servers.engine.stops import Spell
-from trimtab_model_servers.engine.values import Done, EngineBusy, Request
+from trimtab_model_servers.engine.values import EngineBusy, Piece, Request
+
+_LOG = logging.getLogger(__name__)
 
 
 class Engine:
@@ -53,7 +56,7 @@ class Engine:
                 refused.append(error)
             answered.set()
 
-        self._ask(take)
+        self._ask(take, taking=True)
         answered.wait()
         if refused:
             raise refused[0]
@@ -84,41 +87,69 @@ class Engine:
             RequestError: it can never be served as it is.
             EngineBusy: as many wait already as may, or the engine stops.
         """
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | Exception]()
+        ours = False
 
-        def tell(event: Event) -> None:
+        def tell(event: Event | Exception) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
+        def take() -> None:
+            nonlocal ours
+            try:
+                self._core.submit(request, images, tell)
+                ours = True
+            except Exception as error:  # noqa: BLE001  (raised to the caller)
+                tell(error)
+
+        def let_go() -> None:
+            if ours:  # or another's request of the same id would end
+                self._core.cancel(request.id)
+
+        self._ask(take, taking=True)
         ended = False
         try:
-            await asyncio.to_thread(self.submit, request, images, tell)
             while not ended:
                 event = await events.get()
-                ended = isinstance(event, Done)
+                ended = not isinstance(event, Piece)
+                if isinstance(event, Exception):
+                    raise event
                 yield event
         finally:
             if not ended:
-                self.cancel(request.id)
+                self._ask(let_go)
 
-    def _ask(self, act: Callable[[], None]) -> None:
+    def _ask(self, act: Callable[[], None], *, taking: bool = False) -> None:
+        """Have the thread act between steps; one that stops takes no more requests in, one that ended does nothing."""
         with self._wake:
-            if not self._thread.is_alive() or self._stopping:
+            if taking and (self._stopping or not self._thread.is_alive()):
                 raise EngineBusy("the engine stops; another one should be asked")
             self._asked.append(act)
             self._wake.notify()
 
     def _run(self) -> None:
-        while True:
+        try:
+            while self._act():
+                pass
+        except Exception as error:  # noqa: BLE001  (whoever waits must learn of any failure)
+            _LOG.exception("the engine itself failed; every request in flight ends")
+            with self._wake:
+                self._stopping = True
             while self._asked:
                 self._asked.popleft()()
-            if self._core.step():
-                continue
-            with self._wake:
-                if self._asked:
-                    continue
+            self._core.fail_all(f"the engine failed: {type(error).__name__}: {error}")
+
+    def _act(self) -> bool:
+        """Do what was asked, compute a step, or wait; False when there is nothing left to do."""
+        while self._asked:
+            self._asked.popleft()()
+        if self._core.step():
+            return True
+        with self._wake:
+            if not self._asked:
                 if self._stopping:
-                    return
+                    return False
                 self._wake.wait()
+        return True
 
 
 def spelling(tokenizer: Tokenizer) -> Callable[[], Spell]:

@@ -11,7 +11,7 @@ from trimtab_model_servers.engine.core import Core, Event, Gauges
 from trimtab_model_servers.engine.engine import Engine
 from trimtab_model_servers.engine.families import DecoderOnly, family_of
 from trimtab_model_servers.engine.scheduler import Limits
-from trimtab_model_servers.engine.values import Done, Ending, Image, Piece, Request, RequestError, Sampling
+from trimtab_model_servers.engine.values import Done, Ending, EngineBusy, Image, Piece, Request, RequestError, Sampling
 
 LIMITS = Limits(slots=4, slot_tokens=200, step_tokens=40)
 POISONED = 5
@@ -192,3 +192,36 @@ async def test_streams_from_a_thread_and_who_stops_listening_is_let_go_of(served
     assert idle(engine.gauges)
     with pytest.raises(Exception, match="the engine stops"):
         engine.submit(Request("late", (1, 2)), [], lambda _: None)
+
+
+async def test_a_request_that_takes_anothers_id_is_refused_and_the_other_goes_on(served):
+    engine = Engine(Core(served, LIMITS))
+    try:
+        first = engine.stream(Request("same", (1, 2, 3), max_new_tokens=150), [])
+        begun = await anext(first)
+        with pytest.raises(RequestError, match="'same' is in flight"):
+            await anext(engine.stream(Request("same", (1, 2, 3)), []))
+        rest = [event async for event in first]
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+    assert isinstance(begun, Piece)
+    assert last(rest).ending is Ending.LENGTH
+    assert len(tokens(rest)) == 149
+
+
+async def test_an_engine_that_fails_itself_tells_everybody_and_takes_no_more(served, monkeypatch):
+    core = Core(served, LIMITS)
+
+    def broken() -> bool:
+        raise ZeroDivisionError("a fault of the engine's own")
+
+    engine = Engine(core)
+    monkeypatch.setattr(core, "step", broken)
+    events = [event async for event in engine.stream(Request("r", (1, 2)), [])]
+
+    await asyncio.to_thread(engine.stop)
+    assert last(events).ending is Ending.ERROR
+    assert "ZeroDivisionError: a fault of the engine's own" in (last(events).error or "")
+    with pytest.raises(EngineBusy):
+        await anext(engine.stream(Request("late", (1, 2)), []))

@@ -1,0 +1,87 @@
+"""The shipped weights: no sense has collapsed, none is worse for knowing more, and certainty means something."""
+
+from pathlib import Path
+
+import pytest
+
+from trimtab_model_servers.senses import SUBSETS, networks, subset_name
+from trimtab_model_servers.senses.items import ItemSource
+from trimtab_model_servers.senses.measure import Scored, calibration_error
+from trimtab_model_servers.senses.network import strict_pairs
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.measured import MeasuredPipeline
+
+FOLDER = Path(__file__).parents[2] / "pipelines" / "digits-av"
+VARIANTS = [variant.name for variant in load_pipeline(FOLDER).spec.stages[0].variants]
+RANKING_SLACK = 0.005
+CALIBRATION_BOUND, CALIBRATION_BOUND_ALONE = 0.03, 0.06
+"""Of several senses together, and of one: names and hints, or speakers that differ, are more than one number mends."""
+MOST_WEIGHT_BYTES = 4 * 2**20
+ITEMS = 400
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return MeasuredPipeline.model_validate_json((FOLDER / "measured.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def items():
+    return ItemSource("held-out", seed=77).items(0, ITEMS)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_sense_has_collapsed(variant, items, measured):
+    """Each alone is far above chance, all together above each, and no two subsets answer alike."""
+    network = networks.load(FOLDER / "weights" / f"{variant}.safetensors")
+    scored = Scored.of(network, items)
+    temperatures = {subset: float(network.temperatures[_bits(subset)]) for subset in SUBSETS}
+    seen = scored.seen(temperatures)
+    answers = {subset: scored.logits[subset].argmax(dim=1) for subset in SUBSETS}
+    stated = measured.variant(variant).on["synthesised"]
+    for subset in SUBSETS:
+        share = float(seen[subset].right.mean())
+        assert share > 0.3, f"{subset_name(subset)} names {share:.2f} of the digits, chance is 0.10"
+        assert share == pytest.approx(stated.point(subset_name(subset)).accuracy.value, abs=0.07)
+        assert calibration_error(seen[subset].certainty, seen[subset].right, bins=5) < 0.12
+    for less, more in strict_pairs():
+        assert seen[more].right.mean() > seen[less].right.mean() - 0.03
+        assert (answers[less] != answers[more]).float().mean() > 0.02
+
+
+def _bits(subset):
+    return sum(1 << place for place, name in enumerate(("audio", "video", "text")) if name in subset)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_was_measured_keeps_what_training_promises(variant, measured):
+    for on in measured.variant(variant).on.values():
+        accuracy = {point.point: point.accuracy.value for point in on.points}
+        for less, more in strict_pairs():
+            assert accuracy[subset_name(more)] >= accuracy[subset_name(less)] - RANKING_SLACK
+    for point in measured.variant(variant).counted.points:
+        bound = CALIBRATION_BOUND_ALONE if len(point.modalities) == 1 else CALIBRATION_BOUND
+        assert point.calibration_error <= bound, point.point
+
+
+def test_what_the_pipeline_states_is_what_was_measured(measured):
+    for variant in load_pipeline(FOLDER).spec.stages[0].variants:
+        known = measured.variant(variant.name)
+        assert variant.accuracy == known.counted.point("all").accuracy.value
+        for point in variant.operating_points:
+            own = known.counted.point(point.name).accuracy
+            evidence = point.judged()
+            assert (evidence.value, evidence.samples, evidence.low, evidence.high) == (
+                own.value,
+                own.samples,
+                own.low,
+                own.high,
+            )
+            assert point.second_looks == known.counted.second_looks.get(point.name, ())
+
+
+def test_the_weights_are_small_and_carry_their_licence():
+    assert sum(path.stat().st_size for path in (FOLDER / "weights").glob("*.safetensors")) < MOST_WEIGHT_BYTES
+    licence = (FOLDER / "weights" / "LICENSE.md").read_text()
+    assert "Free Spoken Digit Dataset" in licence
+    assert "Attribution-ShareAlike 4.0" in licence

@@ -1,9 +1,8 @@
 """`python -m benchmarks.overload.generator`: an open loop that keeps to its schedule, from one core.
 
 Reads orders from standard input, one line of JSON each, and answers each with its tally. Never waits for an
-answer before it sends the next request: where no connection has room, a request waits, and its latency runs. Who waits
-for longer than a tenth of the SLO gives up unsent and is not offered, as callers' pools of connections do: they leave a
-request time to be answered in.
+answer before it sends the next request: where no connection has room, a request waits, and its latency runs; who has
+waited longer than the SLO gives up unsent, as a caller would.
 """
 
 import dataclasses
@@ -30,8 +29,6 @@ from trimtab_protocol.grpc_messages import method_path, request_to_message
 Speech = Literal["http1", "h2c", "grpc"]
 LEAD_SECONDS = 0.3
 """From the opening of the connections to the first request."""
-ROOM_SHARE = 0.1
-"""Of the SLO, how long a request waits for a connection with room."""
 AT_ONCE = 128
 """Requests sent before answers are read again, where many are due."""
 
@@ -78,9 +75,7 @@ def offer(order: Order) -> Tally:
         connections = [make() for _ in range(order.connections)]
         gc.disable()
         try:
-            _Loop(board, connections, poll, ROOM_SHARE * order.slo_seconds).run(
-                begin + order.seconds + 2 * order.slo_seconds
-            )
+            _Loop(board, connections, poll, order.slo_seconds).run(begin + order.seconds + 2 * order.slo_seconds)
         finally:
             gc.enable()
             for connection in connections:
@@ -91,10 +86,8 @@ def offer(order: Order) -> Tally:
 class _Loop:
     """The connections, and the requests that are due but could not be sent yet."""
 
-    def __init__(
-        self, board: Board, connections: list[Connection], poll: "select.epoll", patience_seconds: float
-    ) -> None:
-        self._board, self._poll, self._patience_seconds = board, poll, patience_seconds
+    def __init__(self, board: Board, connections: list[Connection], poll: "select.epoll", slo_seconds: float) -> None:
+        self._board, self._poll, self._patience_seconds = board, poll, slo_seconds
         self._known = {connection.fileno(): connection for connection in connections}
         self._waiting: deque[int] = deque()
         self._free: deque[Connection] = deque()

@@ -104,12 +104,17 @@ def render(evaluation: Evaluation) -> str:
             _by_load(evaluation, lambda one: one.mean_seconds, "seconds"),
             drawn,
         ),
-        f"<section><h2>All figures</h2><p class='note'>{escape(TABLE_NOTE)}</p>",
-        layout.table(HEADS, result_rows(evaluation), numbers=range(2, 11)) + "</section>",
-        f"<section><h2>What is the paper's, what is assumed</h2><p class='note'>{escape(ASSUMED_NOTE + assumed)}.</p>",
-        f"<p class='note'>{escape(LOOK_NOTE)}</p></section>",
+        f"<section><h2>All figures</h2><p class='note'>{escape(TABLE_NOTE)}</p>"
+        + layout.table(HEADS, result_rows(evaluation), numbers=range(2, 11))
+        + "</section>",
+        _said(ASSUMED_NOTE + assumed + ".", LOOK_NOTE),
     ]
     return layout.page("MOSEL's evaluation · Trimtab", body, drawn)
+
+
+def _said(*notes: str) -> str:
+    told = "".join(f"<p class='note'>{escape(note)}</p>" for note in notes)
+    return f"<section><h2>What is the paper's, and what is assumed</h2>{told}</section>"
 
 
 def _cards(evaluation: Evaluation) -> list[Card]:

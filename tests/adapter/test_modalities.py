@@ -135,3 +135,15 @@ def test_a_better_answer_comes_where_there_is_time_for_it():
 
     assert found.violations == 0.0
     assert not found.provisional.any()
+
+
+def test_requests_that_lack_a_modality_share_batches_with_those_whose_subset_drops_it():
+    """Three in ten have no video, under a load at which most of the others are answered without theirs."""
+    full = a_scenario(DIGITS, 8.0 * DIGITS.capacity(4.5), policy="ModalityMix", seconds=4.0, sizes=(1, 8), slo=0.3)
+    none, video = frozenset[str](), frozenset("V")
+    lacking = replace(full, lacks=(none, none, video, none, none, video, none, none, none, video))
+    all_there, some_not = simulate(full), simulate(lacking)
+
+    assert all_there.rows_by_point["stage-0"]["at"] > all_there.rows_by_point["stage-0"]["avt"]
+    assert some_not.batch_rows["stage-0"] >= 0.9 * all_there.batch_rows["stage-0"]
+    assert some_not.violations <= all_there.violations

@@ -132,6 +132,19 @@ def test_each_hosted_variant_adds_its_memory() -> None:
     assert memory_bytes(GROUPS["own"].variants) == 2 * 2**30
 
 
+def test_a_pipeline_may_bring_an_image_with_families_of_its_own() -> None:
+    """Its model servers and its profiler run it, and what was measured with another image no longer counts."""
+    ours, theirs = a_pipeline(), a_pipeline(modelServerImage="registry/acme:1")
+    (stage,) = theirs.spec.stages
+    (group,) = hosting_groups(stage)
+    (before,), (task,) = profile_tasks(ours), profile_tasks(theirs)
+    pods = (deployment(theirs, stage, group, SETTINGS, replicas=1, surge=True), profile_job(theirs, task, SETTINGS))
+    images = [pod["spec"]["template"]["spec"]["containers"][0]["image"] for pod in pods]
+
+    assert images == ["registry/acme:1"] * 2
+    assert task.fingerprint != before.fingerprint
+
+
 def test_each_secret_has_a_task_of_its_own() -> None:
     """Two Secrets in one pod would set the same variables, and one of them would win."""
     kinds = {"open": None, "one": "bucket-a", "other": "bucket-b", "also": "bucket-a"}

@@ -30,7 +30,7 @@ from trimtab_router.stage.policies.units import (
     units,
 )
 from trimtab_router.stage.policies.view import Departure, NotBefore, Policy, View, least_seconds
-from trimtab_router.stage.work import Slice
+from trimtab_router.stage.work import Signature, Slice
 
 MOST_UNITS = 20
 """How far it plans: batches, or large jobs."""
@@ -141,8 +141,16 @@ def _grouped(view: View, planned: list[_Planned]) -> _Planned:
 def _goes_with(one: Unit, other: Unit, view: View) -> bool:
     piece, head = other.head, one.head
     small = SMALL_SHARE * piece.rows <= view.most_rows and not piece.alone and not head.alone
-    alike = piece.work.signature == head.work.signature and piece.work.wish.task == head.work.wish.task
+    alike = _shapes_agree(piece.work.signature, head.work.signature) and piece.work.wish.task == head.work.wish.task
     return small and alike and (piece.again is None) == (head.again is None)
+
+
+def _shapes_agree(one: Signature, other: Signature) -> bool:
+    """Whether what both have is of the same shape, so that a point which reads no more can serve them together."""
+    if one == other:
+        return True
+    shapes = dict(one)
+    return all(shapes.get(name, shape) == shape for name, shape in other) and bool(shapes.keys() & dict(other).keys())
 
 
 def _unhurried(view: View, unit: Unit, found: Offers) -> Offers:
@@ -158,7 +166,7 @@ def _unhurried(view: View, unit: Unit, found: Offers) -> Offers:
 
 def _mates(view: View, unit: Unit, line: Line, behind: list[tuple[_Planned, Step]]) -> list[Slice]:
     """Rows behind a unit that are planned to go as it goes, and may go with it."""
-    point = points_of(view, unit.head)[line.point]
+    point = points_of(view, unit.slices)[line.point]
     found: list[Slice] = []
     for planned, step in behind:
         if step.option == DROPPED or line.look is not None:

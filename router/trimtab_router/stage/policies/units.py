@@ -142,12 +142,15 @@ def _parts(rows: int) -> Iterator[int]:
         rows -= MOST_ROWS
 
 
-def points_of(view: View, piece: Slice) -> list[Point]:
-    """The points that read nothing a slice has not; where there are none those that read anything of it."""
-    names = {name for name, _ in piece.work.signature}
+def points_of(view: View, slices: Sequence[Slice]) -> list[Point]:
+    """The points that read nothing that any of these has not; where there are none those that read anything of all."""
+    names = {name for name, _ in slices[0].work.signature}
+    for piece in slices[1:]:
+        if piece.work.signature != slices[0].work.signature:
+            names &= {name for name, _ in piece.work.signature}
     whole = [point for point in view.points if point.reads is not None and point.reads <= names]
     whole += [point for point in view.points if point.reads is None]
-    return whole or [point for point in view.points if point.reads_any_of(piece)] or list(view.points)
+    return whole or [p for p in view.points if all(map(p.reads_any_of, slices))] or list(view.points)
 
 
 def offers(view: View, unit: Unit, *, mixed: bool, looks: bool = True) -> Offers | None:
@@ -159,7 +162,7 @@ def offers(view: View, unit: Unit, *, mixed: bool, looks: bool = True) -> Offers
         mixed: whether they may go at several points.
         looks: whether the least certain may be looked at again.
     """
-    points = points_of(view, unit.head)
+    points = points_of(view, unit.slices)
     book = book_of(points, unit.head.work.wish.task, view.most_rows)
     page = book.mixed(unit.rows) if mixed else book.plain(unit.rows)
     ratios = _ratios(points, view.most_rows)
@@ -246,7 +249,7 @@ def departure(
         mates: others that may fill the batch, most urgent first.
         spare_seconds: how much longer the batch may take for their sake.
     """
-    points = points_of(view, unit.head)
+    points = points_of(view, unit.slices)
     point = points[line.point]
     size = book_of(points, unit.head.work.wish.task, view.most_rows).batches[line.point].first[rows]
     takes = _first(unit.slices, size)

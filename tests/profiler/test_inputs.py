@@ -24,7 +24,7 @@ def test_random_rows_of_the_request_have_its_shape() -> None:
 @pytest.mark.parametrize(
     ("annotations", "message"),
     [
-        ({"trimtab.dev/payloads": "cats"}, "'cats' is not known; there are: digits, random"),
+        ({"trimtab.dev/payloads": "cats"}, "'cats' is not known; there are: digits, digits-av, random, TENSOR=LAW"),
         ({"trimtab.dev/default-dimension": "-1"}, "'-1' must be a positive integer"),
     ],
 )

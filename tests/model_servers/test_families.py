@@ -138,7 +138,7 @@ def test_digits_networks_with_random_weights_are_marked():
     [
         (
             {"family": "torchvision/resnet19"},
-            "unknown family 'torchvision/resnet19'; give one of your own as package.module:Class; there are: detector/l, detector/m",
+            "unknown family 'torchvision/resnet19'; give one of your own as package.module:Class; there are: detector",
         ),
         ({"parameters": {"delay_seconds": -1}}, "parameters.delay_seconds: Input should be greater than or equal to 0"),
         (

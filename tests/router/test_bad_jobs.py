@@ -10,9 +10,12 @@ import pytest
 from tests.router.fakes import a_rig
 from tests.router.senses import PLAN, Sensing, a_job, a_sensing_pipeline
 from trimtab_protocol import InferRequest, Tensor
+from trimtab_router.limits import Limits
 
 POLICIES = ("ModalityMix", "SlackFit", "UrgentFirst")
 FLOOR, PROBABILITY = "trimtab.accuracy_floor", "trimtab.accuracy_probability"
+PATIENT = Limits(hang_seconds=60.0)
+"""How long a test holds a replica back must not decide what becomes of its batch."""
 CORRUPT = {"inputs": [{"name": "image", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, "x", 4]}]}
 BAD_JOBS = {
     "no sense at all": (a_job(names=()), "InvalidArgument", "the request has no inputs; sample needs at least one"),
@@ -48,7 +51,7 @@ BAD_JOBS = {
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_bad_jobs_are_refused_by_name_over_both_protocols_while_others_are_answered(policy):
     replica = Sensing()
-    async with a_rig(a_sensing_pipeline(departurePolicy=policy), {"stage-0": [replica]}, **PLAN) as rig:
+    async with a_rig(a_sensing_pipeline(departurePolicy=policy), {"stage-0": [replica]}, limits=PATIENT, **PLAN) as rig:
         await rig.channel()
         replica.gate.clear()
         others = [asyncio.ensure_future(rig.rest(a_job(3, **{FLOOR: 0.7}))) for _ in range(4)]
@@ -86,7 +89,7 @@ async def test_the_job_of_a_corrupt_item_alone_is_refused_where_its_model_finds_
     replica = Sensing()
     corrupt = np.ones((3, 2), np.float32)
     corrupt[1] = 13
-    async with a_rig(a_sensing_pipeline(), {"stage-0": [replica]}, **PLAN) as rig:
+    async with a_rig(a_sensing_pipeline(), {"stage-0": [replica]}, limits=PATIENT, **PLAN) as rig:
         await rig.channel()
         replica.gate.clear()
         first = asyncio.ensure_future(rig.rest(a_job()))

@@ -1,6 +1,6 @@
 """What a stage expects: how long its batches take, and those of the stages after it. Pure."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -70,9 +70,10 @@ class Outlook:
 
     def _allowed(self, variant: str) -> list[Point]:
         """Where some leave inputs out, those that read all say so: a request without one is none of theirs."""
-        found = list(self._listed(variant))
-        every = frozenset(given.name for given in self.stage.inputs)
-        if all(point.reads is None or point.reads == every for point in found):
+        found, inputs = list(self._listed(variant)), self.stage.inputs
+        every = frozenset(given.name for given in inputs)
+        declared = (point.carried(inputs) for point in self.stage.variant(variant).points)
+        if {point.reads for point in found} | set(declared) <= {None, every}:
             return found
         return [replace(point, reads=every) if point.reads is None else point for point in found]
 
@@ -113,15 +114,14 @@ class Outlook:
 
     def best_accuracy(self, task: str, given: Collection[str]) -> float:
         """The most that batches of what runs now may be expected to give for rows of a task with these inputs."""
-        points = self._reading_only(given)
-        return max(self._accuracy_from(point, task, given) for point in points)
+        whole = reading_only(self.points(self.variant), given)
+        if whole:
+            return max(point.accuracy_for(task) for point in whole)
+        return max(self._accuracy_from(point, task, given) for point in self.points(self.variant))
 
     def _accuracy_from(self, point: Point, task: str, given: Collection[str]) -> float:
         less = self.stage.reading_less(self.variant, point.name, given)
         return point.accuracy_for(task) if less is None else less.judged(task).value
-
-    def _reading_only(self, given: Collection[str]) -> Sequence[Point]:
-        return reading_only(self.points(self.variant), given) or self.points(self.variant)
 
     def tasks(self) -> frozenset[str]:
         """The tasks whose accuracies are known."""
@@ -138,7 +138,8 @@ class Outlook:
         """Predicted seconds of a batch of so many rows at the fastest point that keeps the floor of a work."""
         if not work.accuracy_floor:
             return self.service_seconds(rows)
-        reaching = [point for point in self._reading_only(work.inputs) if point.reaches(work)]
+        points = self.points(self.variant)
+        reaching = [point for point in reading_only(points, work.inputs) or points if point.reaches(work)]
         return least_seconds(reaching or self.points(self.variant), rows)
 
     def service_seconds(self, rows: int) -> float:

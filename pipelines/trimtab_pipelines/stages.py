@@ -1,9 +1,11 @@
 """A stage of a pipeline: one task, the variants that can do it, and where its tensors come from."""
 
+from collections.abc import Collection
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.resource import Model, Name, require_unique
 from trimtab_pipelines.tensors import StageOutput, TensorName, check_certainty, check_counts
 from trimtab_pipelines.variants import Variant
@@ -82,6 +84,18 @@ class Stage(Model):
             if variant.name == name:
                 return variant
         raise KeyError(f"stage {self.name} has no variant {name!r}; it has: {', '.join(v.name for v in self.variants)}")
+
+    def reading_less(self, variant: str, point: str, given: Collection[str]) -> OperatingPoint | None:
+        """The operating point that reads just what a request with these inputs has for another.
+
+        None where it has all that one reads, and where there is no such point.
+        """
+        points, every = self.variant(variant), frozenset(each.name for each in self.inputs)
+        wanted = points.point(point).carried(self.inputs) or every
+        there = wanted & frozenset(given)
+        if there == wanted:
+            return None
+        return next((each for each in points.points if each.carried(self.inputs) == there), None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

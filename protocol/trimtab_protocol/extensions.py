@@ -36,6 +36,22 @@ PROVISIONAL = "trimtab.provisional"
 """True where rows were answered before the second look that was meant for them; absent where none was."""
 PLAN_GENERATION = "trimtab.plan_generation"
 
+# Parameters of a model's metadata; those of an input stand at the input.
+OPTIONAL = "trimtab.optional"
+"""True of an input that a request may leave out; absent from the others."""
+
+
+class PointParameters(NamedTuple):
+    """The names under which metadata tells what one operating point reads and how accurate it is."""
+
+    modalities: str
+    accuracy: str
+
+
+def point_parameters(stage: str, variant: str, point: str) -> PointParameters:
+    """The names of one operating point's parameters."""
+    return PointParameters(*(f"trimtab.{stage}.{variant}.{point}.{name}" for name in PointParameters._fields))
+
 
 def number_of(parameter: object) -> float | None:
     """The number that a parameter of an answer is: over gRPC fractions go as text. None for anything else."""

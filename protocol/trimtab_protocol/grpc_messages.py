@@ -5,7 +5,7 @@ in protobuf's default pool and exclude each other there; a private pool is at ho
 them. Field numbers and types are the protocol's, so the bytes are the same.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ from trimtab_protocol.text import told
 from trimtab_protocol.wire_format import take_out
 
 SERVICE = "inference.GRPCInferenceService"
+_ONE_BYTE_LENGTH = 127
+"""The longest text whose length protobuf writes in one byte."""
 _CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -158,6 +160,30 @@ def response_to_message(response: InferResponse) -> Any:
     _write_parameters(message.parameters, response.parameters)
     _write_tensors(message.outputs, message.raw_output_contents, response.outputs)
     return message
+
+
+def metadata_to_message(metadata: Mapping[str, Any]) -> Any:
+    """Write a ModelMetadataResponse.
+
+    Args:
+        metadata: as REST writes it; model and tensors may each have `parameters`. A text among those of the model that
+            some clients could not read is left out: by the specification's newest text field 6 holds text, and what
+            stands there is text to such a client only where its length is written in one byte.
+    """
+    message = response_class("ModelMetadata")(
+        name=metadata["name"], versions=metadata["versions"], platform=metadata["platform"]
+    )
+    for tensors, field in ((metadata["inputs"], message.inputs), (metadata["outputs"], message.outputs)):
+        for tensor in tensors:
+            entry = field.add(name=tensor["name"], datatype=tensor["datatype"], shape=tensor["shape"])
+            _write_parameters(entry.parameters, tensor.get("parameters", {}))
+    told = {name: value for name, value in metadata.get("parameters", {}).items() if _reads_as_text(value)}
+    _write_parameters(message.parameters, told)
+    return message
+
+
+def _reads_as_text(value: Parameter) -> bool:
+    return not isinstance(value, str) or len(value.encode()) <= _ONE_BYTE_LENGTH
 
 
 def _read_parameters(entries: Any) -> Parameters:

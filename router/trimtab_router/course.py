@@ -66,22 +66,31 @@ class Course:
         if wish.task and wish.task not in known:
             there_are = f"the plan in force knows: {', '.join(known)}" if known else "the plan in force knows none"
             return invalid(f"unknown task {wish.task!r}; {there_are}")
-        best, least = self._best_accuracy(wish, walk.ahead), wish.least_accuracy(walk.rows)
+        best, least = self._best_accuracy(wish, walk, walk.ahead), wish.least_accuracy(walk.rows)
         if least <= best + _ROUNDING:
             return None
         wished = f"an accuracy of {wish.accuracy_floor:g}"
         if wish.accuracy_probability is not None:
             wished += f" with probability {wish.accuracy_probability:g}, which needs {least:.4f} on average,"
         message = f"{wished} is more than the plan in force can give; the best possible is {best:.4f}"
+        if self._lacking(walk):
+            message += f" from the inputs given ({', '.join(walk.inputs)})"
         return invalid_for("AccuracyFloor", message)
 
     def _floor_of(self, journey: "Journey", stage: str) -> float:
         """The least accuracy of a stage that lets the journey keep its floor, if the others ahead do their best."""
         others = [name for name in journey.walk.ahead if name != stage]
-        return journey.least_accuracy / max(journey.accuracy * self._best_accuracy(journey.wish, others), _ROUNDING)
+        best = self._best_accuracy(journey.wish, journey.walk, others)
+        return journey.least_accuracy / max(journey.accuracy * best, _ROUNDING)
 
-    def _best_accuracy(self, wish: Wish, stages: Iterable[str]) -> float:
-        return prod(self.desks[stage].outlook.best_accuracy(wish.task) for stage in stages)
+    def _best_accuracy(self, wish: Wish, walk: Walk, stages: Iterable[str]) -> float:
+        desks = (self.desks[stage] for stage in stages)
+        return prod(desk.outlook.best_accuracy(wish.task, walk.given(desk.stage)) for desk in desks)
+
+    def _lacking(self, walk: Walk) -> bool:
+        """Whether a stage ahead lacks an input that it could read."""
+        stages = [self.desks[name].stage for name in walk.ahead]
+        return any(len(walk.given(stage)) < len(stage.inputs) for stage in stages)
 
     def withdraw(self, works: Mapping[str, Work]) -> None:
         """Free what is left of these, by stage."""

@@ -123,6 +123,11 @@ class Walk:
         """The stages that run or wait."""
         return [*self._running, *(stage.name for stage in self._waiting)]
 
+    def given(self, stage: Stage) -> list[str]:
+        """The inputs that a stage has or may get: all but those of the request that are not there."""
+        reads = [_Read.of(each.name, each.source) for each in stage.inputs]
+        return [read.name for read in reads if not read.of_request or read.key in self.inputs]
+
     def advance(self) -> list[Runnable]:
         """The stages that became runnable; they count as running from now on."""
         runnable: list[Runnable] = []

@@ -20,6 +20,7 @@ from benchmarks.dashboards import (
     ask,
     dashboard_expressions,
     everything,
+    filled_in,
     main,
     without_threshold,
 )
@@ -86,6 +87,7 @@ def router_text() -> str:
     stage = metrics.stage("read")
     stage.watch(lambda: 2.0, lambda: 1.0)
     stage.watch_refused(lambda: 0.0)
+    stage.watch_drifted(dict)
     stage.queue_seconds.observe(0.01)
     stage.served(("read-l", "default"), 6, 0.02, 1.0)
     return metrics.expose().decode()
@@ -273,3 +275,46 @@ def test_each_alert_fires_when_it_should():
 )
 def test_an_alert_without_its_threshold(query: str, watched: str):
     assert without_threshold(query) == watched
+
+
+POINT = 'namespace="a",pipeline="p",stage="read",variant="l"'
+
+
+@pytest.mark.parametrize(
+    ("title", "figures"),
+    [
+        (
+            "Rows by operating point: {{stage}} {{variant}} {{operating_point}}",
+            {
+                '{stage="read",variant="l",operating_point="all"}': 0.25,
+                '{stage="read",variant="l",operating_point="sound"}': 0.75,
+            },
+        ),
+        ("Second looks: {{stage}}", {'{stage="read"}': 0.125}),
+        ("Provisional answers: provisional", {"{}": 0.0625}),
+        ("Drifted accuracies: {{stage}}", {'{stage="read"}': 2}),
+    ],
+)
+def test_the_panels_of_operating_points_show_shares_and_drifts(tmp_path: Path, title: str, figures: dict[str, float]):
+    query = next(filled_in(one.query, "a", "p", "5m") for one in dashboard_expressions() if one.title == title)
+    series = {
+        f'trimtab_point_rows_total{{{POINT},operating_point="all"}}': "0+60x30",
+        f'trimtab_point_rows_total{{{POINT},operating_point="sound"}}': "0+180x30",
+        'trimtab_rows_looked_at_again_total{namespace="a",pipeline="p",stage="read"}': "0+30x30",
+        'trimtab_provisional_answers_total{namespace="a",pipeline="p"}': "0+60x30",
+        'trimtab_requests_total{namespace="a",pipeline="p",outcome="ok"}': "0+960x30",
+        'trimtab_drifted_points{namespace="a",pipeline="p",stage="read"}': "2x30",
+    }
+    others = {name.replace('pipeline="p"', 'pipeline="q"'): "0+9x30" for name in series}
+    samples = [{"labels": labels, "value": value} for labels, value in figures.items()]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in (series | others).items()],
+        "promql_expr_test": [{"expr": query, "eval_time": "20m", "exp_samples": samples}],
+    }
+    (tmp_path / "test.yaml").write_text(json.dumps({"tests": [test]}))
+    done = subprocess.run(
+        [tool("promtool"), "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -19,12 +19,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from tests.builders import a_plan
+from tests.builders import a_plan, a_stage, a_variant
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, an_envoy, endpoints_of
+from tests.router.senses import PLAN, Sensing, a_sensing_pipeline
 from tests.router.test_graph import PAGE, digits, locate, read
 from trimtab.local.door import make_sockets
 from trimtab_pipelines.documents import dump_yaml, write_json
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages
+from trimtab_router.ingress import model_metadata
 
 TRACE_PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -76,6 +78,48 @@ async def test_metadata_and_health_over_both_front_doors():
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(rig, "ModelReady", name="other")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_metadata_names_optional_inputs_and_what_every_point_reads_and_gives():
+    pipeline = a_sensing_pipeline()
+    async with a_rig(pipeline, {"stage-0": [Sensing()]}, **PLAN) as rig:
+        _, told = await rig.get("/v2/models/sample")
+        assert [(one["name"], one["parameters"]) for one in told["inputs"]] == [
+            ("image", {"trimtab.optional": True}),
+            ("sound", {"trimtab.optional": True}),
+        ]
+        at = "trimtab.stage-0.small"
+        reads = {
+            f"{at}.all.modalities": "image,sound",
+            f"{at}.image.modalities": "image",
+            f"{at}.sound.modalities": "sound",
+        }
+        accuracies = {f"{at}.all.accuracy": 0.9, f"{at}.image.accuracy": 0.8, f"{at}.sound.accuracy": 0.6}
+        assert told["parameters"] == reads | accuracies
+
+        model = await call(rig, "ModelMetadata", name="sample")
+        assert all(one.parameters["trimtab.optional"].bool_param for one in model.inputs)
+        texts = {name: value.string_param for name, value in model.parameters.items()}
+        assert texts == reads | {name: str(accuracy) for name, accuracy in accuracies.items()}
+
+
+def test_metadata_names_inputs_as_a_request_does_and_is_read_by_those_to_whom_the_field_is_text():
+    names = [f"sense-number-{n}-of-a-rather-long-name" for n in range(4)]
+    given = [{"name": f"i{n}", "from": f"request.inputs.{name}"} for n, name in enumerate(names)]
+    points = [{"name": "some", "accuracy": 0.7, "modalities": ["i2"]}, {"name": "all", "accuracy": 0.9}]
+    stage = a_stage(inputs=given, variants=[a_variant(operatingPoints=points)])
+    declared = [{"name": name, "datatype": "FP32"} for name in names]
+    told = model_metadata(a_pipeline([stage], inputs=declared))
+    assert told["parameters"]["trimtab.first.small.some.modalities"] == names[2]
+    assert told["parameters"]["trimtab.first.small.all.modalities"] == ",".join(names)
+    assert not any("parameters" in one for one in told["inputs"])
+
+    message = grpc_messages.metadata_to_message(told)
+    assert "trimtab.first.small.some.modalities" in message.parameters
+    assert "trimtab.first.small.all.modalities" not in message.parameters, "its length takes two bytes"
+    for name, value in message.parameters.items():
+        if value.HasField("string_param"):
+            assert value.SerializeToString().decode().endswith(value.string_param), name
 
 
 async def test_callers_are_welcome_once_all_stages_had_a_replica_and_until_the_router_leaves():

@@ -127,7 +127,10 @@ class GrpcIngress:
     def _model_metadata(self, message: bytes) -> Answer:
         asked = _parse("ModelMetadata", message)
         check_model(self._router.pipeline.name, asked.name, asked.version)
-        return _encoded("ModelMetadata", **model_metadata(self._router.pipeline))
+        metadata = model_metadata(self._router.pipeline)
+        if "parameters" in metadata:
+            metadata["parameters"] = _common(metadata["parameters"])
+        return Answer(message=grpc_messages.metadata_to_message(metadata).SerializeToString())
 
     async def _infer(self, request: web.BaseRequest) -> web.StreamResponse:
         router, arrived_at = self._router, time.monotonic()

@@ -132,7 +132,8 @@ class Desk:
         if suspected is not None:
             return suspected
         if work.accuracy_floor and not self.outlook.reaches(work):
-            return reasons.too_inaccurate(name, work.accuracy_floor, self.outlook.best_accuracy(work.wish.task))
+            best = self.outlook.best_accuracy(work.wish.task, work.inputs)
+            return reasons.too_inaccurate(name, work.accuracy_floor, best)
         if work.rows > queue.max_rows:
             return reasons.too_many_rows(name, work.rows, queue.max_rows)
         if not queue.has_room(work.rows):
@@ -383,7 +384,7 @@ class Desk:
         if self._unready_since is not None:
             return reasons.no_replica(self.stage.name, now - work.enqueued_at)
         if not self.outlook.reaches(work):
-            best = self.outlook.best_accuracy(work.wish.task)
+            best = self.outlook.best_accuracy(work.wish.task, work.inputs)
             return reasons.too_inaccurate(self.stage.name, work.accuracy_floor, best)
         if work.deadline <= now:
             return reasons.past(self.stage.name, now - work.enqueued_at)

@@ -1,18 +1,19 @@
 """What a stage expects: how long its batches take, and those of the stages after it. Pure."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 from trimtab_pipelines.plan import PointPlan, StagePlan, point_plan
 from trimtab_pipelines.stages import Stage
 from trimtab_router.stage.endings import Answered
-from trimtab_router.stage.policies.view import Point, SecondLook, least_seconds
+from trimtab_router.stage.policies.view import Point, SecondLook, least_seconds, reading_only
 from trimtab_router.stage.service_time import WEIGHT, Key, ServiceTimes, wait_for_others
 from trimtab_router.stage.slot import Parcel
 from trimtab_router.stage.work import Work
 
 TYPICAL_WEIGHT = 0.1
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,16 @@ class Outlook:
             found = self._most_rows[variant] = min(self.plan.batch_size, most)
         return found
 
-    def _allowed(self, variant: str) -> Iterator[Point]:
+    def _allowed(self, variant: str) -> list[Point]:
+        """Where some leave inputs out, those that read all say so: a request without one is none of theirs."""
+        found, inputs = list(self._listed(variant)), self.stage.inputs
+        every = frozenset(given.name for given in inputs)
+        declared = (point.carried(inputs) for point in self.stage.variant(variant).points)
+        if {point.reads for point in found} | set(declared) <= {None, every}:
+            return found
+        return [replace(point, reads=every) if point.reads is None else point for point in found]
+
+    def _listed(self, variant: str) -> Iterator[Point]:
         declared = self.stage.variant(variant)
         if variant != self.plan.variant:
             listed: tuple[PointPlan, ...] = (point_plan(declared.points[0]),)
@@ -102,9 +112,16 @@ class Outlook:
         planned = self.plan.operating_point if variant == self.plan.variant else self.points(variant)[0].name
         return variant, planned
 
-    def best_accuracy(self, task: str) -> float:
-        """The most that batches of what runs now may be expected to give for rows of a task."""
-        return max(point.accuracy_for(task) for point in self.points(self.variant))
+    def best_accuracy(self, task: str, given: Collection[str]) -> float:
+        """The most that batches of what runs now may be expected to give for rows of a task with these inputs."""
+        whole = reading_only(self.points(self.variant), given)
+        if whole:
+            return max(point.accuracy_for(task) for point in whole)
+        return max(self._accuracy_from(point, task, given) for point in self.points(self.variant))
+
+    def _accuracy_from(self, point: Point, task: str, given: Collection[str]) -> float:
+        less = self.stage.reading_less(self.variant, point.name, given)
+        return point.accuracy_for(task) if less is None else less.judged(task).value
 
     def tasks(self) -> frozenset[str]:
         """The tasks whose accuracies are known."""
@@ -112,13 +129,17 @@ class Outlook:
 
     def reaches(self, work: Work) -> bool:
         """Whether a point keeps the floor of a work."""
-        return not work.accuracy_floor or any(point.reaches(work) for point in self.points(self.variant))
+        return (
+            not work.accuracy_floor
+            or self.best_accuracy(work.wish.task, work.inputs) >= work.accuracy_floor - _ROUNDING
+        )
 
     def least_seconds(self, work: Work, rows: int) -> float:
         """Predicted seconds of a batch of so many rows at the fastest point that keeps the floor of a work."""
         if not work.accuracy_floor:
             return self.service_seconds(rows)
-        reaching = [point for point in self.points(self.variant) if point.reaches(work)]
+        points = self.points(self.variant)
+        reaching = [point for point in reading_only(points, work.inputs) or points if point.reaches(work)]
         return least_seconds(reaching or self.points(self.variant), rows)
 
     def service_seconds(self, rows: int) -> float:

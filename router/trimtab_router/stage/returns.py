@@ -82,7 +82,7 @@ class Returns:
                 queue_seconds=waited,
                 service_seconds=seconds,
                 rows=piece.rows,
-                accuracy=_accuracy(parcel, point, piece),
+                accuracy=self._accuracy(parcel, point, piece),
                 departed_at=parcel.departed_at,
                 certainties=own[self._stage.certainty] if self._stage.certainty else None,
             )
@@ -91,6 +91,20 @@ class Returns:
                 self._look_again(piece, own, served, parcel.again, before=before)
             else:
                 piece.work.add_piece(piece.start, piece.rows, own, served)
+
+    def _accuracy(self, parcel: Parcel, point: OperatingPoint, piece: Slice) -> float:
+        """Expected of these rows: the point's for their task, unless a second look at what was picked out is known.
+
+        Where they lack what the point reads, it is that of the point that reads only what they have.
+        """
+        if piece.again is not None and piece.again.accuracy is not None and piece.again.point == point.name:
+            return piece.again.accuracy
+        task = piece.work.wish.task
+        if len(piece.work.inputs) < len(self._stage.inputs):
+            less = self._stage.reading_less(parcel.variant, point.name, piece.work.inputs)
+            if less is not None:
+                return less.judged(task).value
+        return parcel.point.accuracy_for(task) if parcel.point.name == point.name else point.accuracy
 
     def _look_again(
         self, piece: Slice, outputs: Mapping[str, Array], served: Served, again: Again, *, before: float
@@ -177,13 +191,6 @@ class Returns:
             name, owner = self._stage.name, piece.work.owner
             self._tally.failed(owner.request_id, message)
             owner.work_refused(failure(reason, f"stage {name}: {what}", owner.request_id, stage=name))
-
-
-def _accuracy(parcel: Parcel, point: OperatingPoint, piece: Slice) -> float:
-    """Expected of these rows: the point's for their task, unless a second look at what was picked out is known."""
-    if piece.again is not None and piece.again.accuracy is not None and piece.again.point == point.name:
-        return piece.again.accuracy
-    return parcel.point.accuracy_for(piece.work.wish.task) if parcel.point.name == point.name else point.accuracy
 
 
 def _runs(doubted: Array) -> Iterator[tuple[int, int, bool]]:

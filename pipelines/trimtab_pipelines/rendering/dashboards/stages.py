@@ -1,5 +1,6 @@
 """One pipeline: its stages, and the plans they follow. Pure."""
 
+from trimtab_pipelines import router_metrics as names
 from trimtab_pipelines.rendering.dashboards.panels import Panel, R, S, mean, quantile, zero
 
 STAGES = (
@@ -45,6 +46,41 @@ STAGES = (
             "planned": f"max(trimtab_planned_cores{{{S}}})",
             "budget": f"max(trimtab_budget_cores{{{S}}})",
         },
+    ),
+    Panel(
+        "Rows by operating point",
+        "Share of a stage's rows that each point served; one that was looked at twice counts at both.",
+        "percentunit",
+        {
+            "{{stage}} {{variant}} {{operating_point}}": (
+                f"sum by (stage, variant, operating_point) (rate({names.POINT_ROWS}{{{S}}}[{R}])) "
+                f"/ on (stage) group_left sum by (stage) (rate({names.POINT_ROWS}{{{S}}}[{R}]))"
+            )
+        },
+    ),
+    Panel(
+        "Second looks",
+        "Rows that were looked at a second time, as a share of a stage's looks.",
+        "percentunit",
+        {
+            "{{stage}}": f"sum by (stage) (rate({names.ROWS_AGAIN}{{{S}}}[{R}])) "
+            f"/ sum by (stage) (rate({names.POINT_ROWS}{{{S}}}[{R}]))"
+        },
+    ),
+    Panel(
+        "Provisional answers",
+        "Answers with rows whose second look did not come in time, as a share of those in time.",
+        "percentunit",
+        {
+            "provisional": f"sum(rate({names.PROVISIONAL}{{{S}}}[{R}])) "
+            f'/ sum(rate({names.REQUESTS}{{{S},outcome="ok"}}[{R}]))'
+        },
+    ),
+    Panel(
+        "Drifted accuracies",
+        "Points that are no longer as accurate as they were measured to be; the plan stands on what is observed.",
+        "short",
+        {"{{stage}}": f"max by (stage) ({names.DRIFTED_POINTS}{{{S}}})"},
     ),
     Panel("Solver time", "Time to decide, 99th percentile.", "s", {"p99": quantile(0.99, "trimtab_solve_seconds")}),
     Panel(

@@ -19,7 +19,7 @@ The contract, for whoever writes a policy:
 - What is worth least goes first in overload: `least_valuable` says who.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -136,10 +136,14 @@ class View:
     mixes: bool = False
 
     def points_for(self, piece: Slice) -> Sequence[Point]:
-        """The points that may serve a slice, preferred first; none where none reaches its floor."""
+        """The points that may serve a slice, preferred first; none where none reaches its floor.
+
+        Those that read an input it lacks are not as accurate for it as they say: they serve it only without others.
+        """
         if not piece.work.special and len(self.points) == 1:  # as almost always
             return self.points
-        suiting = [point for point in self.points if point.suits(piece)]
+        allowed = reading_only(self.points, piece.work.inputs) or self.points
+        suiting = [point for point in allowed if point.suits(piece)]
         return [point for point in suiting if point.reads_any_of(piece)] or suiting[:1]
 
     def beside(self, head: Slice, point: Point) -> Company:
@@ -180,6 +184,11 @@ class View:
             middle = (low + high) // 2
             low, high = (middle, high) if point.seconds(middle) <= slack else (low, middle)
         return low
+
+
+def reading_only(points: Sequence[Point], given: Collection[str]) -> list[Point]:
+    """Those of the points that read no other inputs than these."""
+    return [point for point in points if point.reads is None or all(name in given for name in point.reads)]
 
 
 def least_seconds(points: Sequence[Point], rows: int) -> float:

@@ -1,0 +1,121 @@
+"""Jobs over several senses that cannot be answered: their codes, what would be right, and nobody else harmed."""
+
+import asyncio
+import json
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.router.fakes import a_rig
+from tests.router.senses import PLAN, Sensing, a_job, a_sensing_pipeline
+from trimtab_protocol import InferRequest, Tensor
+from trimtab_router.limits import Limits
+
+POLICIES = ("ModalityMix", "SlackFit", "UrgentFirst")
+FLOOR, PROBABILITY = "trimtab.accuracy_floor", "trimtab.accuracy_probability"
+PATIENT = Limits(hang_seconds=60.0)
+"""How long a test holds a replica back must not decide what becomes of its batch."""
+CORRUPT = {"inputs": [{"name": "image", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, "x", 4]}]}
+BAD_JOBS = {
+    "no sense at all": (a_job(names=()), "InvalidArgument", "the request has no inputs; sample needs at least one"),
+    "an unknown sense": (a_job(names=("image", "smell")), "InvalidArgument", "unknown input 'smell'; sample takes:"),
+    "a floor above all": (a_job(**{FLOOR: 0.95}), "AccuracyFloor", "the best possible is 0.9000"),
+    "a floor above what it has": (
+        a_job(names=("image",), **{FLOOR: 0.85}),
+        "AccuracyFloor",
+        "the best possible is 0.8000 from the inputs given (image)",
+    ),
+    "a sure floor above what it has": (
+        a_job(64, ("sound",), **{FLOOR: 0.59, PROBABILITY: 0.95}),
+        "AccuracyFloor",
+        "the best possible is 0.6000 from the inputs given (sound)",
+    ),
+    "no items": (a_job(0), "InvalidArgument", "input 'image' has no rows; its first dimension must be at least 1"),
+    "too many items": (a_job(1025), "InvalidArgument", "1025 rows in one request; send at most 1024"),
+    "senses of different items": (
+        InferRequest("sample", (*a_job(2, ("image",)).inputs, *a_job(3, ("sound",)).inputs)),
+        "InvalidArgument",
+        "the inputs must have the same number of rows, but image has 2, sound has 3",
+    ),
+    "one item that is no number": (
+        InferRequest("sample", (Tensor.of("image", np.array([[1, 1], [1, np.nan]], np.float32)),)),
+        "InvalidArgument",
+        "input 'image' holds NaN or an infinity",
+    ),
+    "a probability of no floor": (a_job(**{PROBABILITY: 0.9}), "InvalidArgument", f"send '{FLOOR}' too"),
+    "a floor that is none": (a_job(**{FLOOR: 1.5}), "InvalidArgument", "must be a number from 0 to 1"),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_bad_jobs_are_refused_by_name_over_both_protocols_while_others_are_answered(policy):
+    replica = Sensing()
+    async with a_rig(a_sensing_pipeline(departurePolicy=policy), {"stage-0": [replica]}, limits=PATIENT, **PLAN) as rig:
+        await rig.channel()
+        replica.gate.clear()
+        others = [asyncio.ensure_future(rig.rest(a_job(3, **{FLOOR: 0.7}))) for _ in range(4)]
+        await replica.arrived.wait()
+        for kind, (job, reason, message) in BAD_JOBS.items():
+            status, body, headers = await rig.rest(job)
+            told = (kind, status, headers.get("x-trimtab-reason"), message in str(body))
+            assert told == (kind, 400, reason, True), body
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await rig.grpc(job)
+            assert (kind, caught.value.code()) == (kind, grpc.StatusCode.INVALID_ARGUMENT)
+            assert message in str(caught.value.details())
+        status, *_ = await rig.post("sample", json.dumps(CORRUPT).encode())
+        assert status == 400
+        replica.gate.set()
+
+        assert [status for status, *_ in await asyncio.gather(*others)] == [200] * 4
+        assert await rig.outcomes() == {"ok": 4, "refused": 2 * len(BAD_JOBS) + 1}
+
+
+async def test_a_floor_and_too_little_time_for_it_is_told_as_a_matter_of_time():
+    async with a_rig(
+        a_sensing_pipeline(dropPolicy="Predicted"), {"stage-0": [Sensing()]}, **PLAN | {"serviceSeconds": {1: 5.0}}
+    ) as rig:
+        job = a_job(**{FLOOR: 0.85, "timeout": 1_000_000})
+        status, _, headers = await rig.rest(job)
+        assert (status, headers["x-trimtab-reason"]) == (504, "Predicted")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rig.grpc(job)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (await rig.rest(a_job(timeout=1_000_000)))[0] == 200
+
+
+async def test_the_job_of_a_corrupt_item_alone_is_refused_where_its_model_finds_it():
+    replica = Sensing()
+    corrupt = np.ones((3, 2), np.float32)
+    corrupt[1] = 13
+    async with a_rig(a_sensing_pipeline(), {"stage-0": [replica]}, limits=PATIENT, **PLAN) as rig:
+        await rig.channel()
+        replica.gate.clear()
+        first = asyncio.ensure_future(rig.rest(a_job()))
+        await replica.arrived.wait()
+        culprit = InferRequest("sample", (Tensor.of("image", corrupt), *a_job(3, ("sound",)).inputs))
+        calls = [asyncio.ensure_future(rig.rest(job)) for job in (a_job(2), culprit, a_job(2))]
+        over_grpc = asyncio.ensure_future(rig.grpc(culprit))
+        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 10)
+        replica.gate.set()
+
+        answers = await asyncio.gather(first, *calls)
+        assert [status for status, *_ in answers] == [200, 200, 400, 200]
+        assert answers[2][1] == "stage stage-0: an item is corrupt"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await over_grpc
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_job_that_lacks_a_sense_is_told_the_accuracy_of_what_it_has(policy):
+    replica = Sensing()
+    async with a_rig(a_sensing_pipeline(departurePolicy=policy), {"stage-0": [replica]}, **PLAN) as rig:
+        for name, accuracy in (("image", 0.8), ("sound", 0.6)):
+            status, answer, _ = await rig.rest(a_job(2, (name,)))
+            assert (status, answer.parameters["trimtab.expected_accuracy"]) == (200, accuracy)
+            assert replica.inputs[-1] == ("all" if policy == "UrgentFirst" else name, [name])
+        _, answer, _ = await rig.rest(a_job(2, **{FLOOR: 0.85}))
+        assert answer.parameters["trimtab.expected_accuracy"] == 0.9
+        assert replica.inputs[-1] == ("all", ["image", "sound"])

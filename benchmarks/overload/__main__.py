@@ -3,7 +3,7 @@
 A target's maximum is the most answers in time at any offered rate, over the same connections; it is measured before
 and after each overload, and what was kept is a share of the mean of both, since machines become faster and slower.
 Latency runs from the moment a request was due. Router and model servers have one core, the generator the other, and
-the door goes where the system puts it; `others` is what processes that are none of these took of the servers' core.
+the door any but the first; `others` is what processes that are none of these took of the servers' core.
 What generator, door and router took is among the figures: a generator that fills its core offers less than it says.
 """
 

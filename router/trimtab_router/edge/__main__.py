@@ -9,7 +9,7 @@ from pathlib import Path
 from trimtab_pipelines.documents import DocumentError, load_edge, load_pipeline
 from trimtab_router.edge import configuration
 from trimtab_router.edge.places import Doorstep, Sockets
-from trimtab_router.edge.program import command, give_way, program
+from trimtab_router.edge.program import command, program
 from trimtab_router.edge.sizes import payload_bytes
 from trimtab_router.telling.telemetry import ENDPOINT_VARIABLE, collector
 
@@ -27,7 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DocumentError, FileNotFoundError) as error:
         sys.stderr.write(f"trimtab_router.edge: {error}\n")
         return 2
-    give_way()
     os.execv(envoy, command(envoy, "--config-path", str(config)))  # noqa: S606 - the program of a locked package
     return 1
 

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from trimtab_router.edge.bootstrap import bootstrap
 from trimtab_router.edge.certificates import discovered
 from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key, read_entries, read_file, read_secret
 from trimtab_router.edge.places import Doorstep, Sockets
-from trimtab_router.edge.program import BEHIND_ITS_ROUTER, program
+from trimtab_router.edge.program import program
 from trimtab_router.edge.routes import discovery, door_routes
 from trimtab_router.ingress.control import ControlIngress
 
@@ -93,22 +92,6 @@ def test_envoy_takes_it(name, tmp_path):
     arguments = ["--mode", "validate", "--config-path", str(tmp_path / "envoy.json"), "--log-level", "warning"]
     ran = subprocess.run([program(), *arguments], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-
-
-def test_what_becomes_the_door_leaves_the_processor_to_its_router():
-    told = "import os; from trimtab_router.edge.program import *; give_way(); print(os.nice(0))"
-    weighed = Path("/proc/self/autogroup")
-    if weighed.exists():
-        told += f"; print(open('{weighed}').read())"
-    alone, beside = (
-        subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, start_new_session=own)
-        for own in (True, False)
-    )
-    for ran in (alone, beside):
-        assert int(ran.stdout.split()[0]) == min(os.nice(0) + BEHIND_ITS_ROUTER, 19)
-    if weighed.exists():
-        assert alone.stdout.split()[-1] == str(BEHIND_ITS_ROUTER)
-        assert beside.stdout.split()[1:] == weighed.read_text().split()
 
 
 def test_the_same_routes_have_the_same_version_and_others_another():

@@ -4,6 +4,7 @@ An absent modality is not zeroed: nothing is computed for it. Each of the seven 
 (Guo et al. 2017), fitted after training, since a network is not equally sure of itself with one sense as with three.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Final
 
@@ -16,7 +17,7 @@ CHARACTER_CODES: Final = 32
 """The last five bits of an ASCII letter number it from 1; what is not typed is 0."""
 
 
-class SensesNetwork(nn.Module):
+class SensesNetwork(nn.Module, ABC):
     """Names the digit from any of audio, video and text; see `logits`."""
 
     def __init__(self) -> None:
@@ -24,6 +25,7 @@ class SensesNetwork(nn.Module):
         self.temperatures: Tensor
         self.register_buffer("temperatures", torch.ones(2 ** len(MODALITIES)))
 
+    @abstractmethod
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Score the ten digits from what is given, at least one sense.
 
@@ -33,7 +35,6 @@ class SensesNetwork(nn.Module):
         Returns:
             float32 [B, 10].
         """
-        raise NotImplementedError
 
     def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Map what is given to `digit` int64 [B] and `certainty` float32 [B], the calibrated probability of it."""

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor, nn
 
+from trimtab_model_servers import descent
 from trimtab_model_servers.digits.pool import invert_some
 from trimtab_model_servers.lmm_digits.batches import Batch, Questioner, token_cells
 from trimtab_model_servers.lmm_digits.models import IMAGE_ID, WIDTH, Architecture
@@ -157,14 +158,4 @@ def across_mask(ids: Tensor, pages: int) -> tuple[Tensor, Tensor]:
 def descend(parameters: list[nn.Parameter], loss: Callable[[], Tensor], schedule: Schedule, advance: Advance) -> None:
     """AdamW along one cycle of the learning rate."""
     optimiser = torch.optim.AdamW(parameters, lr=schedule.peak_rate, weight_decay=0.02, betas=(0.9, 0.98))
-    cycle = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, max_lr=schedule.peak_rate, total_steps=schedule.steps, pct_start=0.1
-    )
-    for _ in range(schedule.steps):
-        optimiser.zero_grad(set_to_none=True)
-        step_loss = loss()
-        torch.autograd.backward(step_loss)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
-        cycle.step()
-        advance(float(step_loss.detach()))
+    descent.descend(optimiser, loss, peak_rate=schedule.peak_rate, steps=schedule.steps, advance=advance)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from trimtab_model_servers import descent
 from trimtab_model_servers.tokens.preparation import prepared
 from trimtab_model_servers.tokens.tasks import Head
 from trimtab_model_servers.tokens.transformer import PLAIN, Course, VisionTransformer
@@ -85,14 +86,4 @@ def _descend(
     kept = [one for one in parameters if one.dim() != 2]
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": kept, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=training.peak_rate)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, max_lr=training.peak_rate, total_steps=training.steps, pct_start=0.1
-    )
-    for _ in range(training.steps):
-        optimiser.zero_grad(set_to_none=True)
-        step_loss = loss()
-        torch.autograd.backward(step_loss)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
-        cycle.step()
-        advance(float(step_loss.detach()))
+    descent.descend(optimiser, loss, peak_rate=training.peak_rate, steps=training.steps, advance=advance)

@@ -1,4 +1,4 @@
-"""What a replica's chats hold and have done, as Prometheus reads it (names: docs/decisions/041)."""
+"""What a replica's chats hold and have done, as Prometheus reads it (names: docs/chat-stages.md)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final

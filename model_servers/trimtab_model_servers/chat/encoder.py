@@ -62,7 +62,7 @@ class HostedEncoder:
         return InferResponse(model_name=self.spec.name, outputs=chosen, id=request.id, parameters=told)
 
     def pending(self) -> dict[str, int]:
-        """What is in flight; see decision 41."""
+        """What is in flight; see docs/chat-stages.md."""
         counts = self.encoding.counts
         return {
             "waiting": 0,

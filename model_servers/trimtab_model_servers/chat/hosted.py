@@ -86,7 +86,7 @@ class HostedWriter:
         }
 
     def pending(self) -> dict[str, int]:
-        """What is in flight; see decision 41."""
+        """What is in flight; see docs/chat-stages.md."""
         gauges, encoding = self.engine.gauges, self.encoding
         return {
             "waiting": gauges.waiting,

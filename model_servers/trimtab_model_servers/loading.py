@@ -17,7 +17,7 @@ def load(spec: ModelSpec, worker: BatchWorker) -> Hosted:
     """
     if spec.family not in CHAT_FAMILIES:
         return load_model(spec)
-    hosted: Hosted = import_module("trimtab_model_servers.chat.loading").load_chat(
+    hosted: Hosted = import_module("trimtab_model_servers.chat_loading").load_chat(
         spec, worker
     )  # transformers, which others need not have
     return hosted

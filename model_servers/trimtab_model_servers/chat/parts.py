@@ -4,17 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab_model_servers.chat.kit import Seeing, Writing
 from trimtab_model_servers.engine.families import Family
-from trimtab_model_servers.families.parameters import Parameters
 
 Stage = Literal["whole", "encode", "text"]
 
 
-class ChatParameters(Parameters):
+class ChatParameters(BaseModel):
     """Settings of every family that chats; an encoder reads its own among them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     slots: int = Field(default=16, ge=1, le=256, description="Answers written at once")
     slot_tokens: int = Field(default=512, ge=16, description="Most tokens of a prompt and its answer together")

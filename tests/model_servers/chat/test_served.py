@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.model_servers.chat.asking import Asker, a_chat, a_chat_spec, a_page, files, text_of, texts
 from tests.model_servers.conftest import Replica
 from trimtab_model_servers.lmm_digits import measure, models
-from trimtab_model_servers.lmm_digits.models import ARCHITECTURES
+from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, Architecture
 from trimtab_model_servers.lmm_digits.tokens import prompt
 from trimtab_model_servers.settings import write_models
 from trimtab_protocol import InferRequest
@@ -43,7 +43,7 @@ async def asker(replica: Replica) -> AsyncIterator[Asker]:
         yield Asker(session, replica.ports)
 
 
-def alone(architecture: str, text: str, images: int, seed: int, tokens: int) -> str:
+def alone(architecture: Architecture, text: str, images: int, seed: int, tokens: int) -> str:
     """What the model says when transformers' own ``generate`` runs it."""
     stored = models.random(1, architecture)
     page_tokens, registers = models.text_of_page(architecture)

@@ -30,11 +30,11 @@ from trimtab_model_servers.lmm_digits.tower import PageTower
 
 TRAINING_PAGES: Final = 20_000
 TRAINING_SEED: Final = 21
-TOWER: Final = Schedule(steps=2_000, batch=64, peak_rate=4e-3, seed=1)
+TOWER: Final = Schedule(steps=1_800, batch=64, peak_rate=4e-3, seed=1)
 ALIGNING: Final = Schedule(steps=400, batch=64, peak_rate=3e-3, seed=2)
 ANSWERING: Final[dict[Architecture, Schedule]] = {
-    "decoder-only": Schedule(steps=4_000, batch=64, peak_rate=2e-3, seed=3),
-    "cross-attention": Schedule(steps=4_000, batch=64, peak_rate=2e-3, seed=4),
+    "decoder-only": Schedule(steps=2_600, batch=64, peak_rate=2e-3, seed=3),
+    "cross-attention": Schedule(steps=2_600, batch=64, peak_rate=2e-3, seed=4),
 }
 
 
@@ -100,8 +100,8 @@ class Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(schedule.seed)
             learner.align(cells, ALIGNING, self._advancer("align", ALIGNING.steps))
-            page = models.text_of_page(architecture)
-            questioner = Questioner(tokenizer, cells.numpy(), page=page, seed=schedule.seed)
+            page_tokens = models.placeholders(architecture)
+            questioner = Questioner(tokenizer, cells.numpy(), page_tokens=page_tokens, seed=schedule.seed)
             learner.answer(questioner, schedule, self._advancer(architecture, schedule.steps))
         seconds = tower_seconds + time.perf_counter() - started
         told = {

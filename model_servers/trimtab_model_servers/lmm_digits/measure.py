@@ -185,5 +185,5 @@ def _provenance(path: Path) -> dict[str, float]:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118  (no mapping)
-    trained = {key: float(metadata[key]) for key in ("seed", "steps", "batch", "training_seconds")}
+    trained = {key: float(metadata[key]) for key in ("seed", "steps", "batch", "processor_seconds")}
     return {"parameters": parameters, "weights_bytes": path.stat().st_size, **trained}

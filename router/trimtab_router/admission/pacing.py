@@ -5,8 +5,8 @@ It looks only while requests are under way, so that an idle router sleeps.
 
 import asyncio
 import time
-from contextlib import suppress
 from collections.abc import Callable
+from contextlib import suppress
 
 from trimtab_router.admission.budget import Budget
 from trimtab_router.admission.window import FULL_SHARE, Bounds, Observation, Window

@@ -16,7 +16,7 @@ from trimtab_router.server import Options, serve
 
 COLLECTED_AFTER = (10_000, 20, 10)
 """Containers made and not given back until the garbage collector looks, and how often the older ones are looked at.
-A request is made of dozens, and hundreds are under way: with Python's own 700 that took a sixth of the router's time."""
+A request makes dozens, and hundreds are under way: with Python's own 700 that took a sixth of the router's time."""
 
 
 def parse_options(arguments: list[str] | None = None) -> Options:

@@ -5,14 +5,16 @@ The annotation reads `digits-av`, or `digits-av: rows=1..32, missing=0.3, …` w
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_loadtester.payload import Outputs, Payload, Score
 from trimtab_protocol import Tensor
+from trimtab_protocol.extensions import ACCURACY_FLOOR
 
 POOL_ROWS: Final = 2_000
 """Rows that are drawn; jobs are different choices among them."""
@@ -29,6 +31,7 @@ class JobOptions:
         skew: how many times as often the digits 0 to 4 come as 5 to 9.
         recordings: file or folder of real recordings (`fsdd_dev.npz`) to take the sound from, else synthesised voices.
         speakers: of the recordings, whom to take; else those that the shipped weights have not learned from.
+        floor: least and most accuracy that a job asks for, each as likely; 0 where it asks for none.
     """
 
     rows: tuple[int, int] = (1, 1)
@@ -36,6 +39,7 @@ class JobOptions:
     skew: float = 1.0
     recordings: Path | None = None
     speakers: tuple[str, ...] = ()
+    floor: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
         least, most = self.rows
@@ -45,10 +49,13 @@ class JobOptions:
             raise ValueError(f"missing {self.missing:g} is a share, between 0 and 1")
         if not 0 < self.skew <= 1e6:
             raise ValueError(f"skew {self.skew:g} must be above 0")
+        lowest, highest = self.floor
+        if not 0 <= lowest <= highest <= 1:
+            raise ValueError(f"floor {lowest:g}..{highest:g} must lie between 0 and 1, the lesser first")
 
     @classmethod
     def parse(cls, written: str) -> Self:
-        """Read `rows=1..32, missing=0.3, skew=5, recordings=FOLDER, speakers=one+another`, any of them.
+        """Read `rows=1..32, missing=0.3, skew=5, floor=0.8, …`, any of the fields, each once.
 
         Raises:
             ValueError: no such option, or a value that cannot be.
@@ -69,19 +76,23 @@ class JobOptions:
         return replace(cls(), **values)
 
 
-def _range(written: str) -> tuple[int, int]:
+Value = TypeVar("Value", int, float)
+
+
+def _range(kind: Callable[[str], Value], written: str) -> tuple[Value, Value]:
     least, dots, most = written.partition("..")
-    return int(least), int(most if dots else least)
+    return kind(least), kind(most if dots else least)
 
 
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
-    "rows": _range,
+    "rows": partial(_range, int),
     "missing": float,
     "skew": float,
     "recordings": Path,
     "speakers": lambda written: tuple(written.split("+")),
+    "floor": partial(_range, float),
 }
-_EXAMPLE: Final = "rows=1..32, missing=0.3, skew=5, recordings=FOLDER, speakers=one+another"
+_EXAMPLE: Final = "rows=1..32, missing=0.3, skew=5, floor=0.7..0.9, recordings=FOLDER, speakers=one+another"
 
 
 class DigitsAvPayloads:
@@ -105,17 +116,19 @@ class DigitsAvPayloads:
         inputs = self._pool.inputs()
         for name in _absent(self._options.missing, tuple(inputs), random):
             del inputs[name]
-        return Payload(
-            tuple(Tensor.of(name, array[rows]) for name, array in inputs.items()), truth=self._pool.digit[rows]
-        )
+        tensors = tuple(Tensor.of(name, array[rows]) for name, array in inputs.items())
+        return Payload(tensors, self._pool.digit[rows], self._wishes(random))
+
+    def _wishes(self, random: np.random.Generator) -> Mapping[str, float]:
+        lowest, highest = self._options.floor
+        return {ACCURACY_FLOOR: round(float(random.uniform(lowest, highest)), 4)} if highest else {}
 
     def score(self, truth: object, outputs: Outputs) -> Score:
         """Count the rows whose digit is named; KeyError where the answer has no `digit`."""
         digits: NDArray[Any] = outputs["digit"].reshape(-1)
         expected = np.asarray(truth)
-        return Score(
-            correct=int((digits == expected).sum()) if digits.shape == expected.shape else 0, total=expected.size
-        )
+        right = digits == expected if digits.shape == expected.shape else np.zeros(expected.size, dtype=np.bool_)
+        return Score(int(right.sum()), expected.size, right)
 
 
 def _absent(share: float, names: tuple[str, ...], random: np.random.Generator) -> tuple[str, ...]:

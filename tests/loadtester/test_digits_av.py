@@ -73,7 +73,7 @@ def test_which_rows_are_right_is_told_row_by_row():
 
 def test_jobs_may_ask_for_accuracy():
     source = DigitsAvPayloads(1, JobOptions.parse("floor=0.7..0.9"))
-    floors = [source.payload(index).parameters["trimtab.accuracy_floor"] for index in range(200)]
+    floors = [float(source.payload(index).parameters["trimtab.accuracy_floor"]) for index in range(200)]
 
     assert 0.7 <= min(floors) < 0.72
     assert 0.88 < max(floors) <= 0.9

@@ -9,7 +9,7 @@ from trimtab_router.graph import Runnable
 from trimtab_router.stage.policies import modality_mix
 from trimtab_router.stage.policies.menu import Menu, unbeaten
 from trimtab_router.stage.policies.units import Unit, offers, units
-from trimtab_router.stage.policies.view import View
+from trimtab_router.stage.policies.view import Departure, View
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.work import Again, Served, Slice, Work
 from trimtab_router.wish import Wish
@@ -91,7 +91,9 @@ def test_only_the_point_that_was_measured_looks_again():
     assert [line.way.name for option in range(found.places.size) for line, _ in found.lines(option)] == ["all"]
     assert found.values == pytest.approx([0.7847 - 0.33])
     assert [point.name for point in view.points if point.suits(doubted)] == ["all"]
-    assert modality_mix.decide(view).point.name == "all"
+    leaving = modality_mix.decide(view)
+    assert isinstance(leaving, Departure)
+    assert leaving.point.name == "all"
 
 
 def test_what_is_known_of_doubted_rows_is_what_the_others_leave():

@@ -72,7 +72,7 @@ class Eye(nn.Module):
 
     def forward(self, video: Tensor) -> Tensor:
         """uint8 [B, 4, 24, 24] to [B, width]."""
-        return torch.cat([self._seen(part) for part in video.split(ROWS_AT_ONCE)])
+        return torch.cat([self._seen(video[at : at + ROWS_AT_ONCE]) for at in range(0, len(video), ROWS_AT_ONCE)])
 
     def _seen(self, video: Tensor) -> Tensor:
         frames = self.layers(pixels(video).flatten(0, 1)[:, None])

@@ -11,8 +11,11 @@ import ssl
 from collections.abc import Sequence
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
+from trimtab_model_servers import chat_port
 from trimtab_model_servers.bodies import read_body
+from trimtab_model_servers.chat_metrics import exposition
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.host import Host
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES
@@ -31,7 +34,10 @@ from trimtab_protocol.rest import (
 from trimtab_protocol.text import told
 
 log = logging.getLogger(__name__)
-_MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/[^/]+)?(/infer|/ready)?$")
+_MODEL_PATH = re.compile(
+    r"^/v2/models/([^/]+)(?:/versions/[^/]+)?(/infer|/ready|/generate_stream|/count|/pending|/embeddings/[^/]{1,256})?$"
+)
+_TAKE_REQUESTS = frozenset({"/infer", "/generate_stream", "/count"})
 _JOIN_BELOW_BYTES = 64 * 2**10
 """Answers up to this size go out as one buffer; copying them costs less than another write."""
 
@@ -97,11 +103,15 @@ class DataPort:
         if match is None:
             return self._server_route(request)
         name, action = match.groups()
-        if action == "/infer":
+        if action in _TAKE_REQUESTS:
             if request.method != "POST":
-                raise RefusalError(405, f"{request.method} {request.path}: infer takes POST")
-            return await self._infer(request, name)
+                raise RefusalError(405, f"{request.method} {request.path}: {action[1:]} takes POST")
+            return await self._infer(request, name, action)
         model = self._host.model(name)
+        if action == "/pending":
+            return _json(chat_port.pending(model, name))
+        if action and action.startswith("/embeddings/"):
+            return await chat_port.embeddings(request, model, name, action.removeprefix("/embeddings/"))
         if action:
             return _json({"name": name, "ready": self._host.answers}, 200 if self._host.answers else 503)
         return _json(model.metadata())
@@ -113,11 +123,13 @@ class DataPort:
             case "/v2/health/ready":
                 ready = self._host.ready
                 return _json({"live": ready, "ready": ready}, 200 if ready else 503)
+            case "/metrics":
+                return web.Response(body=exposition(self._host.models), headers={"Content-Type": CONTENT_TYPE_LATEST})
             case "/v2":
                 return _json({"name": "trimtab", "version": "2", "extensions": ["binary_tensor_data"]})
         raise RefusalError(404, f"nothing at {request.path}; try /v2/models/NAME/infer")
 
-    async def _infer(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
+    async def _infer(self, request: web.BaseRequest, name: str, action: str) -> web.StreamResponse:
         model = self._host.model(name)
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -126,6 +138,10 @@ class DataPort:
         body = await read_body(request, _header_bytes(header_length), self._max_body_bytes)
         asked = decode_request(name, body, header_length)
         try:
+            if action == "/count":
+                return _json(chat_port.count(model, asked))
+            if action == "/generate_stream":
+                return await chat_port.stream(request, model, asked, self._host.worker)
             answer = await model.infer(asked, self._host.worker)
         except RefusalError as refusal:
             return _error(request, refusal.status_code, str(refusal), asked.id)

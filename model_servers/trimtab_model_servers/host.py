@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.model import HostedModel
+from trimtab_model_servers.hosting import Hosted
 from trimtab_model_servers.worker import BatchWorker
 
 
@@ -15,7 +15,7 @@ from trimtab_model_servers.worker import BatchWorker
 class Host:
     """The models of a process by name, and why those that failed did."""
 
-    models: dict[str, HostedModel] = field(default_factory=dict)
+    models: dict[str, Hosted] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     worker: BatchWorker = field(default_factory=BatchWorker)
     has_data_port: bool = False
@@ -37,7 +37,7 @@ class Host:
         """
         return bool(self.models) and self.expected <= self.models.keys() and not self.worker.draining
 
-    def loaded(self, name: str, model: HostedModel) -> None:
+    def loaded(self, name: str, model: Hosted) -> None:
         """Record a model that can answer."""
         self.models[name] = model
         if self.expected <= self.models.keys():
@@ -48,7 +48,7 @@ class Host:
         self.failures[name] = reason
         self.settled.set()
 
-    def model(self, name: str) -> HostedModel:
+    def model(self, name: str) -> Hosted:
         """The loaded model of that name; RefusalError 404 names those there are."""
         found = self.models.get(name)
         if found is None:

@@ -5,15 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Literal
 
 import torch
 
+from trimtab_model_servers.described import Fact, Weights, facts_of, metadata_of
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.families.network import Network
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.requests import checked_rows, chosen_outputs, chosen_point
-from trimtab_model_servers.settings import PLATFORM
 from trimtab_model_servers.tensors import DATATYPES, to_torch, to_wire, torch_dtype
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.model_spec import ModelSpec
@@ -22,7 +21,6 @@ from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import InferRequest, InferResponse, Parameter, Tensor
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 
-Weights = Literal["stored", "random", "none"]
 WARM_UP_SECONDS = 0.5
 log = logging.getLogger(__name__)
 
@@ -34,7 +32,7 @@ class HostedModel:
     spec: ModelSpec
     network: Network
     weights: Weights
-    further: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    further: Mapping[str, Fact] = field(default_factory=dict)
     """What only its family can tell of it."""
 
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
@@ -91,27 +89,11 @@ class HostedModel:
 
     def metadata(self) -> dict[str, object]:
         """The protocol's model metadata, with our own facts under `parameters`."""
-        spec = self.spec
-        return {
-            "name": spec.name,
-            "versions": [],
-            "platform": PLATFORM,
-            "inputs": [{"name": i.name, "datatype": i.datatype, "shape": [-1, *i.shape]} for i in spec.inputs],
-            "outputs": [{"name": o.name, "datatype": o.datatype, "shape": [-1, *o.shape]} for o in spec.outputs],
-            "parameters": self.facts(),
-        }
+        return metadata_of(self.spec, self.facts())
 
-    def facts(self) -> dict[str, bool | int | float | str]:
-        """What this model is, beyond its tensors. Lists are written with commas: the protocol has none."""
-        return {
-            "family": self.spec.family,
-            "weights": self.weights,
-            "accuracy": self.spec.accuracy,
-            "operating_points": ",".join(point.name for point in self.spec.operating_points),
-            "max_batch_size": self.spec.max_batch_size,
-            "threads": self.spec.threads,
-            **self.further,
-        }
+    def facts(self) -> dict[str, Fact]:
+        """What this model is, beyond its tensors."""
+        return facts_of(self.spec, self.weights, self.further)
 
     def _trial(self, rows: int, point: OperatingPoint) -> dict[str, torch.Tensor]:
         carried = point.carried(self.spec.inputs)

@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.host import host
+from trimtab_model_servers.hosting import Counting, Hosted
+from trimtab_model_servers.loading import load
 from trimtab_model_servers.mlserver_messages import request_of, response_of, wants_raw
-from trimtab_model_servers.model import HostedModel, load_model
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import ProtocolError
 
@@ -35,7 +36,7 @@ mlserver.grpc.utils.STATUS_CODE_MAPPING.update(
 class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
     """One variant in MLServer."""
 
-    _hosted: HostedModel | None = None
+    _hosted: Hosted | None = None
 
     async def load(self) -> bool:
         """Load the weights, check the model against its stage, warm it up.
@@ -47,7 +48,7 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         process.expected.add(self.name)
         try:
             spec = _spec(self)
-            self._hosted = await process.worker.run(lambda: load_model(spec))
+            self._hosted = await process.worker.run(lambda: load(spec, process.worker))
             process.loaded(self.name, self._hosted)
         except Exception as error:
             reason = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
@@ -85,6 +86,8 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         if process.models.get(self.name) is self._hosted:
             process.expected.discard(self.name)
             process.models.pop(self.name, None)
+        if isinstance(self._hosted, Counting):
+            await self._hosted.close()
         return True
 
 

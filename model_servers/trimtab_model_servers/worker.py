@@ -5,8 +5,9 @@ leaves the event loop free, so that health checks answer while a batch computes.
 """
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Generic, TypeVar
@@ -67,6 +68,7 @@ class BatchWorker:
         self._thread: threading.Thread | None = None
         self._max_waiting = max_waiting
         self._unfinished = 0
+        self._elsewhere = 0
         self.draining = False
         self.last_asked_at = float("-inf")
         """When the latest batch was asked for, by the event loop's clock."""
@@ -80,8 +82,7 @@ class BatchWorker:
             RefusalError: 503 while draining, 429 when too many batches wait.
         """
         self.last_asked_at = asyncio.get_running_loop().time()
-        if self.draining:
-            raise RefusalError(503, "this replica is shutting down; send the batch to another one")
+        self._refuse_while_draining()
         if self._unfinished > self._max_waiting:
             raise RefusalError(429, f"{self._max_waiting} batches wait already; send fewer at once")
         asked_at, others = perf_counter(), self._unfinished
@@ -92,6 +93,31 @@ class BatchWorker:
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run work in its turn, whatever waits."""
         return await self._done(self._put(work))
+
+    @contextlib.contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Count work that another thread does: a drain waits for it too.
+
+        Raises:
+            RefusalError: 503 while draining.
+        """
+        self.last_asked_at = asyncio.get_running_loop().time()
+        self._refuse_while_draining()
+        self._elsewhere += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._elsewhere -= 1
+            self._settle()
+
+    def _refuse_while_draining(self) -> None:
+        if self.draining:
+            raise RefusalError(503, "this replica is shutting down; send the batch to another one")
+
+    def _settle(self) -> None:
+        if not self._unfinished and not self._elsewhere:
+            self._idle.set()
 
     def _put(self, work: Callable[[], Result]) -> "_Job[Result]":
         if self._thread is None:
@@ -125,8 +151,7 @@ class BatchWorker:
         if not future.cancelled():
             future.exception()  # seen, even if whoever waited has gone
         self._unfinished -= 1
-        if not self._unfinished:
-            self._idle.set()
+        self._settle()
 
     def _loop(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
@@ -22,10 +23,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs a core until ``stop``."""
+    """Runs a core until ``stop``; its thread computes with ``threads`` threads (None: as many as torch takes)."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, *, threads: int | None = None) -> None:
         self._core = core
+        self._threads = threads
         self._asked: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -127,6 +129,8 @@ class Engine:
             self._wake.notify()
 
     def _run(self) -> None:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
         try:
             while self._act():
                 pass

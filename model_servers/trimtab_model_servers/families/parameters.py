@@ -14,7 +14,7 @@ class Parameters(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-Settings = TypeVar("Settings", bound=Parameters)
+Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def read_parameters(settings: type[Settings], spec: ModelSpec) -> Settings:

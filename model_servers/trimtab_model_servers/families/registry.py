@@ -17,6 +17,7 @@ from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import InferencePipeline
 
 if TYPE_CHECKING:  # or whoever only wants the names would import torch
+    from trimtab_model_servers.chat.parts import Built as BuiltChat
     from trimtab_model_servers.families.network import Built
 
 _PACKAGE = "trimtab_model_servers.families"
@@ -46,6 +47,9 @@ FAMILIES = {
 }
 """Family name to the module here whose `build(spec)` makes it."""
 
+CHAT_FAMILIES = dict.fromkeys((f"lmm-digits/{part}" for part in ("whole", "encode", "text")), "lmm_digits")
+"""Families that answer chats, or encode images for those that do; their `build(spec)` makes a `chat.parts.Built`."""
+
 
 def build(spec: ModelSpec) -> "Built":
     """Build a model with its weights.
@@ -64,16 +68,24 @@ def build(spec: ModelSpec) -> "Built":
     return construct(spec)
 
 
+def build_chat(spec: ModelSpec) -> "BuiltChat":
+    """Build the parts of a model that chats; errors as of `build`."""
+    family = import_module(f"{_PACKAGE}.{CHAT_FAMILIES[spec.family]}")
+    _require_known(spec, frozenset())
+    construct: Callable[[ModelSpec], BuiltChat] = family.build
+    return construct(spec)
+
+
 def require_family(name: str) -> None:
     """Check that there is such a family, as far as that can be told without importing it.
 
     Raises:
         ModelError: there is none; the message names those there are.
     """
-    if name in FAMILIES:
+    if name in FAMILIES or name in CHAT_FAMILIES:
         return
     if outside.place_of(name) is None:
-        known = ", ".join(sorted([*FAMILIES, *outside.entry_point_names()]))
+        known = ", ".join(sorted([*FAMILIES, *CHAT_FAMILIES, *outside.entry_point_names()]))
         raise ModelError(f"unknown family {name!r}; give one of your own as package.module:Class; there are: {known}")
     outside.require_importable(name)
 
@@ -91,5 +103,6 @@ def _require_known(spec: ModelSpec, known: Collection[str]) -> None:
 def modules_to_preload(pipeline: InferencePipeline) -> list[str]:
     """Name the modules that replicas of a pipeline import, for a forkserver that imports them once for all."""
     families = {variant.family for stage in pipeline.spec.stages for variant in stage.variants}
-    modules = {f"{_PACKAGE}.{FAMILIES[family]}" for family in families if family in FAMILIES}
+    known = FAMILIES | CHAT_FAMILIES
+    modules = {f"{_PACKAGE}.{known[family]}" for family in families if family in known}
     return ["trimtab_model_servers.server", *sorted(modules)]

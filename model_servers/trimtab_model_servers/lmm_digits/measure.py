@@ -16,7 +16,7 @@ from trimtab_model_servers.lmm_digits import models
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, END_ID, IMAGE_ID, Architecture
 from trimtab_model_servers.lmm_digits.pages import CellPage, CellPageSource
 from trimtab_model_servers.lmm_digits.questions import PAGES, Kind, Question, ask, fits
-from trimtab_model_servers.lmm_digits.tokens import load_tokenizer, prompt
+from trimtab_model_servers.lmm_digits.tokens import prompt
 
 HELD_OUT_SEED: Final = 22
 ASKED_OF_EACH_KIND: Final = 500
@@ -55,12 +55,16 @@ def generate_inputs(architecture: Architecture, tokenizer: Tokenizer, exercise: 
     if not pages:
         return inputs
     pixels = torch.from_numpy(np.stack([page.pixels for page in exercise.pages]))
+    return inputs | page_inputs(architecture, inputs["input_ids"], pixels)
+
+
+def page_inputs(architecture: Architecture, ids: Tensor, pixels: Tensor) -> dict[str, Tensor]:
+    """What ``generate`` takes of pages [pages, 1, 96, 96] beside a prompt [1, L]."""
     if architecture == "decoder-only":
-        return {**inputs, "pixel_values": pixels}
-    number = (inputs["input_ids"] == IMAGE_ID).cumsum(dim=1)
-    seen = (number[..., None] == torch.arange(1, pages + 1)).float()
+        return {"pixel_values": pixels}
+    pages = len(pixels)
+    seen = ((ids == IMAGE_ID).cumsum(dim=1)[..., None] == torch.arange(1, pages + 1)).float()
     return {
-        **inputs,
         "pixel_values": pixels[None, :, None],
         "aspect_ratio_ids": torch.ones(1, pages, dtype=torch.int64),
         "aspect_ratio_mask": torch.ones(1, pages, 1, dtype=torch.int64),
@@ -85,15 +89,15 @@ def spoken(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 def measure_folder(weights: Path, tell: Callable[[str], None]) -> dict[str, object]:
     """Measure every model whose weights lie in ``weights`` and describe the result as ``accuracy.json`` holds it."""
-    tokenizer = load_tokenizer(weights / "tokenizer.json")
     source = CellPageSource("held-out", HELD_OUT_SEED)
     asked = {kind: exercises(kind, ASKED_OF_EACH_KIND, source) for kind in Kind}
     report: dict[str, object] = {}
     for architecture in ARCHITECTURES:
         path = weights / f"{architecture}.safetensors"
         if path.is_file():
-            model, _ = models.load(path)
-            report[architecture] = {**_provenance(path), **measure(model, architecture, tokenizer, asked, tell)}
+            stored = models.load(path)
+            found = measure(stored.model, architecture, stored.tokenizer, asked, tell)
+            report[architecture] = {**_provenance(path), **found}
     return {
         "split": "held-out by source image and photo region",
         "answers": "exact, to the letter",

@@ -1,8 +1,11 @@
 """Both models: transformers' own LLaVA and Mllama classes at a small size, with the page tower as their vision tower.
 
-A weights file is safetensors in float16; its metadata says which of the two it is, so that a server needs no table.
+A weights file is safetensors in float16; its metadata says which of the two it is and holds its tokenizer, so that a
+server needs nothing else.
 """
 
+import hashlib
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -10,11 +13,12 @@ from typing import Any, Final, Literal, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import nn
 
 from trimtab_model_servers.digits.layers import fold
 from trimtab_model_servers.lmm_digits.pages import CELLS
-from trimtab_model_servers.lmm_digits.tokens import SPECIAL, VOCABULARY
+from trimtab_model_servers.lmm_digits.tokens import SPECIAL, VOCABULARY, read_tokenizer, train_tokenizer
 from trimtab_model_servers.lmm_digits.tower import PAGE_TOKENS, PageTower
 
 _TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes
@@ -77,15 +81,39 @@ def for_serving(model: Any) -> Any:
     return model.eval().requires_grad_(requires_grad=False)
 
 
-def save(model: Any, architecture: Architecture, path: Path, training: dict[str, str]) -> None:
-    """Write a folded model as float16, and ``training`` as it stands."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A model ready to serve, float32 and in evaluation mode.
+
+    Attributes:
+        model: of transformers.
+        architecture: which of the two.
+        tokenizer: its own.
+        name: the same for the same weights.
+    """
+
+    model: Any
+    architecture: Architecture
+    tokenizer: Tokenizer
+    name: str
+
+
+def save(model: Any, architecture: Architecture, tokenizer: Tokenizer, path: Path, training: dict[str, str]) -> None:
+    """Write a folded model as float16 with its tokenizer, and ``training`` as it stands."""
     tensors = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata={**training, "family": "lmm-digits", "architecture": architecture})
+    told = {"family": "lmm-digits", "architecture": architecture, "tokenizer": tokenizer.to_str()}
+    save_file(tensors, path, metadata={**training, **told})
 
 
-def load(path: Path) -> tuple[Any, Architecture]:
-    """Read a model that serves, float32 and in evaluation mode, and which of the two it is.
+def random(seed: int, architecture: Architecture) -> Stored:
+    """A model with random weights, to try out latencies."""
+    model = for_serving(build(architecture, seed=seed))
+    return Stored(model, architecture, train_tokenizer(), f"random-{architecture}-{seed}")
+
+
+def load(path: Path) -> Stored:
+    """Read a model.
 
     Raises:
         FileNotFoundError: when there is no such file.
@@ -102,9 +130,10 @@ def load(path: Path) -> tuple[Any, Architecture]:
             raise WeightsError(f"{path}: its metadata should name the family 'lmm-digits' and one of {ARCHITECTURES}")
         model = for_serving(build(architecture, seed=0))
         model.load_state_dict(tensors)
-    except (SafetensorError, RuntimeError) as error:
+        tokenizer = read_tokenizer(metadata.get("tokenizer", ""))
+    except (SafetensorError, RuntimeError, ValueError) as error:
         raise WeightsError(f"cannot use the weights in {path}: {error}") from error
-    return model, architecture
+    return Stored(model, architecture, tokenizer, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def _llava() -> Any:

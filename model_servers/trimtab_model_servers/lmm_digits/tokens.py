@@ -40,8 +40,20 @@ def train_tokenizer() -> Tokenizer:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer's file; what a text spells is never taken for a special token."""
-    tokenizer = Tokenizer.from_file(str(path))
+    """Read a tokenizer's file; see `read_tokenizer`."""
+    return read_tokenizer(path.read_text())
+
+
+def read_tokenizer(written: str) -> Tokenizer:
+    """Read a tokenizer; what a text spells is never taken for a special token.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        tokenizer = Tokenizer.from_str(written)
+    except Exception as error:  # the library raises nothing more precise
+        raise ValueError(f"no tokenizer of the tokenizers library: {error}") from error
     tokenizer.encode_special_tokens = True
     return tokenizer
 

@@ -112,7 +112,7 @@ class Training:
         }
         models.for_serving(model)
         path = self._weights / f"{architecture}.safetensors"
-        models.save(model, architecture, path, {name: str(value) for name, value in told.items()})
+        models.save(model, architecture, tokenizer, path, {name: str(value) for name, value in told.items()})
         self._progress.console.print(
             f"{architecture} trained in {seconds:.0f} s, its tower's {tower_seconds:.0f} s among them"
         )

@@ -109,9 +109,9 @@ def test_the_whole_training_runs_and_what_it_writes_is_measured(tmp_path: Path, 
     assert train.main(["-o", str(tmp_path)]) == 0
 
     for architecture in ARCHITECTURES:
-        loaded, said = models.load(tmp_path / "weights" / f"{architecture}.safetensors")
-        assert said == architecture
-        assert not loaded.training
+        loaded = models.load(tmp_path / "weights" / f"{architecture}.safetensors")
+        assert loaded.architecture == architecture
+        assert not loaded.model.training
     assert load_tokenizer(tmp_path / "weights" / "tokenizer.json").get_vocab_size() == TOKENIZER.get_vocab_size()
     assert (tmp_path / "accuracy.json").read_text().count('"low"') == 2 * len(Kind)
 

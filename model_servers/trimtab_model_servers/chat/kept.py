@@ -1,0 +1,105 @@
+"""Embeddings that wait under a name for who pulls them: given once, or freed when asked, cancelled or too old."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor
+
+from trimtab_model_servers.errors import RefusalError
+
+KEEP_SECONDS: Final = 60.0
+MOST_NAMES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """An image's embeddings, and what it shows."""
+
+    rows: Tensor
+    digest: str
+
+
+class Kept:
+    """What is kept by name; a name may be asked for before it is there. Used on one event loop.
+
+    Args:
+        most_bytes: more is not kept at once.
+        seconds: how long a name is kept, or waited for.
+    """
+
+    def __init__(self, most_bytes: int, seconds: float = KEEP_SECONDS) -> None:
+        self._most_bytes = most_bytes
+        self._seconds = seconds
+        self._names: dict[str, asyncio.Future[Held]] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def expect(self, name: str) -> None:
+        """Promise that a name will be there, or refused."""
+        self._future(name)
+
+    def put(self, name: str, held: Held) -> None:
+        """Keep embeddings under a name; nobody's once their time is over.
+
+        Raises:
+            RefusalError: 429, too much is kept.
+        """
+        found = self._future(name)
+        if found.done():
+            return
+        if self.bytes + held.rows.nbytes > self._most_bytes:
+            refusal = RefusalError(429, f"{self.bytes:,} bytes of embeddings wait to be pulled already; pull them")
+            self.refuse(name, refusal)
+            raise refusal
+        self.bytes += held.rows.nbytes
+        found.set_result(held)
+
+    def refuse(self, name: str, refusal: RefusalError) -> None:
+        """Tell who waits for a name that it will not come."""
+        found = self._future(name)
+        if not found.done():
+            found.set_exception(refusal)
+            found.exception()  # seen, even if nobody asks
+
+    async def give(self, name: str) -> Held:
+        """Wait for a name, give what is under it, and keep it no longer.
+
+        Raises:
+            RefusalError: it was refused, or was not there in time.
+        """
+        found = self._future(name)
+        try:
+            held = await asyncio.wait_for(asyncio.shield(found), self._seconds)
+        except TimeoutError as error:
+            raise RefusalError(504, f"nothing was kept as {name!r} within {self._seconds:g} s") from error
+        self.drop(name)
+        return held
+
+    def drop(self, name: str) -> bool:
+        """Keep a name no longer; False where there is none."""
+        found = self._names.pop(name, None)
+        if found is None:
+            return False
+        if found.done() and not found.cancelled() and found.exception() is None:
+            self.bytes -= found.result().rows.nbytes
+        elif not found.done():
+            found.set_exception(RefusalError(410, f"{name!r} was dropped"))
+            found.exception()
+        return True
+
+    def _future(self, name: str) -> "asyncio.Future[Held]":
+        found = self._names.get(name)
+        if found is None:
+            if len(self._names) >= MOST_NAMES:
+                raise RefusalError(429, f"{MOST_NAMES} names are kept or waited for already")
+            loop = asyncio.get_running_loop()
+            found = self._names[name] = loop.create_future()
+            loop.call_later(self._seconds, self._expire, name, found)
+        return found
+
+    def _expire(self, name: str, future: "asyncio.Future[Held]") -> None:
+        if self._names.get(name) is future:
+            self.drop(name)

@@ -1,0 +1,80 @@
+"""What a multimodal model brings for its chats to be served."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from trimtab_model_servers.chat.words import Message
+from trimtab_pipelines.image_tokens import ImageTokenRule
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an image stands in a prompt: its first placeholder, and how many there are."""
+
+    start: int
+    placeholders: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A chat as ids, and the places of its images, in order."""
+
+    tokens: tuple[int, ...]
+    places: tuple[Place, ...]
+
+    @property
+    def text_tokens(self) -> int:
+        """Ids that are no placeholders."""
+        return len(self.tokens) - sum(place.placeholders for place in self.places)
+
+
+class Writing(Protocol):
+    """How a model is spoken to."""
+
+    end_ids: frozenset[int]
+    tokenizer: Tokenizer
+
+    def prompt(self, messages: Sequence[Message], rows: Sequence[int]) -> Prompt:
+        """Spell a chat whose images have ``rows`` rows of embeddings each, up to the assistant's turn to speak.
+
+        Words never make a placeholder or another special token.
+
+        Raises:
+            RefusalError: 400, a chat that the model's template has no form for.
+        """
+        ...
+
+
+class Seeing(Protocol):
+    """How a model takes images in."""
+
+    @property
+    def rule(self) -> ImageTokenRule:
+        """How many rows an image becomes, by its size."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Numbers a row."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What encodes, and with which weights: embeddings of the same image under the same name are equal."""
+        ...
+
+    def pixels(self, file: bytes) -> Tensor:
+        """Open a file and bring it into the encoder's form. Called on any thread, outside of inference mode.
+
+        Raises:
+            RefusalError: 422, it is no image.
+        """
+        ...
+
+    def encode(self, pixels: Sequence[Tensor]) -> list[Tensor]:
+        """Encode images, [rows, width] FP32 each. Called in inference mode, by one thread at a time."""
+        ...

@@ -1,0 +1,137 @@
+"""An inference request's tensors as chats, one a row."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from uuid import uuid4
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trimtab_model_servers.chat import images, words
+from trimtab_model_servers.chat.encoding import Encoding
+from trimtab_model_servers.chat.words import Message, Options, Reference
+from trimtab_model_servers.errors import RefusalError
+from trimtab_protocol import InferRequest
+from trimtab_protocol.tensors import Array
+
+Pull = Callable[[Reference, int], Awaitable[Tensor]]
+"""Fetches an image encoded elsewhere, and is told its number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """One image of a chat: what it shows, how many rows it has, and how to come by them.
+
+    Attributes:
+        content: equal where embeddings are equal.
+        rows: of its embeddings.
+        bring: fetches or makes them, [rows, width]; not begun before it is called.
+    """
+
+    content: str
+    rows: int
+    bring: Callable[[], Awaitable[Tensor]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chat:
+    """One row."""
+
+    messages: tuple[Message, ...]
+    options: Options
+    images: tuple[Shown, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where images may come from: an encoder beside the model, or others to pull from."""
+
+    encoding: Encoding | None
+    pull: Pull
+
+
+def chats_of(request: InferRequest, sources: Sources) -> list[Chat]:
+    """Read every row of a request whose tensors were checked against their stage.
+
+    Raises:
+        RefusalError: 400, 413 or 422, naming what is wrong.
+    """
+    given = {tensor.name: tensor.array for tensor in request.inputs}
+    return [_chat(given, row, sources) for row in range(len(given["messages"]))]
+
+
+def files_of(given: Array) -> tuple[bytes, ...]:
+    """The image files of one row of a BYTES tensor."""
+    return tuple(bytes(file) for file in given.reshape(-1).tolist())
+
+
+def _chat(given: dict[str, Array], row: int, sources: Sources) -> Chat:
+    messages = words.read_messages(given["messages"][row])
+    options = words.read_options(_one(given, "options", row))
+    shown = _shown(given, row, options.tenant, sources)
+    words.require_images(messages, len(shown))
+    return Chat(messages, options, shown)
+
+
+def _one(given: dict[str, Array], name: str, row: int) -> bytes | None:
+    return bytes(given[name][row]) if name in given else None
+
+
+def _shown(given: dict[str, Array], row: int, tenant: str, sources: Sources) -> tuple[Shown, ...]:
+    references = words.read_references(_one(given, "references", row))
+    if references:
+        return tuple(
+            Shown(one.digest or uuid4().hex, one.rows, partial(sources.pull, one, number))
+            for number, one in enumerate(references)
+        )
+    if "embeddings" in given:
+        return _inline(given, row)
+    if "images" in given and sources.encoding is not None:
+        return _encoded_here(files_of(given["images"][row]), tenant, sources.encoding)
+    return ()
+
+
+def _encoded_here(files: Sequence[bytes], tenant: str, encoding: Encoding) -> tuple[Shown, ...]:
+    headers = [images.header(number, file) for number, file in enumerate(files)]
+    seeing = encoding.seeing
+    return tuple(
+        Shown(
+            f"{seeing.name}:{header.digest}",
+            seeing.rule.count(header.width_px, header.height_px, images=len(files)).encoded,
+            partial(encoding.encode, file, header, tenant),
+        )
+        for file, header in zip(files, headers, strict=True)
+    )
+
+
+def _inline(given: dict[str, Array], row: int) -> tuple[Shown, ...]:
+    """Embeddings that came with the request, one image after the other."""
+    embeddings = np.array(given["embeddings"][row], dtype=np.float32)
+    rows = [int(count) for count in given["image_rows"][row]] if "image_rows" in given else [len(embeddings)]
+    if min(rows, default=1) < 1 or sum(rows) != len(embeddings):
+        raise RefusalError(
+            400, f"image_rows {rows} should be above 0 and add up to {len(embeddings)}, as embeddings has"
+        )
+    digests = (
+        [bytes(one).decode(errors="replace") for one in given["image_digests"][row]] if "image_digests" in given else []
+    )
+    if digests and len(digests) != len(rows):
+        raise RefusalError(400, f"{len(digests)} image_digests for {len(rows)} images; send one each, or none")
+    starts = np.cumsum([0, *rows]).tolist()
+    return tuple(
+        Shown(
+            digests[number] if digests else uuid4().hex,
+            count,
+            partial(_ready, torch.from_numpy(embeddings[starts[number] : starts[number + 1]])),
+        )
+        for number, count in enumerate(rows)
+    )
+
+
+def _ready(rows: Tensor) -> Awaitable[Tensor]:
+    there: asyncio.Future[Tensor] = asyncio.get_running_loop().create_future()
+    there.set_result(rows)
+    return there

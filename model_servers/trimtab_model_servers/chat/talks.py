@@ -1,0 +1,118 @@
+"""Chats under way in an engine: prompts spelled, images brought as they become ready, words told as they come."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from uuid import uuid4
+
+from trimtab_model_servers.chat.kit import Prompt, Writing
+from trimtab_model_servers.chat.rows import Chat, Shown
+from trimtab_model_servers.chat.told import Last, Word, last_of, piece_of
+from trimtab_model_servers.engine.engine import Engine
+from trimtab_model_servers.engine.values import (
+    Done,
+    Ending,
+    EngineBusy,
+    Image,
+    Piece,
+    Request,
+    RequestError,
+)
+from trimtab_model_servers.errors import RefusalError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long an answer may be: by default, and together with its prompt."""
+
+    default_new_tokens: int
+    slot_tokens: int
+
+
+class Talks:
+    """The chats of one model; called on one event loop."""
+
+    def __init__(self, engine: Engine, writing: Writing, lengths: Lengths) -> None:
+        self._engine = engine
+        self._writing = writing
+        self._lengths = lengths
+
+    def prompt(self, chat: Chat) -> Prompt:
+        """Spell a chat; raises RefusalError 400 where the model has no form for it."""
+        return self._writing.prompt(chat.messages, [image.rows for image in chat.images])
+
+    async def words(self, chat: Chat) -> AsyncGenerator[Word | Last, None]:
+        """Answer a chat, word by word; who stops listening cancels it and all that is done for it.
+
+        Raises:
+            RefusalError: the engine refused it, an image could not be had, or the model failed.
+        """
+        prompt = self.prompt(chat)
+        request = self._request(chat, prompt)
+        failed: list[RefusalError] = []
+        bringing = [
+            asyncio.create_task(self._bring(request.id, number, image, failed))
+            for number, image in enumerate(chat.images)
+        ]
+        try:
+            async with contextlib.aclosing(self._engine.stream(request, [None] * len(chat.images))) as events:
+                async for event in events:
+                    if isinstance(event, Piece):
+                        yield piece_of(event, logprobs=chat.options.logprobs)
+                    else:
+                        _require_answered(event, failed)
+                        yield last_of(event, prompt.text_tokens)
+        except RequestError as error:
+            raise RefusalError(400, str(error)) from error
+        except EngineBusy as error:
+            raise RefusalError(429, str(error)) from error
+        finally:
+            for task in bringing:
+                task.cancel()
+
+    async def _bring(self, request_id: str, number: int, image: Shown, failed: list[RefusalError]) -> None:
+        """Have an image encoded or pulled, and hand it to the engine; an image that fails ends its chat alone."""
+        try:
+            self._engine.supply(request_id, number, await image.bring())
+        except RefusalError as refusal:
+            failed.append(refusal)
+            self._engine.fail(request_id, str(refusal))
+        except Exception as error:
+            log.exception("image %d of request %s could not be had", number, request_id)
+            self._engine.fail(request_id, f"image {number}: {type(error).__name__}: {error}")
+
+    def _request(self, chat: Chat, prompt: Prompt) -> Request:
+        options, room = chat.options, self._lengths.slot_tokens - len(prompt.tokens)
+        most = options.max_tokens or max(min(self._lengths.default_new_tokens, room), 1)
+        images = tuple(
+            Image(shown.content, place.start, place.placeholders, shown.rows)
+            for shown, place in zip(chat.images, prompt.places, strict=True)
+        )
+        try:
+            return Request(
+                uuid4().hex,
+                prompt.tokens,
+                images,
+                max_new_tokens=most,
+                min_new_tokens=most if options.ignore_eos else options.min_tokens,
+                end_ids=frozenset() if options.ignore_eos else self._writing.end_ids,
+                stops=options.stop,
+                sampling=options.sampling,
+                tenant=options.tenant,
+                urgency_seconds=options.urgency_seconds,
+            )
+        except RequestError as error:
+            raise RefusalError(400, str(error)) from error
+
+
+def _require_answered(event: Done, failed: list[RefusalError]) -> None:
+    if failed and event.ending is Ending.ERROR:
+        raise failed[0]
+    if event.ending is Ending.ERROR:
+        raise RefusalError(500, event.error or "the model failed")
+    if event.ending is Ending.CANCELLED:
+        raise RefusalError(503, "the chat was cancelled")

@@ -1,0 +1,63 @@
+"""What a replica asks of whatever it hosts, apart from what makes it: importing this imports no model."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol, runtime_checkable
+
+from trimtab_model_servers.chat.kept import Kept
+from trimtab_model_servers.chat.told import Last, Word
+from trimtab_model_servers.described import Fact
+from trimtab_model_servers.worker import BatchWorker
+from trimtab_protocol import InferRequest, InferResponse
+
+
+class Hosted(Protocol):
+    """A model, ready to answer."""
+
+    async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
+        """Answer one request; raises RefusalError."""
+        ...
+
+    def metadata(self) -> dict[str, object]:
+        """The protocol's model metadata, with our own facts under `parameters`."""
+        ...
+
+    def facts(self) -> dict[str, Fact]:
+        """What this model is, beyond its tensors."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A model that tells what is in flight."""
+
+    def pending(self) -> dict[str, int]:
+        """What is in flight, by name."""
+        ...
+
+    def done(self) -> dict[str, float]:
+        """What it has done since it started, by name."""
+        ...
+
+    async def close(self) -> None:
+        """Serve what was taken in to its end, and stop."""
+        ...
+
+
+@runtime_checkable
+class Chatting(Protocol):
+    """A model that answers chats word by word."""
+
+    def stream(self, request: InferRequest, worker: BatchWorker) -> AsyncGenerator[Word | Last, None]:
+        """Answer the only row of a request; raises RefusalError. Who stops listening cancels it."""
+        ...
+
+    def count(self, request: InferRequest) -> dict[str, object]:
+        """Tell what the only row of a request would cost; raises RefusalError."""
+        ...
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """A model that keeps embeddings to be pulled."""
+
+    kept: Kept

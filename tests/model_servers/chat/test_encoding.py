@@ -1,0 +1,169 @@
+"""An image is encoded once for all who show it, never shared between tenants, and not at all once nobody waits."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from trimtab_model_servers.chat.encoding import EmbeddingCache, Encoding, Limits
+from trimtab_model_servers.chat.images import Header
+from trimtab_model_servers.chat.kept import Held, Kept
+from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.worker import BatchWorker
+from trimtab_pipelines.image_tokens import OneTile
+
+ROW_BYTES = 4 * 2
+
+
+class Eye:
+    """Encodes a file's first byte; a file of nothing fails, and all wait while its gate is shut."""
+
+    rule = OneTile(3)
+    width = 2
+    name = "eye"
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun = threading.Event()
+        self.batches: list[int] = []
+
+    def pixels(self, file: bytes) -> Tensor:
+        return torch.tensor([*file][:1])
+
+    def encode(self, pixels: Sequence[Tensor]) -> list[Tensor]:
+        self.begun.set()
+        self.gate.wait(10)
+        self.batches.append(len(pixels))
+        if any(not len(one) for one in pixels):
+            raise ValueError("nothing to see")
+        return [one.expand(3, 2) for one in pixels]
+
+
+@pytest.fixture
+async def eye() -> Eye:
+    return Eye()
+
+
+@pytest.fixture
+async def encoding(eye: Eye) -> AsyncIterator[Encoding]:
+    worker = BatchWorker()
+    with ThreadPoolExecutor(1) as openers:
+        yield Encoding(eye, worker, openers, Limits(batch_images=4, cache_bytes=2 * 3 * ROW_BYTES))
+    worker.close()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    while not holds():  # noqa: ASYNC110 - of threads
+        await asyncio.sleep(0.001)
+
+
+async def hold(eye: Eye, encoding: Encoding, file: bytes) -> "asyncio.Task[Tensor]":
+    """Have an image encoded that is not done before the gate opens."""
+    eye.gate.clear()
+    held = show(encoding, file)
+    await until(eye.begun.is_set)
+    return held
+
+
+def show(encoding: Encoding, file: bytes, tenant: str = "") -> "asyncio.Task[Tensor]":
+    return asyncio.create_task(encoding.encode(file, Header(1, 1, str(file)), tenant))
+
+
+async def test_many_who_show_the_same_image_have_it_encoded_once(eye: Eye, encoding: Encoding):
+    shown = await asyncio.gather(*(show(encoding, b"a") for _ in range(20)))
+
+    assert eye.batches == [1]
+    assert all(rows.tolist() == [[97.0, 97.0]] * 3 for rows in shown)
+    assert (encoding.counts.hits, encoding.counts.misses, encoding.counts.pending_tokens) == (19, 1, 0)
+
+
+async def test_tenants_share_nothing(eye: Eye, encoding: Encoding):
+    await show(encoding, b"a", "one")
+    await show(encoding, b"a", "other")
+
+    assert eye.batches == [1, 1]
+
+
+async def test_images_that_wait_are_encoded_together(eye: Eye, encoding: Encoding):
+    shown = [await hold(eye, encoding, b"a"), *(show(encoding, bytes([number])) for number in range(5))]
+    await until(lambda: len(encoding._opened) == 5)
+    eye.gate.set()
+    await asyncio.gather(*shown)
+
+    assert eye.batches == [1, 4, 1]
+
+
+async def test_an_image_that_fails_takes_none_with_it(eye: Eye, encoding: Encoding):
+    shown = [await hold(eye, encoding, b"a"), *(show(encoding, file) for file in (b"b", b"", b"c"))]
+    await until(lambda: len(encoding._opened) == 3)
+    eye.gate.set()
+    told = await asyncio.gather(*shown, return_exceptions=True)
+
+    assert [isinstance(one, ValueError) for one in told] == [False, False, True, False]
+    assert encoding.in_flight == encoding.counts.pending_tokens == 0
+
+
+async def test_what_nobody_waits_for_any_more_is_not_encoded(eye: Eye, encoding: Encoding):
+    first, others = await hold(eye, encoding, b"a"), [show(encoding, b"b") for _ in range(2)]
+    await until(lambda: len(encoding._opened) == 1)
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    assert encoding.in_flight == 1
+    eye.gate.set()
+    await first
+
+    assert eye.batches == [1]
+    assert encoding.counts.pending_tokens == 0
+
+
+def test_a_cache_never_holds_more_than_its_bytes_and_gives_up_the_least_used():
+    cache, rows = EmbeddingCache(2 * 3 * ROW_BYTES), torch.zeros(3, 2)
+    for name in "abc":
+        cache.put(("", name), rows)
+        cache.get(("", "a"))
+
+    assert [cache.get(("", name)) is not None for name in "abc"] == [True, False, True]
+    assert (cache.bytes, cache.evictions) == (2 * 3 * ROW_BYTES, 1)
+    cache.put(("", "large"), torch.zeros(99, 2))
+    assert cache.bytes == 2 * 3 * ROW_BYTES
+
+
+async def test_what_is_kept_is_given_once_and_freed():
+    kept, held = Kept(100), Held(torch.zeros(3, 2), "d")
+    waiting = asyncio.create_task(kept.give("a"))
+    await asyncio.sleep(0)
+    kept.put("a", held)
+
+    assert await waiting is held
+    assert (kept.bytes, len(kept)) == (0, 0)
+
+
+async def test_what_nobody_pulls_is_freed_in_time_and_too_much_is_refused():
+    kept = Kept(30, seconds=0.02)
+    kept.put("a", Held(torch.zeros(3, 2), "d"))
+    with pytest.raises(RefusalError, match="wait to be pulled"):
+        kept.put("b", Held(torch.zeros(3, 2), "d"))
+    with pytest.raises(RefusalError, match="wait to be pulled"):
+        await kept.give("b")
+    await asyncio.sleep(0.05)
+
+    assert (kept.bytes, len(kept)) == (0, 0)
+
+
+async def test_who_waits_for_a_name_learns_that_it_was_dropped_or_is_late():
+    kept = Kept(100, seconds=0.02)
+    waiting = asyncio.create_task(kept.give("a"))
+    await asyncio.sleep(0)
+    assert kept.drop("a")
+    with pytest.raises(RefusalError, match="dropped"):
+        await waiting
+    with pytest.raises(RefusalError, match=r"within 0\.02 s|dropped"):
+        await kept.give("never")
+    assert len(kept) == 0

@@ -1,0 +1,193 @@
+"""A real replica: the model whole, and parted into what encodes and what writes."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.model_servers.chat.asking import Asker, a_chat, a_chat_spec, a_page, files, text_of, texts
+from tests.model_servers.conftest import Replica
+from trimtab_model_servers.lmm_digits import measure, models
+from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, Architecture
+from trimtab_model_servers.lmm_digits.tokens import prompt
+from trimtab_model_servers.settings import write_models
+from trimtab_protocol import InferRequest
+
+NAMES = {"decoder-only": "whole", "cross-attention": "across"}
+
+
+@pytest.fixture(scope="module")
+def replica(tmp_path_factory, start: Callable[[Path], Replica | str]) -> Replica:
+    folder = tmp_path_factory.mktemp("chats")
+    small = {"slots": 4, "slot_tokens": 400, "step_tokens": 40}
+    specs = [a_chat_spec(part, parameters=small) for part in ("whole", "text", "encode")]
+    specs.append(a_chat_spec("whole", "across", parameters=small | {"architecture": "cross-attention"}))
+    write_models(specs, folder)
+    started = start(folder)
+    assert isinstance(started, Replica), started
+    return started
+
+
+@pytest.fixture
+async def asker(replica: Replica) -> AsyncIterator[Asker]:
+    async with aiohttp.ClientSession() as session:
+        yield Asker(session, replica.ports)
+
+
+def alone(architecture: Architecture, text: str, images: int, seed: int, tokens: int) -> str:
+    """What the model says when transformers' own ``generate`` runs it."""
+    stored = models.random(1, architecture)
+    page_tokens, registers = models.text_of_page(architecture)
+    ids = prompt(stored.tokenizer, text, images, page_tokens=page_tokens, registers=registers)
+    inputs: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
+    if images:
+        page = torch.from_numpy(np.array(Pillow.open(io.BytesIO(a_page(seed)))))
+        inputs |= measure.page_inputs(architecture, inputs["input_ids"], page.expand(images, 1, 96, 96))
+    with torch.inference_mode():
+        written = stored.model.generate(**inputs, max_new_tokens=tokens)
+    return measure.spoken(stored.tokenizer, written[0, len(ids) :].tolist()).rstrip("�")  # half a character is not told
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+async def test_answers_are_those_of_generate_with_images_and_without(asker: Asker, architecture):
+    name = NAMES[architecture]
+    chats = [(0, "What is 3+4?"), (1, "Read the cells."), (2, "Which page shows more digits?")]
+    for images, text in chats:
+        asked = a_chat(name, text, *[a_page(1)] * images, max_tokens=9, ignore_eos=True)
+        expected = alone(architecture, text, images, seed=1, tokens=9)
+        assert text_of(await asker.infer(asked)) == [expected]
+        heard = await asker.stream(asked)
+        assert (heard.status, heard.text, len(heard.events)) == (200, expected, 10)
+        usage = heard.events[-1]["usage"]
+        assert heard.events[-1]["finish_reason"] == "length"
+        assert usage["completion_tokens"] == 9
+        assert usage["image_tokens"] == 16 * images
+        assert (await asker.count(asked))["prompt_tokens"] == usage["prompt_tokens"]
+
+
+async def test_rows_of_one_request_are_written_side_by_side(asker: Asker):
+    rows = [b'[{"role":"user","content":"%d+1="}]' % number for number in range(6)]
+    options = [b'{"max_tokens":%d,"ignore_eos":true}' % number for number in range(1, 7)]
+    request = InferRequest("whole", (texts("messages", *rows), texts("options", *options)))
+
+    response = await asker.infer(request)
+
+    assert [usage[1] for usage in response.outputs[2].array.tolist()] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_parted_stages_answer_as_the_whole_does(asker: Asker):
+    pages = [a_page(seed) for seed in (3, 4)]
+    whole = text_of(await asker.infer(a_chat("whole", "Read page 2.", *pages, max_tokens=12)))
+
+    encoded = await asker.infer(InferRequest("encode", (files(*pages),)))
+    inline = a_chat("text", "Read page 2.", extra=encoded.outputs, max_tokens=12)
+    told = json.loads(inline.inputs[0].array[0])
+    told[0]["content"] = [{"type": "image"}, {"type": "image"}, *told[0]["content"]]
+    spelled = texts("messages", json.dumps(told).encode())
+
+    assert text_of(await asker.infer(InferRequest("text", (spelled, *inline.inputs[1:])))) == whole
+
+
+async def test_a_text_stage_pulls_what_is_encoded_after_it_was_asked(asker: Asker):
+    pages = [a_page(seed) for seed in (3, 4)]
+    whole = await asker.stream(a_chat("whole", "Read page 2.", *pages, max_tokens=12))
+    references = [{"url": f"{asker.url}/encode/embeddings/late-{k}", "rows": 16} for k in range(2)]
+    content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "Read page 2."}]
+    asked = InferRequest(
+        "text",
+        (
+            texts("messages", json.dumps([{"role": "user", "content": content}]).encode()),
+            texts("references", json.dumps(references).encode()),
+            texts("options", b'{"max_tokens": 12}'),
+        ),
+    )
+
+    answering = asyncio.create_task(asker.stream(asked))
+    for k, page in enumerate(pages):
+        await asker.infer(InferRequest("encode", (files(page),), parameters={"keep": f"late-{k}"}))
+
+    heard = await answering
+    assert (heard.text, heard.error) == (whole.text, None)
+    assert (await asker.get("encode/pending"))["kept"] == 0
+
+
+async def test_who_hangs_up_has_given_everything_back(asker: Asker):
+    asked = a_chat("whole", "Count.", a_page(9), max_tokens=350, ignore_eos=True)
+    for _ in range(5):
+        async with asker.post(asked, "generate_stream") as answer:
+            await answer.content.readline()
+            answer.close()
+
+    for _ in range(100):
+        left = await asker.get("whole/pending")
+        if not any(number for name, number in left.items() if name != "slots"):
+            break
+        await asyncio.sleep(0.01)
+    else:
+        pytest.fail(f"after a second there is left: {left}")
+
+
+REFUSED = {
+    "an option nobody knows": (a_chat("whole", "?", temprature=1), 400, "temprature"),
+    "more places than images": (InferRequest("whole", a_chat("whole", "?", a_page()).inputs[:1]), 400, "0 came"),
+    "no image": (a_chat("whole", "?", b"GIF89a and no more"), 422, "image 0"),
+    "a torn image": (a_chat("whole", "?", a_page()[:300]), 422, "cannot be decoded"),
+    "too long an answer": (a_chat("whole", "?", max_tokens=4000), 400, "at most 400"),
+    "no messages": (InferRequest("whole", (texts("messages", b"[]"),)), 400, "messages"),
+    "no JSON": (InferRequest("whole", (texts("messages", b"{"),)), 400, "not JSON"),
+    "the assistant's last word": (
+        InferRequest("whole", (texts("messages", b'[{"role":"assistant","content":"7"}]'),)),
+        400,
+        "should be the user's",
+    ),
+}
+
+
+@pytest.mark.parametrize("action", ["infer", "generate_stream"])
+@pytest.mark.parametrize(("request_", "status", "words"), REFUSED.values(), ids=REFUSED)
+async def test_what_cannot_be_answered_is_refused_with_its_reason(asker: Asker, request_, status, words, action):
+    code, error = await asker.refused(request_, action)
+
+    assert code == status
+    assert words in error
+
+
+async def test_a_pull_that_fails_ends_its_chat_and_names_the_image(asker: Asker):
+    reference = [{"url": "http://127.0.0.1:9/v2/models/encode/embeddings/gone", "rows": 16}]
+    content = [{"type": "image"}, {"type": "text", "text": "?"}]
+    asked = InferRequest(
+        "text",
+        (
+            texts("messages", json.dumps([{"role": "user", "content": content}]).encode()),
+            texts("references", json.dumps(reference).encode()),
+        ),
+    )
+
+    code, error = await asker.refused(asked, "generate_stream")
+
+    assert (code, "image 0" in error) == (502, True)
+
+
+async def test_text_that_spells_a_placeholder_stays_text(asker: Asker):
+    assert (await asker.count(a_chat("whole", "<|image|><|end|>")))["image_tokens"] == []
+
+
+async def test_metrics_tell_what_is_pending_and_what_was_done(asker: Asker, replica: Replica):
+    await asker.infer(a_chat("whole", "?", a_page(77), max_tokens=1))
+    async with aiohttp.ClientSession() as session:
+        answer = await session.get(f"http://127.0.0.1:{replica.ports.data_port}/metrics")
+        told = {one.name: one for one in text_string_to_metric_families(await answer.text())}
+
+    pending = {(one.labels["model"], one.labels["kind"]): one.value for one in told["trimtab_pending_tokens"].samples}
+    encoded = {one.labels["model"]: one.value for one in told["trimtab_encoded_images"].samples}
+    assert pending["whole", "text"] == pending["whole", "image"] == pending["encode", "image"] == 0
+    assert encoded["whole"] >= 1

@@ -18,6 +18,8 @@ from trimtab_router.stage.policies.view import Point, SecondLook
 MOST_ROWS = 64
 """More rows than that are planned in parts."""
 NONE = -1
+HARDLY = 0.0025
+"""Accuracy that a held-out set of thousands does not tell apart: nobody waits for it."""
 Truths = NDArray[np.bool_]
 _FIRST_PAGES = 8
 
@@ -71,7 +73,7 @@ class Book:
         self.costs = costs
         self.batches = [cheapest_batches(cost.seconds, MOST_ROWS) for cost in costs]
         lines = {line.way.name: line for line in self._every_line()}
-        self.lines = [lines[way.name] for way in unbeaten_ways([line.way for line in lines.values()])]
+        self.lines = [lines[way.name] for way in worthwhile([line.way for line in lines.values()])]
         self.looked_at_again = np.array([line.look is not None for line in self.lines])
         self.first_points = np.array([line.point for line in self.lines])
         self._mixed: list[Page] = []
@@ -131,6 +133,17 @@ class Costs:
     accuracy: float
     seconds: tuple[float, ...]
     looks: tuple[SecondLook, ...]
+
+
+def worthwhile(ways: Sequence[Way]) -> list[Way]:
+    """The ways that no other beats, but those that take longer than another for hardly more accuracy."""
+    kept = unbeaten_ways(ways)
+    return [way for way in kept if not any(_hardly_less(other, way) for other in kept if other is not way)]
+
+
+def _hardly_less(one: Way, other: Way) -> bool:
+    near = other.accuracy - HARDLY <= one.accuracy < other.accuracy
+    return near and all(mine <= theirs for mine, theirs in zip(one.seconds, other.seconds, strict=True))
 
 
 def doubted(look: SecondLook, rows: Integers) -> Integers:

@@ -5,9 +5,9 @@ The annotation reads `digits-av`, or `digits-av: rows=1..32, missing=0.3, …` w
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,11 @@ from trimtab_loadtester.payload import Outputs, Payload, Score
 from trimtab_protocol import Tensor
 from trimtab_protocol.extensions import ACCURACY_FLOOR
 
+if TYPE_CHECKING:
+    from trimtab_model_servers.senses.items import Items
+
 POOL_ROWS: Final = 2_000
-"""Rows that are drawn; jobs are different choices among them."""
+LOUDEST: Final = 20_000
 MOST_ROWS: Final = 4096
 
 
@@ -32,6 +35,8 @@ class JobOptions:
         recordings: file or folder of real recordings (`fsdd_dev.npz`) to take the sound from, else synthesised voices.
         speakers: of the recordings, whom to take; else those that the shipped weights have not learned from.
         floor: least and most accuracy that a job asks for, each as likely; 0 where it asks for none.
+        pool: rows that are drawn; jobs are different choices among them.
+        deaf: the job from which on the microphone is broken and gives noise alone; never where negative.
     """
 
     rows: tuple[int, int] = (1, 1)
@@ -40,6 +45,8 @@ class JobOptions:
     recordings: Path | None = None
     speakers: tuple[str, ...] = ()
     floor: tuple[float, float] = (0.0, 0.0)
+    pool: int = 0
+    deaf: int = -1
 
     def __post_init__(self) -> None:
         least, most = self.rows
@@ -91,6 +98,8 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "recordings": Path,
     "speakers": lambda written: tuple(written.split("+")),
     "floor": partial(_range, float),
+    "pool": int,
+    "deaf": int,
 }
 _EXAMPLE: Final = "rows=1..32, missing=0.3, skew=5, floor=0.7..0.9, recordings=FOLDER, speakers=one+another"
 
@@ -99,12 +108,9 @@ class DigitsAvPayloads:
     """Jobs of rows whose handwriting and voices neither training nor the measured accuracies have drawn this way."""
 
     def __init__(self, seed: int = 0, options: JobOptions | None = None) -> None:
-        from trimtab_model_servers.senses.items import ItemSource  # noqa: PLC0415 - slow to import
-
         self._seed = seed
-        self._options = options or JobOptions()
-        source = ItemSource("held-out", seed, _recordings(self._options))
-        self._pool = source.items(0, POOL_ROWS)
+        self._options = options = options or JobOptions()
+        self._pool = _drawn(seed, options.recordings, options.speakers, options.pool or POOL_ROWS)
         weights = np.where(self._pool.digit < 5, self._options.skew, 1.0)
         self._likely = weights / weights.sum()
 
@@ -112,11 +118,13 @@ class DigitsAvPayloads:
         """Draw a job: some of `audio`, `video`, `text`, all of the same rows."""
         random = np.random.default_rng([self._seed, index])
         least, most = self._options.rows
-        rows = random.choice(POOL_ROWS, int(random.integers(least, most + 1)), p=self._likely)
-        inputs = self._pool.inputs()
+        rows = random.choice(self._likely.size, int(random.integers(least, most + 1)), p=self._likely)
+        inputs = {name: array[rows] for name, array in self._pool.inputs().items()}
+        if 0 <= self._options.deaf <= index:
+            inputs["audio"] = random.integers(-LOUDEST, LOUDEST, inputs["audio"].shape, dtype=np.int16)
         for name in _absent(self._options.missing, tuple(inputs), random):
             del inputs[name]
-        tensors = tuple(Tensor.of(name, array[rows]) for name, array in inputs.items())
+        tensors = tuple(Tensor.of(name, array) for name, array in inputs.items())
         return Payload(tensors, self._pool.digit[rows], self._wishes(random))
 
     def _wishes(self, random: np.random.Generator) -> Mapping[str, float]:
@@ -138,10 +146,13 @@ def _absent(share: float, names: tuple[str, ...], random: np.random.Generator) -
     return tuple(str(name) for name in random.choice(names, int(random.integers(1, len(names))), replace=False))
 
 
-def _recordings(options: JobOptions) -> Any:
-    if options.recordings is None:
-        return None
+@lru_cache(maxsize=1)
+def _drawn(seed: int, recordings: Path | None, speakers: tuple[str, ...], rows: int) -> "Items":
+    """The rows that jobs are made of; kept, since several loads after each other may be made of the same."""
+    from trimtab_model_servers.senses.items import ItemSource  # noqa: PLC0415 - slow to import
     from trimtab_model_servers.senses.recordings import load_recordings, unheard  # noqa: PLC0415 - as above
 
-    found = load_recordings(options.recordings)
-    return found.of(*(options.speakers or unheard(found)))
+    found = None if recordings is None else load_recordings(recordings)
+    if found is not None:
+        found = found.of(*(speakers or unheard(found)))
+    return ItemSource("held-out", seed, found).items(0, rows)

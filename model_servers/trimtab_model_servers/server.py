@@ -19,6 +19,7 @@ from mlserver.repository.load import load_model_settings
 from pydantic import ValidationError
 
 import trimtab_model_servers.runtime  # noqa: F401  (imports torch ahead of the fork)
+from trimtab_model_servers.allocation import keep_freed_memory
 from trimtab_model_servers.body_limit import BodyLimit
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError
@@ -64,6 +65,7 @@ def run(
         ModelError: a model cannot be loaded, or the folder holds none.
         OSError: a port is taken.
     """
+    keep_freed_memory()
     gc.freeze()  # or each full collection would walk all of torch, and a fork would copy what it walks
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         doors = _Doors(address, plain_address, ports, identity, health_port)

@@ -14,7 +14,7 @@ from trimtab_model_servers.allocation import keep_freed_memory
 
 def batches():
     for _ in range(20):
-        np.ones(2_000_000, np.uint8), np.ones(3_000_000, np.uint8)
+        [np.ones(size, np.uint8) for size in (9_000_000, 5_000_000, 12_000_000, 2_000_000)]
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

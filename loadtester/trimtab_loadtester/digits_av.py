@@ -36,6 +36,7 @@ class JobOptions:
         speakers: of the recordings, whom to take; else those that the shipped weights have not learned from.
         floor: least and most accuracy that a job asks for, each as likely; 0 where it asks for none.
         pool: rows that are drawn; jobs are different choices among them.
+        drawn: the seed of these rows; else that of the load, so that each seed has rows of its own.
         deaf: the job from which on the microphone is broken and gives noise alone; never where negative.
     """
 
@@ -46,6 +47,7 @@ class JobOptions:
     speakers: tuple[str, ...] = ()
     floor: tuple[float, float] = (0.0, 0.0)
     pool: int = 0
+    drawn: int = -1
     deaf: int = -1
 
     def __post_init__(self) -> None:
@@ -99,6 +101,7 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "speakers": lambda written: tuple(written.split("+")),
     "floor": partial(_range, float),
     "pool": int,
+    "drawn": int,
     "deaf": int,
 }
 _EXAMPLE: Final = "rows=1..32, missing=0.3, skew=5, floor=0.7..0.9, recordings=FOLDER, speakers=one+another"
@@ -110,7 +113,8 @@ class DigitsAvPayloads:
     def __init__(self, seed: int = 0, options: JobOptions | None = None) -> None:
         self._seed = seed
         self._options = options = options or JobOptions()
-        self._pool = _drawn(seed, options.recordings, options.speakers, options.pool or POOL_ROWS)
+        own = seed if options.drawn < 0 else options.drawn
+        self._pool = _drawn(own, options.recordings, options.speakers, options.pool or POOL_ROWS)
         weights = np.where(self._pool.digit < 5, self._options.skew, 1.0)
         self._likely = weights / weights.sum()
 

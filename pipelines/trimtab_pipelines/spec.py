@@ -6,10 +6,11 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trimtab_pipelines import graph
+from trimtab_pipelines.chat import Chat
 from trimtab_pipelines.evidence import AccuracyBasis
 from trimtab_pipelines.quantity import Cores, Fraction, Seconds
 from trimtab_pipelines.resource import ADVISORY_SUFFIX, Model, Name, Resource, require_unique
-from trimtab_pipelines.stages import PipelineOutput, Stage
+from trimtab_pipelines.stages import ANSWER, PipelineOutput, Stage
 from trimtab_pipelines.tensors import RequestInput
 from trimtab_pipelines.variants import Resources
 
@@ -58,6 +59,32 @@ class ServiceLevel(Model):
 
     latency_seconds: Seconds = Field(alias="latency", gt=0, description="End to end, from arrival to answer")
     quantile: float = Field(default=0.99, gt=0, lt=1, description="Share of requests planned to keep it")
+    first_token_seconds: Seconds | None = Field(
+        default=None,
+        alias="firstToken",
+        gt=0,
+        exclude_if=lambda seconds: seconds is None,
+        description="From arrival to the first piece of an answer that a stage writes: its deadline in every queue. "
+        "`latency` is then of the whole answer",
+    )
+    per_token_seconds: Seconds | None = Field(
+        default=None,
+        alias="perToken",
+        gt=0,
+        exclude_if=lambda seconds: seconds is None,
+        description="Between two tokens of such an answer, on average",
+    )
+
+    @property
+    def start_seconds(self) -> float:
+        """Within which an answer must begin; it is whole by then unless it is written piece by piece."""
+        return self.first_token_seconds or self.latency_seconds
+
+    @model_validator(mode="after")
+    def _first_before_last(self) -> Self:
+        if self.start_seconds > self.latency_seconds:
+            raise ValueError("slo.firstToken is longer than slo.latency, which is of the whole answer")
+        return self
 
 
 class Adaptation(Model):
@@ -136,6 +163,12 @@ class InferencePipelineSpec(Model):
         "Random, faster in random order until nobody is late",
     )
     queue: Queue = Queue()
+    chat: Chat | None = Field(
+        default=None,
+        exclude_if=lambda chat: chat is None,
+        description="How chats are taken at /v1/chat/completions, where the pipeline answers them: its request has an "
+        "input messages BYTES [], and its outputs are those of a stage that writes",
+    )
     router: RouterSettings = RouterSettings()
     rollout: Rollout = Rollout()
     deployer: Literal["Deployment", "SeldonDeployment"] = Field(
@@ -159,6 +192,14 @@ class InferencePipelineSpec(Model):
     def looks_twice(self) -> bool:
         """Whether rows the model is not certain of may be answered again at another operating point."""
         return self.departure_policy == "ModalityMix"
+
+    @cached_property
+    def chats(self) -> Chat | None:
+        """How it takes chats; None where it is no pipeline that answers them."""
+        asks = any((i.name, i.datatype, i.shape) == ("messages", "BYTES", ()) for i in self.inputs)
+        writers = {stage.name for stage in self.stages if stage.writes}
+        answers = {output.name for output in self.outputs if output.source.partition(".")[0] in writers}
+        return (self.chat or Chat()) if asks and answers >= {name for name, *_ in ANSWER} else None
 
     @cached_property
     def order(self) -> tuple[Stage, ...]:
@@ -191,7 +232,18 @@ class InferencePipelineSpec(Model):
         graph.row_domains(self.inputs, graph.topological_order(self.stages))
         self._require_affordable()
         self._require_plannable()
+        self._require_writers()
         return self
+
+    def _require_writers(self) -> None:
+        tokens = self.slo.first_token_seconds or self.slo.per_token_seconds
+        if tokens and not any(stage.writes for stage in self.stages):
+            raise ValueError("slo.firstToken and slo.perToken are of answers that a stage writes; mark it writes: true")
+        if self.chat is not None and self.chats is None:
+            raise ValueError(
+                "chat needs an input messages BYTES [] and the outputs text, finish_reason and usage of a stage that "
+                "writes"
+            )
 
     def _require_plannable(self) -> None:
         ways = {stage.name: stage.ways for stage in self.stages}

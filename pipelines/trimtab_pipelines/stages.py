@@ -10,6 +10,9 @@ from trimtab_pipelines.resource import Model, Name, require_unique
 from trimtab_pipelines.tensors import StageOutput, TensorName, check_certainty, check_counts
 from trimtab_pipelines.variants import Variant
 
+ANSWER = (("text", "BYTES", ()), ("finish_reason", "BYTES", ()), ("usage", "INT64", (5,)))
+"""What a stage that writes puts out: names, datatypes and shapes of a row."""
+
 Reference = Annotated[
     str,
     Field(
@@ -71,6 +74,13 @@ class Stage(Model):
         description="Output that says how certain the model is of each row, best as the probability that it is right: "
         "the least certain rows may be looked at again at a more accurate operating point; drifts are noticed by it",
     )
+    writes: bool = Field(
+        default=False,
+        exclude_if=lambda writes: not writes,
+        description="Its model writes answers piece by piece, as many rows side by side in a replica as its batch "
+        "size: each row leaves by itself, its time is that to its first piece, and who hangs up ends it at once. "
+        "Its outputs are text BYTES [], finish_reason BYTES [] and usage INT64 [5]",
+    )
     pin: Pin = Pin()
 
     @property
@@ -109,10 +119,19 @@ class Stage(Model):
         self._require_modalities()
         self._require_looks()
         check_certainty(self.name, self.certainty, self.outputs)
+        self._require_answers()
         if self.pin.variant is not None and self.pin.variant not in {v.name for v in self.variants}:
             known = ", ".join(variant.name for variant in self.variants)
             raise ValueError(f"{where}: pin.variant {self.pin.variant!r} is not one of its variants: {known}")
         return self
+
+    def _require_answers(self) -> None:
+        if not self.writes:
+            return
+        found = {(output.name, output.datatype, output.shape) for output in self.outputs if output.counted_by is None}
+        if found != set(ANSWER):
+            right = ", ".join(f"{name} {datatype} {list(shape)}" for name, datatype, shape in ANSWER)
+            raise ValueError(f"stage {self.name} writes, so its outputs must be: {right}")
 
     def _require_modalities(self) -> None:
         inputs = {tensor.name for tensor in self.inputs}

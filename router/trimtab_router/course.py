@@ -9,8 +9,11 @@ from math import prod
 
 import numpy as np
 
+from trimtab_pipelines.spec import ServiceLevel
+from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.extensions import EXPECTED_ACCURACY, PROVISIONAL, StageParameters, parameters_of
 from trimtab_protocol.tensors import Array
+from trimtab_router.delivery import Delivery
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.refusal import Refusal, invalid, invalid_for
 from trimtab_router.stage.desk import Desk
@@ -19,6 +22,8 @@ from trimtab_router.stage.work import Served, Work
 from trimtab_router.wish import NO_WISH, Wish
 
 _ROUNDING = 1e-9
+Listener = Callable[[int, Piece | LastPiece], None]
+"""Is told of a row's next piece."""
 
 
 class Course:
@@ -26,6 +31,8 @@ class Course:
 
     def __init__(self, graph: Graph, desks: Mapping[str, Desk], clock: Clock) -> None:
         self.desks = desks
+        self.teller = graph.teller
+        """The stage whose pieces are the answer's; None where answers come whole."""
         self._clock = clock
         for name, desk in desks.items():
             desk.followed_by([desks[follower] for follower in graph.following(name)])
@@ -40,7 +47,7 @@ class Course:
             work = Work(
                 journey,
                 runnable,
-                deadline=journey.deadline,
+                deadline=journey.ends_by if journey.delivery.first_seconds is not None else journey.deadline,
                 now=now,
                 wish=journey.wish,
                 accuracy_floor=self._floor_of(journey, runnable.stage) if journey.least_accuracy else 0.0,
@@ -111,15 +118,22 @@ class Journey:
         request_id: passed on as `x-request-id`.
         trace_parent: passed on as `traceparent`.
         wish: what else it asks for.
+        ends_by: as `deadline`, for what comes after the first piece of an answer that is written; None: no later.
+        listener: is told of each piece of the rows of an answer that is written; None if nobody listens.
+        images: how many it shows.
     """
 
     __slots__ = (
         "_course",
         "_ended",
         "_hold",
+        "_listener",
         "arrived_at",
         "deadline",
+        "delivery",
+        "ends_by",
         "least_accuracy",
+        "listens",
         "over",
         "refusal",
         "request_id",
@@ -131,7 +145,7 @@ class Journey:
         "works",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made in one place
         self,
         course: Course,
         walk: Walk,
@@ -143,7 +157,15 @@ class Journey:
         request_id: str = "",
         trace_parent: str = "",
         wish: Wish = NO_WISH,
+        ends_by: float | None = None,
+        listener: "Listener | None" = None,
+        images: int = 0,
     ) -> None:
+        self.delivery = Delivery(arrived_at, images)
+        """When the pieces of its answer came, where it is written."""
+        self.ends_by = deadline if ends_by is None else ends_by
+        self.listens = listener is not None
+        self._listener = listener
         self.walk = walk
         self.wish = wish
         self.least_accuracy = wish.least_accuracy(walk.rows) if wish.accuracy_floor else 0.0
@@ -161,6 +183,14 @@ class Journey:
         self._course = course
         self._ended = ended
         self._hold = hold
+
+    def work_written(self, work: Work, row: int, piece: Piece | LastPiece, now: float) -> None:
+        """Note a piece of the answer, and tell whoever listens."""
+        if work.stage != self._course.teller:
+            return
+        self.delivery.note(row, piece, now)
+        if self._listener is not None:
+            self._listener(row, piece)
 
     def work_completed(self, work: Work, outputs: Mapping[str, Array], served: Sequence[Served]) -> None:
         """Go on after a stage."""
@@ -188,6 +218,13 @@ class Journey:
         self.over = True
         self._course.withdraw(self.works)
         self.works = {}
+
+    def in_time(self, now: float, slo: ServiceLevel) -> bool:
+        """Whether its answer, whole now, keeps the promise: by its first piece and its pace where it was written."""
+        if self.delivery.first_seconds is None:
+            return now <= self.deadline
+        begun_by = self.deadline - self.arrived_at
+        return now <= self.ends_by and self.delivery.first_seconds <= begun_by and self.delivery.keeps(slo)
 
     @property
     def accuracy(self) -> float:

@@ -63,6 +63,9 @@ class Graph:
         self.stages: tuple[Stage, ...] = spec.order
         self._spec = spec
         self._nodes = {stage.name: _node(stage) for stage in self.stages}
+        read = {split_reference(output.source)[0] for output in spec.outputs}
+        self.teller = next((stage.name for stage in self.stages if stage.writes and stage.name in read), None)
+        """The stage that writes the answer piece by piece; None where answers come whole."""
         self.outputs = {output.name: _Read.of(output.name, output.source) for output in spec.outputs}
         self.needed = lru_cache(MOST_CHOICES)(self._needed)
         """The stages that must run for these pipeline outputs, in topological order."""

@@ -19,8 +19,10 @@ from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
+from trimtab_protocol.chat.inner import IMAGES, Usage
 from trimtab_protocol.extensions import PLAN_GENERATION, PROVISIONAL
 from trimtab_protocol.http import Tls
+from trimtab_protocol.tensors import Array
 from trimtab_router.admission.budget import Budget, Reservation
 from trimtab_router.admission.call import Call
 from trimtab_router.admission.checks import VERSION, Admitted, admit, check
@@ -82,7 +84,7 @@ class Router:
         self.pipeline = pipeline
         self._tls = tls
         self.limits = limits or Limits()
-        self.metrics = Metrics(pipeline.metadata.namespace, pipeline.name, pipeline.spec.slo.latency_seconds)
+        self.metrics = Metrics(pipeline.metadata.namespace, pipeline.name, pipeline.spec.slo)
         self.arrivals = ArrivalCounter(time.time())
         self.plan = plan
         self.plan_applied_at = time.time() if plan else None
@@ -97,13 +99,13 @@ class Router:
         self._course = self._build_course(policy or POLICIES[pipeline.spec.departure_policy], carriers or self._http)
         self._desks = self._course.desks
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
-        self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.latency_seconds)
+        self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.start_seconds)
         limits = self.limits
         self.budget = Budget(limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes)
         self.pacer = Pacer(Window(pipeline.spec.slo.latency_seconds), self.budget, self._bounds)
         self._decoding = ThreadPoolExecutor(1, "decode")  # one at a time: what decoding costs in passing is bounded too
         self._waiting: set[asyncio.Future[None]] = set()
-        self.accounts = Accounts(self.metrics, self.arrivals, self._clock, self.pacer.note_overload)
+        self.accounts = Accounts(self.metrics, self.arrivals, self._clock, pipeline.spec.slo, self.pacer.note_overload)
         self.metrics.plan_generation.set(self.plan_generation)
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
         self.metrics.bytes_in_flight.set_function(lambda: self.budget.bytes_in_flight)
@@ -169,7 +171,23 @@ class Router:
             self.accounts.ended(end)
             self._waiting.discard(ended)
             if journey is not None:
+                self.accounts.delivered(journey.delivery)
                 self._end(journey, end, why)
+
+    async def count(self, call: Call) -> Usage:
+        """What a chat would take, by a replica that only counts; nothing runs, and nothing is counted as served.
+
+        Raises:
+            Refusal: the chat cannot be served as it is, or nobody can tell.
+        """
+        admitted, name = self._admitted(call.request), self._course.teller
+        desk = self._desks.get(name or "")
+        slot = next((slot for slot in desk.slots if slot.ready_variants), None) if desk else None
+        if desk is None or slot is None or name not in self._http:
+            raise Refusal(Code.UNAVAILABLE, "NoReplica", "no replica is ready to count", retry_after_seconds=1.0)
+        walk = Walk(self._graph, admitted.inputs, admitted.wanted)
+        inputs = {each: admitted.inputs[each] for each in walk.given(desk.stage) if each in admitted.inputs}
+        return await self._http[name].count(slot.name, min(slot.ready_variants), inputs)
 
     async def visit(self, arrived_at: float, client: str = "") -> Reservation:
         """Let a request in, once it is its turn of the event loop; it ends with the reservation's context.
@@ -339,9 +357,9 @@ class Router:
 
     def _begin(self, call: Call, ended: asyncio.Future[None]) -> Journey:
         admitted = call.admitted or self._admitted(call.request)
-        slo_seconds = self.pipeline.spec.slo.latency_seconds
+        slo = self.pipeline.spec.slo
         asked = _sooner(admitted.wish.timeout_seconds, call.deadline_seconds)
-        timeout = slo_seconds if asked is None else min(asked, LONGEST_TIMEOUT_SLOS * slo_seconds)
+        timeout = slo.start_seconds if asked is None else min(asked, LONGEST_TIMEOUT_SLOS * slo.latency_seconds)
         if self.draining:
             raise Refusal(
                 Code.UNAVAILABLE, "Draining", "this router is shutting down; try another", retry_after_seconds=1.0
@@ -361,6 +379,9 @@ class Router:
             request_id=call.request_id,
             trace_parent=call.trace_parent,
             wish=admitted.wish,
+            ends_by=call.arrived_at + max(slo.latency_seconds, timeout) if self._course.teller else None,
+            listener=call.listener,
+            images=_images(admitted.inputs),
         )
         self._course.advance(journey)
         return journey
@@ -385,7 +406,7 @@ class Router:
 
     def _asked_too_much(self, journey: Journey) -> bool:
         """Whether its own deadline left it less time than the promise."""
-        return journey.deadline - journey.arrived_at < self.pipeline.spec.slo.latency_seconds
+        return journey.deadline - journey.arrived_at < self.pipeline.spec.slo.start_seconds
 
     def _left_early(self, call: Call) -> bool:
         """Whether a caller who leaves now does so before the promise was due, and not because we do."""
@@ -397,6 +418,12 @@ def _tell(ended: asyncio.Future[None], _: Journey) -> None:
     """Let whoever waits for a journey go on; nobody does where the caller left."""
     if not ended.done():
         ended.set_result(None)
+
+
+def _images(inputs: Mapping[str, Array]) -> int:
+    """How many images a chat shows."""
+    images = inputs.get(IMAGES)
+    return images.shape[1] if images is not None and images.ndim > 1 else 0
 
 
 def _sooner(first: float | None, second: float | None) -> float | None:

@@ -29,6 +29,7 @@ from tests.control_plane import tool
 from tests.prometheus import prometheus as a_prometheus
 from trimtab_pipelines.codes import Code, is_callers_fault
 from trimtab_pipelines.ends import End
+from trimtab_pipelines.spec import ServiceLevel
 from trimtab_router.telling.metrics import Metrics
 
 METRIC = re.compile(r"\btrimtab_[a-z0-9_]+")
@@ -76,7 +77,7 @@ MAY_BE_ABSENT = {"trimtab_api_writes_total", "trimtab_drops_total", "trimtab_ref
 
 def router_text() -> str:
     """What a real router exposes once it has served a request."""
-    metrics = Metrics("a", "p", 0.4)
+    metrics = Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"}))
     metrics.received.inc()
     metrics.outcomes[End.OK].inc()
     metrics.latency.observe(0.05)
@@ -221,7 +222,7 @@ def test_each_refusal_is_on_the_callers_panel_or_on_ours():
         for code in Code
         for reason in ("ClientRate", "ClientBytes", "Overload", "Unauthenticated", "RouterAway")
     }
-    metrics = Metrics("a", "p", 0.4)
+    metrics = Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"}))
     for code, reason in refused:
         metrics.refused(code.name, reason)
     text = metrics.expose().decode()

@@ -15,6 +15,7 @@ from trimtab_operator.metrics import Metrics as OperatorMetrics
 from trimtab_pipelines.codes import CLIENT_BOUNDS, DOOR_REASONS
 from trimtab_pipelines.documents import load_edge, parse
 from trimtab_pipelines.edge import EdgeSettings, MoreOfACaller
+from trimtab_pipelines.spec import ServiceLevel
 from trimtab_router.edge.access_log import loggers
 from trimtab_router.edge.keys import digest_of, read_file
 from trimtab_router.telling.metrics import Metrics
@@ -101,7 +102,11 @@ def test_every_metric_has_its_meaning_and_every_one_named_exists():
     """As Prometheus is told of them: by routers, by the adapter and by the operator."""
     adapter = CollectorRegistry()
     adapter.register(AdapterMetrics())
-    told = [Metrics("a", "p", 0.4).expose(), generate_latest(adapter), generate_latest(OperatorMetrics().registry)]
+    told = [
+        Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"})).expose(),
+        generate_latest(adapter),
+        generate_latest(OperatorMetrics().registry),
+    ]
     named = {word.partition("{")[0] for word in words(OBSERVE) if word.startswith("trimtab_")}
     known = {name for text in told for name in re.findall(r"^# TYPE (\S+)", text.decode(), re.MULTILINE)}
 

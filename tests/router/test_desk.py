@@ -61,6 +61,9 @@ class Desktop:
     def looks_again(self, rows):
         pass
 
+    def abandoned(self):
+        self.told.append("abandoned")
+
     def retried(self, reason):
         self.told.append(reason)
 

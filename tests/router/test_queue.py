@@ -1,5 +1,7 @@
 """The queue hands out the most urgent rows first, never more than it holds, each exactly once."""
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,11 +17,16 @@ class Caller:
 
     trace_parent = ""
     request_id = ""
+    listens = False
 
     def __init__(self) -> None:
+        self.heard: list[tuple[int, Any]] = []
         self.outputs = None
         self.served = ()
         self.refusal: Refusal | None = None
+
+    def work_written(self, work, row, piece, now):  # noqa: ARG002 - the protocol of an owner
+        self.heard.append((row, piece))
 
     def work_completed(self, work, outputs, served):  # noqa: ARG002 - the protocol of an owner
         self.outputs = outputs

@@ -45,6 +45,9 @@ class Batches:
     def retried(self, reason: str) -> None:
         """Nobody asks."""
 
+    def abandoned(self) -> None:
+        """Nobody hangs up."""
+
     def troubled(self, message: str) -> None:
         """Whoever simulates trouble knows of it."""
 

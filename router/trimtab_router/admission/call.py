@@ -7,6 +7,7 @@ from trimtab_protocol import InferRequest
 from trimtab_protocol.text import header_value
 from trimtab_router.admission.budget import Reservation
 from trimtab_router.admission.checks import Admitted
+from trimtab_router.course import Listener
 
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 
@@ -17,7 +18,8 @@ class Call:
 
     `arrived_at` is in monotonic seconds; `deadline_seconds` is what the transport said was left then, None if nothing.
     `admitted` is what `Router.admit` made of the request, `reservation` what `Router.visit` gave it; without them it is
-    admitted when served, and holds nothing. Ids are kept bounded and fit for a header, whatever they were.
+    admitted when served, and holds nothing. `listener` is told of each piece of an answer that a stage writes.
+    Ids are kept bounded and fit for a header, whatever they were.
     """
 
     request: InferRequest
@@ -27,6 +29,7 @@ class Call:
     trace_parent: str = ""
     admitted: Admitted | None = None
     reservation: Reservation | None = None
+    listener: Listener | None = None
 
     def __post_init__(self) -> None:
         """Clean what travels on in headers."""

@@ -6,9 +6,10 @@ It looks only while requests are under way, so that an idle router sleeps.
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from trimtab_router.admission.budget import Budget
-from trimtab_router.admission.window import Bounds, Observation, Window
+from trimtab_router.admission.window import FULL_SHARE, Bounds, Observation, Window
 from trimtab_router.refusal import overload
 
 LOOK_SECONDS = 0.1
@@ -33,6 +34,7 @@ class Pacer:
         self._refused = 0
         self._due = 0.0
         self._look: asyncio.TimerHandle | None = None
+        self._crowded = asyncio.Event()
 
     def check(self) -> None:
         """Raise Refusal where the window is full."""
@@ -48,6 +50,12 @@ class Pacer:
     def note_overload(self, requests: int = 1) -> None:
         """Requests were turned away, here or at the door, because there are too many."""
         self._refused += requests
+
+    async def crowded(self, most_seconds: float) -> None:
+        """Wait until the window is about to be full, but no longer than so."""
+        self._crowded.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._crowded.wait(), most_seconds)
 
     def close(self) -> None:
         """Look no more."""
@@ -65,6 +73,8 @@ class Pacer:
         now, under_way = time.monotonic(), self._budget.waiting
         late_seconds = max(now - self._due, 0.0)
         self.window.observe(Observation(now, self.answered, self._refused, under_way, late_seconds), self._bounds())
+        if under_way >= FULL_SHARE * self.window.limit:
+            self._crowded.set()
         if under_way:
             self._keep_looking()
         else:

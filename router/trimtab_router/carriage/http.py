@@ -4,17 +4,22 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from trimtab_pipelines.routing import Endpoint
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol import InferResponse, Parameters, Tensor
+from trimtab_protocol.chat.inner import Usage
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http import Tls
+from trimtab_protocol.tensors import Array
+from trimtab_router.carriage.counts import counted
 from trimtab_router.carriage.replicas import BatchRequest, Replica
 from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
 from trimtab_router.refusal import failure
-from trimtab_router.stage.endings import Answered, Broken, Ending, Lost, NotReady
+from trimtab_router.stage.endings import Abandoned, Answered, Broken, Cut, Ending, Lost, NotReady
+from trimtab_router.stage.ports import Wrote
 from trimtab_router.stage.slot import Parcel, Slot
 from trimtab_router.stage.work import Slice
 
@@ -53,6 +58,7 @@ class HttpCarrier:
         self._max_answer_bytes = max_answer_bytes
         self._tls = tls
         self._under_way: set[asyncio.Task[None]] = set()
+        self._writing: dict[Parcel, asyncio.Task[Ending]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
     @property
@@ -83,6 +89,50 @@ class HttpCarrier:
         replica.hold()
         _start(self._deliver(replica, parcel, ended), self._under_way)
 
+    def write(self, parcel: Parcel, wrote: Wrote, ended: Callable[[Parcel, Ending], None]) -> None:
+        """Take a row to its replica, to be written."""
+        replica = self.replicas[parcel.slot.name]
+        replica.hold()
+        writing = replica.write(self._request(parcel), self._hang_seconds, partial(wrote, parcel))
+        task = self._writing[parcel] = asyncio.get_running_loop().create_task(writing)
+        task.add_done_callback(partial(self._written, replica, parcel, ended))
+
+    def abandon(self, parcel: Parcel) -> None:
+        """Close the connection on which a row is written; `ended` follows."""
+        self._writing[parcel].cancel()
+
+    def _written(
+        self,
+        replica: Replica,
+        parcel: Parcel,
+        ended: Callable[[Parcel, Ending], None],
+        task: asyncio.Task[Ending],
+    ) -> None:
+        del self._writing[parcel]
+        if task.cancelled():
+            ending: Ending = Abandoned()
+        elif (error := task.exception()) is not None:
+            log.error("stage %s: a row failed", self._stage.name, exc_info=error)
+            ending = Broken(f"{type(error).__name__}: {error}", again=False)
+        else:
+            ending = task.result()
+        self._settle(replica, parcel, ending, ended)
+
+    async def count(self, name: str, variant: str, inputs: Mapping[str, Array]) -> Usage:
+        """What a row would take, by a replica that only counts; raises Refusal where it does not say."""
+        point = self._stage.variant(variant).points[0].name
+        own = [[Tensor(each, self._datatypes[each], array[:1])] for each, array in inputs.items()]
+        batch = BatchRequest(
+            id=secrets.token_hex(8),
+            variant=variant,
+            inputs=own,
+            parameters={OPERATING_POINT: point},
+            headers={},
+            timeout_seconds=self._hang_seconds,
+            most_answer_bytes=0,
+        )
+        return counted(self._stage.name, await self.replicas[name].count(batch))
+
     async def close(self) -> None:
         """Close all connections."""
         await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._retiring)
@@ -94,8 +144,14 @@ class HttpCarrier:
         except Exception as error:
             log.exception("stage %s: a batch of %d slices failed", name, len(parcel.batch))
             ending = Broken(f"{type(error).__name__}: {error}", again=False)
+        self._settle(replica, parcel, ending, ended)
+
+    def _settle(
+        self, replica: Replica, parcel: Parcel, ending: Ending, ended: Callable[[Parcel, Ending], None]
+    ) -> None:
+        name = self._stage.name
         replica.let_go()
-        if isinstance(ending, Lost | NotReady):
+        if isinstance(ending, Lost | NotReady) or (isinstance(ending, Cut) and ending.lost):
             replica.doubt()
         try:
             ended(parcel, ending)

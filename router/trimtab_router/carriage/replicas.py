@@ -20,6 +20,8 @@ import numpy as np
 from trimtab_pipelines.backoff import backoff
 from trimtab_pipelines.routing import Endpoint
 from trimtab_protocol import Buffer, InferResponse, Parameters, ProtocolError, Tensor, rest
+from trimtab_protocol.chat.inner import LastPiece, Piece
+from trimtab_protocol.extensions import OPERATING_POINT
 from trimtab_protocol.http import (
     ConnectionBroken,
     ConnectionPool,
@@ -30,7 +32,8 @@ from trimtab_protocol.http import (
     request_head,
 )
 from trimtab_protocol.text import told
-from trimtab_router.stage.endings import Broken, Lost, NotReady, Rejected
+from trimtab_router.carriage.streams import CALLERS_FAULT, NOT_READY, Streams
+from trimtab_router.stage.endings import Broken, Ending, Lost, NotReady, Rejected
 from trimtab_router.stage.slot import Slot
 
 log = logging.getLogger(__name__)
@@ -42,8 +45,6 @@ MAX_PROBE_BYTES = 2**20
 JSON_MULTIPLE = 16
 """How many times its binary size a tensor may have as JSON."""
 BINARY_EXTENSION = "binary_tensor_data"
-CALLERS_FAULT = frozenset({400, 413, 422})
-NOT_READY = frozenset({404, 429, 503})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Replica:
         self._host, self._port = host.strip("[]"), int(port)
         self._tls = tls
         self._connections = ConnectionPool(self._host, self._port, tls)
+        self._streams = Streams(endpoint.name, endpoint.address, tls)
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"watch {endpoint.name}")
 
     @property
@@ -150,6 +152,27 @@ class Replica:
             self._connections.give_back(connection)
         return answer
 
+    async def write(
+        self, batch: BatchRequest, gap_seconds: float, wrote: Callable[[Piece | LastPiece], None]
+    ) -> Ending:
+        """Have one row written, piece by piece; what goes wrong on the way is told, not raised."""
+        body, headers = _encoded(batch)
+        return await self._streams.write(
+            self._path(batch.variant, "generate_stream"),
+            b"".join(body),
+            headers,
+            point=str(batch.parameters[OPERATING_POINT]),
+            begin_seconds=batch.timeout_seconds,
+            gap_seconds=gap_seconds,
+            wrote=wrote,
+        )
+
+    async def count(self, batch: BatchRequest) -> tuple[int, bytes]:
+        """What a row would cost, without running it: status and body; status 0 where it does not answer."""
+        body, headers = _encoded(batch)
+        path = self._path(batch.variant, "count")
+        return await self._streams.ask(path, b"".join(body), headers, batch.timeout_seconds)
+
     def _most_answer_bytes(self, batch: BatchRequest) -> int:
         """As many as the tensors have; a server not of ours may write them as JSON."""
         return batch.most_answer_bytes * (JSON_MULTIPLE if self.endpoint.model_names else 1)
@@ -183,6 +206,7 @@ class Replica:
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
         self._connections.close()
+        await self._streams.close()
         if self._probe is not None:
             self._probe.close()
 

@@ -5,6 +5,7 @@ answered wait in sockets too. So most of a flood is refused unread, which costs 
 the room. Over HTTP/1.1 nothing is gained: who is refused before his body was read has to connect again.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 READ_REFUSALS_RPS = 500.0
@@ -12,6 +13,9 @@ READ_REFUSALS_RPS = 500.0
 MOST = 0.98
 """The share that is refused unread at most: the others tell when the flood is over."""
 STEPS = 100
+REMEMBERED_SECONDS = 1.0
+"""The fastest that was answered within it says how many to read: answers come in batches, and while few come, because
+the door is behind with its flood, too few read would keep it so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +34,33 @@ class Counted:
     came: int
 
 
-def share(since: Counted, counted: Counted) -> float:
-    """The share (0 to `MOST`) of all requests to refuse unread, from what went by in between.
+class Shedding:
+    """Follows a flood from one count to the next.
 
     Args:
-        since: the count before.
-        counted: the count now.
+        first: the count to begin with.
     """
-    seconds = counted.now - since.now
-    if seconds <= 0:
-        return 0.0
-    answered_rps = (counted.answered - since.answered) / seconds
-    refused_rps = (counted.refused - since.refused) / seconds
-    came_rps = (counted.came - since.came) / seconds
-    read_rps = answered_rps + READ_REFUSALS_RPS
-    if refused_rps <= READ_REFUSALS_RPS or came_rps <= read_rps:
-        return 0.0
-    return min(round((1.0 - read_rps / came_rps) * STEPS) / STEPS, MOST)
+
+    def __init__(self, first: Counted) -> None:
+        self._last = first
+        self._answered: deque[tuple[float, float]] = deque()
+        """When so many a second were answered."""
+
+    def share(self, counted: Counted) -> float:
+        """The share (0 to `MOST`) of all requests to refuse unread from now on."""
+        since, self._last = self._last, counted
+        seconds = counted.now - since.now
+        if seconds <= 0:
+            return 0.0
+        refused_rps = (counted.refused - since.refused) / seconds
+        came_rps = (counted.came - since.came) / seconds
+        read_rps = self._fastest_rps(counted.now, (counted.answered - since.answered) / seconds) + READ_REFUSALS_RPS
+        if refused_rps <= READ_REFUSALS_RPS or came_rps <= read_rps:
+            return 0.0
+        return min(round((1.0 - read_rps / came_rps) * STEPS) / STEPS, MOST)
+
+    def _fastest_rps(self, now: float, answered_rps: float) -> float:
+        self._answered.append((now, answered_rps))
+        while self._answered[0][0] <= now - REMEMBERED_SECONDS:
+            self._answered.popleft()
+        return max(rps for _, rps in self._answered)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from trimtab_pipelines.documents import write_atomically
 from trimtab_router.admission.pacing import Pacer
-from trimtab_router.edge import shedding
 from trimtab_router.edge.envoy import Envoy, EnvoyAway
-from trimtab_router.edge.shedding import Counted
+from trimtab_router.edge.shedding import Counted, Shedding
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +41,17 @@ class Steering:
     async def run(self) -> None:
         """Steer for ever."""
         looks, shed, since = 0, -1.0, self._counted()  # what a router before this one wrote is not known
+        shedding = Shedding(since)
         while True:
             await self._keep_bound()
             await self._envoy.catch_up()
             now = self._counted()
             looks = CALM_LOOKS if now.refused > since.refused else max(looks - 1, 0)
-            wanted, since = shedding.share(since, now), now
+            wanted, since = shedding.share(now), now
             if wanted != shed:
                 await asyncio.to_thread(write_pressure, self._pressure, wanted)
                 shed = wanted
-            await asyncio.sleep(CROWDED_SECONDS if looks else CALM_SECONDS)
+            await (asyncio.sleep(CROWDED_SECONDS) if looks else self._pacer.crowded(CALM_SECONDS))
 
     def _counted(self) -> Counted:
         return Counted(

@@ -6,6 +6,7 @@ from typing import Any
 from aiohttp import web
 
 from trimtab_router.ingress import grpc
+from trimtab_router.ingress.openai import PREFIX, OpenAiIngress
 from trimtab_router.ingress.rest import RestIngress
 from trimtab_router.router import Router
 
@@ -21,6 +22,7 @@ class RequestIngress:
     def __init__(self, router: Router, *, speaks_grpc: bool) -> None:
         self._router = router
         self._rest = RestIngress(router)
+        self._openai = OpenAiIngress(router)
         self._grpc = grpc.GrpcIngress(router) if speaks_grpc else None
 
     def server(self) -> web.Server:
@@ -40,4 +42,6 @@ class RequestIngress:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if self._grpc is not None and grpc.is_call(request):
             return await self._grpc.answer(request)
+        if request.path.startswith(PREFIX):
+            return await self._openai.answer(request)
         return await self._rest.answer(request)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trimtab_pipelines.stages import Stage
+from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.tensors import Array
 from trimtab_router.graph import Runnable
 from trimtab_router.refusal import Refusal
@@ -30,9 +31,13 @@ class Audit:
 
     trace_parent = ""
     request_id = ""
+    listens = False
 
     def __init__(self, stage: Stage, watch: AccuracyWatch, key: tuple[str, str], row: Mapping[str, Array]) -> None:
         self._stage, self._watch, self._key, self._row = stage, watch, key, row
+
+    def work_written(self, work: Work, row: int, piece: Piece | LastPiece, now: float) -> None:
+        """Answers that are written are not compared."""
 
     def work_completed(self, work: Work, outputs: Mapping[str, Array], served: Sequence[Served]) -> None:  # noqa: ARG002 - of an owner
         """Compare; the best point has seen one more row, too."""

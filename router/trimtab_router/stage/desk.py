@@ -7,6 +7,7 @@ the simulator with its agenda and drawn times; what it decides is the same. Pure
 
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.stages import Stage
@@ -18,12 +19,13 @@ from trimtab_router.stage.endings import Answered, Ending
 from trimtab_router.stage.outlook import Carries, Outlook
 from trimtab_router.stage.policies.view import ANSWER_SECONDS, Departure, DropPolicy, NotBefore, Policy, View
 from trimtab_router.stage.policies.worth import rows_ahead_of
-from trimtab_router.stage.ports import Carrier, Clock, Tally
+from trimtab_router.stage.ports import Carrier, Clock, Tally, Writer
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.returns import Returns
 from trimtab_router.stage.slot import Parcel, Slot
 from trimtab_router.stage.suspects import Suspects
 from trimtab_router.stage.work import Slice, Work
+from trimtab_router.stage.writing import Writing
 
 DOOR_SHARE = 0.8
 """Of the time to its deadline, what a request may be predicted to need when it joins a queue: in overload all who are
@@ -44,7 +46,7 @@ class Desk:
         policy: decides every departure.
         drop_policy: the pipeline's.
         clock: tells the time, and wakes it.
-        carrier: takes batches to their slots.
+        carrier: takes batches to their slots; for a stage that writes a `Writer`.
         tally: counts.
         suspects: remembers rows that cost replicas; None where rows cannot be told apart.
         grace_seconds: how long rows are held while no replica is ready.
@@ -59,7 +61,7 @@ class Desk:
         policy: Policy,
         drop_policy: DropPolicy,
         clock: Clock,
-        carrier: Carrier,
+        carrier: Carrier | Writer,
         tally: Tally,
         suspects: Suspects | None,
         grace_seconds: float,
@@ -77,6 +79,7 @@ class Desk:
         self.watch = AccuracyWatch()
         self._audits = Audits(stage, self.watch)
         self._returns = Returns(stage, self.queue, tally, suspects)
+        self._writing = _writing(stage, self.outlook, clock, carrier, tally)
         self._policy = policy
         self._drop_policy = drop_policy
         self._clock = clock
@@ -103,12 +106,19 @@ class Desk:
         """Take a new plan: batch size and operating point from the next batch on, the variant once it is ready."""
         self.plan = plan
         self.outlook.follow(plan)
+        self._seat()
         self.look_around()
 
     def staff(self, slots: Sequence[Slot]) -> None:
         """Send batches to these from now on; those no longer named finish what they hold."""
         self.slots = list(slots)
+        self._seat()
         self.look_around()
+
+    def _seat(self) -> None:
+        if self._writing is not None:
+            for slot in self.slots:
+                slot.seat(self.plan.batch_size)
 
     def look_around(self) -> None:
         """See what the slots can serve: call it whenever that changed. It is asked for at every batch."""
@@ -123,7 +133,8 @@ class Desk:
     def carries(self) -> Carries:
         """The rows that its ready replicas compute at a time, and how long that takes; 0 seconds where unknown."""
         size = self.plan.batch_size
-        return Carries(self.ready_replicas * size, self.outlook.service_seconds(size))
+        seconds = self.outlook.service_seconds(size) if self._writing is None else self._writing.held_seconds
+        return Carries(self.ready_replicas * size, seconds)
 
     def refusal_of(self, work: Work, now: float) -> Refusal | None:
         """Why this work cannot join the queue; None where it can."""
@@ -153,14 +164,18 @@ class Desk:
             self._wake()
 
     def withdraw(self, work: Work) -> None:
-        """Free what a request that ended still has here."""
+        """Free what a request that ended still has here, and what a replica still writes of it."""
         self.queue.discard(work)
+        if self._writing is not None:
+            self._writing.withdraw(work)
 
     def ended(self, parcel: Parcel, ending: Ending) -> None:
         """A batch came back."""
         now = self._clock.now
         try:
-            if isinstance(ending, Answered):
+            if self._writing is not None:
+                self._writing.ended(parcel, ending)
+            elif isinstance(ending, Answered):
                 self._audits.note(parcel, ending, self.outlook.points(parcel.variant), now)
                 self._tally.served(parcel.key, parcel.rows, *self.outlook.learn(parcel, ending, now))
             self._returns.settle(parcel, ending, now)
@@ -176,6 +191,8 @@ class Desk:
     def _wait_seconds(self, rows_ahead: float) -> float:
         """How long rows will wait that join the queue behind so many."""
         size = self.plan.batch_size
+        if self._writing is not None:  # a place becomes free as often as one of all that are held ends
+            return rows_ahead * self._writing.held_seconds / (size * max(self.ready_replicas, 1))
         return rows_ahead // size * self.outlook.service_seconds(size) / max(self.ready_replicas, 1)
 
     def _hopeless_at_the_door(self, work: Work, now: float) -> Refusal | None:
@@ -203,7 +220,8 @@ class Desk:
             self._clock.soon(self._look, self._stir)
 
     def _stir(self) -> int | None:
-        return None if self.queue.rows >= self.plan.batch_size else self._arrivals
+        full = self.plan.batch_size if self._writing is None else 1
+        return None if self.queue.rows >= full else self._arrivals
 
     def _look(self) -> None:
         """Send what can be sent, drop what must be dropped."""
@@ -298,7 +316,7 @@ class Desk:
             batch=batch,
             rows=rows,
             departed_at=now,
-            found_idle=not slot.inflight,
+            found_idle=not slot.inflight and self._writing is None,
             again=departure.again,
         )
         self._uses += 1
@@ -308,7 +326,10 @@ class Desk:
         self.outlook.departed(rows)
         if parcel.found_idle:
             self._plan_ahead(parcel)
-        self._carrier.carry(parcel, self.ended)
+        if self._writing is not None:
+            self._writing.send(parcel, self.ended)
+        else:
+            self._carrier.carry(parcel, self.ended)
 
     def _plan_ahead(self, parcel: Parcel) -> None:
         """Open its slot for a full batch just before it is free, unless it may not survive this one."""
@@ -398,3 +419,7 @@ class Desk:
             service_seconds=self.outlook.least_seconds(work, min(work.rows, self.plan.batch_size)),
             later_seconds=self.outlook.later_seconds(),
         )
+
+
+def _writing(stage: Stage, outlook: Outlook, clock: Clock, carrier: Carrier | Writer, tally: Tally) -> Writing | None:
+    return Writing(outlook, clock, cast("Writer", carrier), tally) if stage.writes else None

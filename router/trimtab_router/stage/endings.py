@@ -1,4 +1,4 @@
-"""How a batch ended. Five values: what follows from each is the desk's to decide, not the carrier's to throw."""
+"""How a batch ended. Seven values: what follows from each is the desk's to decide, not the carrier's to throw."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,4 +51,17 @@ class Broken:
     again: bool = True
 
 
-Ending = Answered | Lost | NotReady | Rejected | Broken
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A part of an answer was written, and no more will come; `lost`: because the replica went away."""
+
+    message: str
+    lost: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """Nobody waits for it any more, and the replica was told so."""
+
+
+Ending = Answered | Lost | NotReady | Rejected | Broken | Cut | Abandoned

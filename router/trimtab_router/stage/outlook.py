@@ -61,10 +61,10 @@ class Outlook:
         return found
 
     def most_rows(self, variant: str) -> int:
-        """The most rows of a batch: as planned, as far as the variant takes them."""
+        """The most rows of a batch: as planned, as far as the variant takes them; each leaves alone to be written."""
         found = self._most_rows.get(variant)
         if found is None:
-            most = self.stage.variant(variant).max_batch_size
+            most = 1 if self.stage.writes else self.stage.variant(variant).max_batch_size
             found = self._most_rows[variant] = min(self.plan.batch_size, most)
         return found
 

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_router.stage.endings import Ending
 from trimtab_router.stage.service_time import Key
 from trimtab_router.stage.slot import Parcel
 
 Act = Callable[[], None]
+Wrote = Callable[[Parcel, Piece | LastPiece], None]
 Stir = Callable[[], int | None]
 """How many requests have arrived; None where no more are waited for."""
 
@@ -33,6 +35,16 @@ class Carrier(Protocol):
         """Take a batch to its slot; later, never at once, call `ended` once."""
 
 
+class Writer(Carrier, Protocol):
+    """Takes rows to the replicas of a stage that writes, and brings their answers piece by piece."""
+
+    def write(self, parcel: Parcel, wrote: Wrote, ended: Callable[[Parcel, Ending], None]) -> None:
+        """Take a row to its slot; later call `wrote` for each piece, the last one too, and then `ended` once."""
+
+    def abandon(self, parcel: Parcel) -> None:
+        """Tell the replica at once that nobody waits for a row any more; `ended` is called all the same."""
+
+
 class Tally(Protocol):
     """Counts what becomes of batches."""
 
@@ -47,6 +59,9 @@ class Tally(Protocol):
 
     def retried(self, reason: str) -> None:
         """A slice goes back into the queue."""
+
+    def abandoned(self) -> None:
+        """Nobody waits any more for a row that was being written."""
 
     def troubled(self, message: str) -> None:
         """A replica did not do what it should."""

@@ -19,7 +19,7 @@ from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import failure, invalid
-from trimtab_router.stage.endings import Answered, Broken, Ending, Lost, NotReady, Rejected
+from trimtab_router.stage.endings import Abandoned, Answered, Broken, Cut, Ending, Lost, NotReady, Rejected
 from trimtab_router.stage.ports import Tally
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.slot import Parcel
@@ -27,6 +27,8 @@ from trimtab_router.stage.suspects import Suspects
 from trimtab_router.stage.work import Again, Served, Slice
 
 MAX_LOST_REPLICAS = 2
+MAX_LOST_IN_COMPANY = 4
+"""Of replicas that write for many side by side: who of them is to blame is not known."""
 MAX_BROKEN_ANSWERS = 3
 
 
@@ -47,7 +49,9 @@ class Returns:
         self._suspects = suspects
         self._points = {(variant.name, point.name): point for variant in stage.variants for point in variant.points}
 
-    def settle(self, parcel: Parcel, ending: Ending, now: float) -> None:
+    def settle(  # noqa: C901 - one case for each ending
+        self, parcel: Parcel, ending: Ending, now: float
+    ) -> None:
         """Give every member what the ending means for it."""
         if not isinstance(ending, Answered):
             for piece in parcel.batch:
@@ -64,6 +68,10 @@ class Returns:
                 self._seek_culprit(parcel, ending)
             case Broken():
                 self._retry_broken(parcel, ending)
+            case Cut():
+                self._end_cut(parcel, ending)
+            case Abandoned():
+                self._tally.abandoned()
             case _:
                 assert_never(ending)
 
@@ -147,8 +155,26 @@ class Returns:
                 self._fail(piece, f"{attempts} replicas were lost while they served it; the last: {lost.message}")
             elif suspected:
                 self._return(piece, "ReplicaLost", alone=True)
+            elif lost.delivered and parcel.slot.places and piece.attempts + 1 >= MAX_LOST_IN_COMPANY:
+                self._fail(
+                    piece, f"{piece.attempts + 1} replicas were lost while they served it; the last: {lost.message}"
+                )
             else:
-                self._return(piece, "ReplicaLost", alone=piece.alone, attempts=0)
+                counted = int(lost.delivered and parcel.slot.places > 0)
+                self._return(piece, "ReplicaLost", alone=piece.alone, attempts=counted)
+
+    def _end_cut(self, parcel: Parcel, cut: Cut) -> None:
+        """What a caller has read cannot be taken back; who has read nothing gets another answer from its beginning."""
+        self._tally.troubled(cut.message)
+        for piece in parcel.batch:
+            if piece.work.owner.listens:
+                self._end(piece, "AnswerCut", "its model server was lost in the middle of the answer", cut.message)
+            elif not self._stage.repeatable:
+                self._fail_unrepeated(piece, cut.message)
+            elif piece.attempts + 1 >= MAX_BROKEN_ANSWERS:
+                self._fail(piece, cut.message)
+            else:
+                self._return(piece, "AnswerCut", alone=piece.alone)
 
     def _seek_culprit(self, parcel: Parcel, rejected: Rejected) -> None:
         if len(parcel.batch) > 1:

@@ -72,6 +72,7 @@ class Slot:
         transfer_seconds: what a batch takes there and back beyond its computing, as seen lately.
         computing: the batch it computes.
         ahead: the batch that waits there.
+        places: where its stage writes answers piece by piece, how many rows it writes side by side; else 0.
     """
 
     name: str = ""
@@ -84,30 +85,44 @@ class Slot:
     transfer_seconds: float = 0.0
     computing: Parcel | None = None
     ahead: Parcel | None = None
+    places: int = 0
 
     def offer(self, variants: frozenset[str]) -> None:
         """Serve these from now on. Whoever calls tells the desk to look around."""
         self.ready_variants = variants
-        self.free = bool(variants) and not self.inflight
+        self._settle()
         self.takes_ahead = self.takes_ahead and bool(variants)
 
     def take(self, parcel: Parcel, use: int) -> None:
         """Hold one more batch; `use` counts the stage's batches."""
-        if parcel.found_idle:
+        if self.places:
+            pass
+        elif parcel.found_idle:
             self.computing = parcel
         else:
             self.ahead = parcel
         self.inflight += 1
         self.last_used = use
-        self.free = self.takes_ahead = False
+        self.takes_ahead = False
+        self._settle()
+
+    def seat(self, places: int) -> None:
+        """Write so many rows side by side from now on; those beyond them finish."""
+        self.places = places
+        self._settle()
+
+    def _settle(self) -> None:
+        self.free = bool(self.ready_variants) and (not self.inflight or self.inflight < self.places)
 
     def release(self, parcel: Parcel, now: float) -> Parcel | None:
         """Hold one batch less; returns the one that it computes from now on instead."""
         follower, self.ahead = self.ahead, None
         self.inflight -= 1
-        self.completed_at = now
         self.takes_ahead = False
-        self.free = bool(self.ready_variants) and not self.inflight
+        self._settle()
+        if self.places:
+            return None
+        self.completed_at = now
         if self.computing is not parcel:
             return None
         self.computing = follower if self.ready_variants else None  # else it is lost with the batch it waited for

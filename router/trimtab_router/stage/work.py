@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.tensors import Array
 from trimtab_router.graph import Runnable
 from trimtab_router.refusal import Refusal
@@ -48,6 +49,11 @@ class Owner(Protocol):
 
     trace_parent: str
     request_id: str
+    listens: bool
+    """Whether pieces go on to a caller, who cannot be told anything else instead."""
+
+    def work_written(self, work: "Work", row: int, piece: Piece | LastPiece, now: float) -> None:
+        """Take the next piece of a row's answer."""
 
     def work_completed(self, work: "Work", outputs: Mapping[str, Array], served: Sequence[Served]) -> None:
         """Take the outputs of all rows, in row order."""

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 
 from trimtab_pipelines.codes import OVERLOAD, Code, code_of, is_callers_fault
 from trimtab_pipelines.ends import DROPPED, LATE, OK, REFUSED, End
+from trimtab_pipelines.spec import ServiceLevel
 from trimtab_router.course import Journey
+from trimtab_router.delivery import Delivery
 from trimtab_router.refusal import Refusal
 from trimtab_router.stage.ports import Clock
 from trimtab_router.telling.load import ArrivalCounter, RowCounter
@@ -20,12 +22,19 @@ class Accounts:
         metrics: what is scraped.
         arrivals: the load to plan for; what was turned away for want of room belongs to it.
         clock: tells monotonic seconds.
+        slo: the promise.
         overloaded: is told of how many requests were turned away because there are too many.
     """
 
     def __init__(
-        self, metrics: Metrics, arrivals: ArrivalCounter, clock: Clock, overloaded: Callable[[int], None]
+        self,
+        metrics: Metrics,
+        arrivals: ArrivalCounter,
+        clock: Clock,
+        slo: ServiceLevel,
+        overloaded: Callable[[int], None],
     ) -> None:
+        self._slo = slo
         self._metrics = metrics
         self._arrivals = arrivals
         self._clock = clock
@@ -51,7 +60,15 @@ class Accounts:
         self._metrics.accuracy.observe(accuracy)
         self.recent.answered(now, latency_seconds, accuracy)
         self.rows.record(now, journey.rows_by_stage)
-        return OK if now <= journey.deadline else LATE
+        return OK if journey.in_time(now, self._slo) else LATE
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Note when the pieces of an answer came, whether it is whole or not, and what it took if it is."""
+        if delivery.first_seconds is None:
+            return
+        self._metrics.words.delivered(delivery, delivery.images)
+        for usage in delivery.usage.values():
+            self._metrics.words.took(usage, delivery.images)
 
     def refused(self, refusal: Refusal, *, by_own_deadline: bool = False) -> End:
         """Note why a request got no result; the end it comes to, counted by `ended`."""

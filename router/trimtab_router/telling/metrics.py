@@ -12,6 +12,8 @@ from prometheus_client.registry import Collector
 
 from trimtab_pipelines import router_metrics as names
 from trimtab_pipelines.ends import End
+from trimtab_pipelines.spec import ServiceLevel
+from trimtab_router.telling.written import WrittenMetrics, edges_around
 
 BASE = ("namespace", "pipeline")
 STAGE = (*BASE, "stage")
@@ -23,7 +25,7 @@ _BATCH_EDGES = (1, 2, 4, 8, 16, 32, 64, 128)
 class Metrics:
     """The metrics of one pipeline's router, in a registry of their own."""
 
-    def __init__(self, namespace: str, pipeline: str, slo_seconds: float) -> None:
+    def __init__(self, namespace: str, pipeline: str, slo: ServiceLevel) -> None:
         self.registry = CollectorRegistry()
         self._base = (namespace, pipeline)
         registry, base = self.registry, self._base
@@ -31,7 +33,7 @@ class Metrics:
         def counter(name: str, text: str, labels: tuple[str, ...] = BASE) -> Counter:
             return Counter(name, text, labels, registry=registry)
 
-        edges = sorted({*_LATENCY_EDGES, slo_seconds / 2, slo_seconds, 2 * slo_seconds})
+        edges = edges_around(_LATENCY_EDGES, slo.latency_seconds)
         self.received = counter(names.RECEIVED, "Requests received, whatever became of them").labels(*base)
         requests = counter(names.REQUESTS, "Requests by outcome; they add up to those received", (*BASE, "outcome"))
         self.outcomes = {end: requests.labels(*base, end.word) for end in End}
@@ -51,6 +53,7 @@ class Metrics:
             buckets=edges,
             registry=registry,
         ).labels(*base)
+        self.words = WrittenMetrics(registry, base, slo)
         self.accuracy = Summary(
             names.SERVED_ACCURACY, "Expected accuracy of what served each answer", BASE, registry=registry
         ).labels(*base)
@@ -84,6 +87,9 @@ class Metrics:
             names.POINT_ROWS, "Rows served at each operating point", (*STAGE, "variant", "operating_point")
         )
         self.rows_again = counter(names.ROWS_AGAIN, "Rows that were looked at a second time", STAGE)
+        self.stage_abandoned = counter(
+            "trimtab_cancelled", "Rows nobody waited for any more while they were being written", STAGE
+        )
         self.stage_queue_rows = Gauge("trimtab_queue_length_rows", "Rows waiting", STAGE, registry=registry)
         self.stage_ready = Gauge("trimtab_ready_replicas", "Replicas ready to take a batch", STAGE, registry=registry)
         self.stage_refused = Gauge(
@@ -139,6 +145,7 @@ class StageMetrics:
         self.queue_seconds = metrics.stage_queue_seconds.labels(*labels)
         self.rows = metrics.stage_rows.labels(*labels)
         self.looks_again = metrics.rows_again.labels(*labels).inc
+        self.abandoned = metrics.stage_abandoned.labels(*labels).inc
         self._bound = lru_cache(self._bind)
 
     def _bind(self, key: tuple[str, str]) -> tuple[Histogram, Histogram, Gauge, Counter]:

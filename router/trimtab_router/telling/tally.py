@@ -17,6 +17,7 @@ class StageTally:
         self.served = metrics.served
         self.looks_again = metrics.looks_again
         self.retried = metrics.retried
+        self.abandoned = metrics.abandoned
 
     def troubled(self, message: str) -> None:
         """A replica did not do what it should."""

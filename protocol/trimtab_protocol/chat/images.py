@@ -1,0 +1,120 @@
+"""What an image file says of itself in its first bytes: format and size, before anything is decoded. Pure.
+
+Decoders are not asked: some of them make room for a picture, or unpack what lies beside it, while they only open it.
+Each walk along a file has a bound.
+"""
+
+import struct
+from dataclasses import dataclass
+from struct import unpack_from
+from typing import Final
+
+from trimtab_protocol.chat.errors import InvalidChat
+
+MOST_PIXELS: Final = 40_000_000
+"""As model servers take them."""
+_MOST_BLOCKS = 4096
+_PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR"
+_SIZED = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+"""JPEG's markers of a frame, which tells the size."""
+_BARE = frozenset({0x01, *range(0xD0, 0xD9)})
+"""JPEG's markers without a segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHeader:
+    """Format and size of an image."""
+
+    format: str
+    width_px: int
+    height_px: int
+
+
+def read_header(file: bytes, param: str, most_pixels: int = MOST_PIXELS) -> ImageHeader:
+    """Format and size of an image file, whatever it was said to be.
+
+    Raises:
+        InvalidChat: it is no PNG, JPEG, WebP or GIF, or has too many pixels.
+    """
+    try:
+        header = _read(file)
+    except (struct.error, IndexError):
+        header = None
+    if header is None or not header.width_px or not header.height_px:
+        raise InvalidChat(f"{param} is no PNG, JPEG, WebP or GIF file", param=param, code="invalid_image")
+    if header.width_px * header.height_px > most_pixels:
+        size = f"{header.width_px} × {header.height_px} pixels"
+        raise InvalidChat(f"{param} has {size}; send at most {most_pixels}", param=param, code="image_too_large")
+    return header
+
+
+def _read(file: bytes) -> ImageHeader | None:
+    if file.startswith(_PNG):
+        return ImageHeader("png", *unpack_from(">II", file, 16))
+    if file.startswith((b"GIF87a", b"GIF89a")):
+        return _gif(file)
+    if file.startswith(b"RIFF") and file[8:12] == b"WEBP":
+        return _webp(file)
+    if file.startswith(b"\xff\xd8"):
+        return _jpeg(file)
+    return None
+
+
+def _gif(file: bytes) -> ImageHeader | None:
+    """The screen, or its first frame where that reaches beyond it: decoders make room for both."""
+    width, height, packed = unpack_from("<HHB", file, 6)
+    position, inside = 13 + _table_bytes(packed), False
+    for _ in range(_MOST_BLOCKS):
+        kind = file[position]
+        if inside:  # an extension, of which each piece begins with its length
+            inside = kind != 0
+            position += 1 + kind
+        elif kind == 0x2C:
+            left, top, own_width, own_height = unpack_from("<HHHH", file, position + 1)
+            return ImageHeader("gif", max(width, left + own_width), max(height, top + own_height))
+        elif kind == 0x21:
+            inside = True
+            position += 2
+        else:
+            return None
+    return None
+
+
+def _table_bytes(packed: int) -> int:
+    return 3 << ((packed & 7) + 1) if packed & 0x80 else 0
+
+
+def _webp(file: bytes) -> ImageHeader | None:
+    match file[12:16]:
+        case b"VP8X":
+            width, height = (int.from_bytes(file[at : at + 3], "little") + 1 for at in (24, 27))
+            return ImageHeader("webp", width, height) if len(file) >= 30 else None
+        case b"VP8L" if file[20] == 0x2F:
+            (bits,) = unpack_from("<I", file, 21)
+            return ImageHeader("webp", (bits & 0x3FFF) + 1, ((bits >> 14) & 0x3FFF) + 1)
+        case b"VP8 " if file[23:26] == b"\x9d\x01\x2a":
+            width, height = unpack_from("<HH", file, 26)
+            return ImageHeader("webp", width & 0x3FFF, height & 0x3FFF)
+        case _:
+            return None
+
+
+def _jpeg(file: bytes) -> ImageHeader | None:
+    """The largest of the sizes told before the picture begins: decoders differ in which of several they believe."""
+    position, width, height = 2, 0, 0
+    for _ in range(_MOST_BLOCKS):
+        if file[position] != 0xFF:
+            return None
+        marker = file[position + 1]
+        if marker == 0xDA:  # here the picture begins
+            return ImageHeader("jpeg", width, height)
+        if marker in _SIZED:
+            own_height, own_width = unpack_from(">HH", file, position + 5)
+            width, height = max(width, own_width), max(height, own_height)
+        if marker == 0xFF:  # filling
+            position += 1
+        elif marker in _BARE:
+            position += 2
+        else:
+            position += 2 + max(unpack_from(">H", file, position + 2)[0], 2)
+    return None

@@ -1,0 +1,156 @@
+"""A chat between router and model server, as decision 41 has it: tensors there, events back. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trimtab_protocol.chat.asking import Asked, Message, Part
+from trimtab_protocol.errors import ProtocolError
+from trimtab_protocol.tensors import Array
+
+MESSAGES, OPTIONS, IMAGES = "messages", "options", "images"
+"""The inputs of a chat's pipeline; the last two may be left out."""
+TEXT, FINISH_REASON, USAGE = "text", "finish_reason", "usage"
+"""Its outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an answer took, in tokens; images and cached ones are of the prompt."""
+
+    prompt: int = 0
+    completion: int = 0
+    image: int = 0
+    cached: int = 0
+    text: int = 0
+
+    @classmethod
+    def of(cls, counts: Sequence[int]) -> "Usage":
+        """From a row of the output `usage`."""
+        return cls(*map(int, counts))
+
+    def row(self) -> list[int]:
+        """As a row of the output `usage`."""
+        return [self.prompt, self.completion, self.image, self.cached, self.text]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """More of an answer; tokens may come without text that is certain yet."""
+
+    text: str
+    tokens: int = 1
+    logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LastPiece:
+    """The end of an answer, with what was held back until then."""
+
+    text: str
+    finish_reason: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The end of an answer that is not whole; `image` where one of them is why."""
+
+    message: str
+    code: int
+    image: int | None = None
+
+
+Event = Piece | LastPiece | Failed
+
+
+def options_of(asked: Asked, *, tenant: str, urgency_seconds: float | None) -> list[dict[str, Any]]:
+    """The tensor `options` of each choice, as values: what was not asked for is left out."""
+    most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
+    options = {
+        "max_tokens": most,
+        "min_tokens": asked.min_tokens,
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "top_k": max(asked.top_k, 0) if asked.top_k is not None else None,
+        "stop": list(asked.stop) or None,
+        "ignore_eos": asked.ignore_eos or None,
+        "logprobs": asked.logprobs or None,
+        "tenant": tenant or None,
+        "urgency_seconds": urgency_seconds,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    if asked.seed is None:
+        return [given] * asked.choices
+    return [given | {"seed": asked.seed + choice} for choice in range(asked.choices)]
+
+
+def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The tensor `messages`, as a value: words and places of images."""
+    return [{"role": _role(message.role), "content": [*map(_part, message.content)]} for message in messages]
+
+
+def _role(role: str) -> str:
+    return "system" if role == "developer" else role
+
+
+def _part(part: Part) -> dict[str, str]:
+    return {"type": "image"} if part.shows else {"type": "text", "text": part.text or ""}
+
+
+def tensors_of(asked: Asked, images: Sequence[bytes], options: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+    """The inputs of a chat, a row for each of its choices; the rows share what is the same."""
+    rows = len(options)
+    messages = json.dumps(messages_of(asked.messages), ensure_ascii=False, separators=(",", ":")).encode()
+    inputs = {MESSAGES: _texts([messages] * rows), OPTIONS: _texts([json.dumps(each).encode() for each in options])}
+    if images:
+        files = np.empty((rows, len(images)), dtype=object)
+        for row in range(rows):
+            files[row, :] = images
+        inputs[IMAGES] = files
+    return inputs
+
+
+def answers_of(outputs: Mapping[str, Array]) -> list[LastPiece]:
+    """The whole answer of each row."""
+    return [
+        LastPiece(text.decode(errors="replace"), reason.decode(errors="replace"), Usage.of(usage))
+        for text, reason, usage in zip(outputs[TEXT], outputs[FINISH_REASON], outputs[USAGE], strict=True)
+    ]
+
+
+def outputs_of(text: str, last: LastPiece) -> dict[str, Array]:
+    """The outputs of one row from its pieces."""
+    return {
+        TEXT: _texts([text.encode()]),
+        FINISH_REASON: _texts([last.finish_reason.encode()]),
+        USAGE: np.array([last.usage.row()], dtype=np.int64),
+    }
+
+
+def _texts(texts: Sequence[bytes]) -> Array:
+    array = np.empty(len(texts), dtype=object)
+    array[:] = texts
+    return array
+
+
+def event_of(kind: str, data: bytes) -> Event:
+    """What one server-sent event says.
+
+    Raises:
+        ProtocolError: nothing that decision 41 knows.
+    """
+    try:
+        told = json.loads(data)
+        if kind == "error" or "error" in told:
+            return Failed(str(told["error"]), int(told.get("code", 500)), told.get("image"))
+        if "finish_reason" in told:
+            usage = told["usage"]
+            counts = [usage[f"{name}_tokens"] for name in ("prompt", "completion", "image", "cached", "text")]
+            return LastPiece(str(told["text"]), str(told["finish_reason"]), Usage.of(counts))
+        return Piece(str(told["text"]), int(told.get("tokens", 1)), told.get("logprob"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ProtocolError(f"an event that is none of an answer: {data[:200].decode(errors='replace')}") from error

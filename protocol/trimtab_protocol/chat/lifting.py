@@ -1,0 +1,121 @@
+"""Takes data URLs of base64 out of a body before it is read as JSON: images then cost no more than their bytes. Pure.
+
+A chat's body is a little JSON around a few very long strings. Read as JSON as a whole it would have to be trusted with
+as much JSON as images need, and each string would be copied several times. In JSON a quote that no backslash precedes
+begins or ends a string, so a string that begins so is found without reading what is around it.
+"""
+
+import binascii
+import re
+import secrets
+from dataclasses import dataclass
+
+from trimtab_protocol import Buffer
+from trimtab_protocol.chat.errors import InvalidChat
+
+LEAST_BYTES = 256
+"""Shorter ones stay where they are."""
+_BEGIN = re.compile(rb'"data:')
+_END = re.compile(rb'"')
+_ESCAPES = ((b"\\/", b"/"), (b"\\n", b""), (b"\\r", b""))
+"""What encoders of JSON, and of base64, put into base64 that is none of it."""
+_HEAD = re.compile(rb"data:([\w.+-]+(?:\\?/[\w.+-]+)?)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.ASCII)
+_LONGEST_HEAD_BYTES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Lifted:
+    """A body without its data URLs.
+
+    Attributes:
+        json: what is left; each stands as its mark.
+        urls: what was taken out, as written, by mark.
+    """
+
+    json: bytes
+    urls: dict[str, memoryview]
+
+
+def lift(body: Buffer, most_json_bytes: int, most_urls: int) -> Lifted:
+    """Take all long data URLs out of a body; they share its memory.
+
+    Args:
+        body: JSON, as it came.
+        most_json_bytes: of what is left.
+        most_urls: how many may be taken out.
+
+    Raises:
+        InvalidChat: more is left, or there are more of them; neither is read to its end.
+    """
+    view, pieces, urls = memoryview(body).cast("B"), list[bytes](), dict[str, memoryview]()
+    nonce = secrets.token_hex(8)  # so that nobody can write a mark himself
+    position = kept = left = 0
+    while True:
+        begin = _BEGIN.search(view, position, min(len(view), kept + most_json_bytes - left + len(b'"data:') + 1))
+        if begin is None:
+            break
+        position = begin.end()
+        if begin.start() and view[begin.start() - 1] == ord("\\"):  # inside another string
+            continue
+        end = _end_of_string(view, position)
+        head = view[begin.start() + 1 : begin.start() + _LONGEST_HEAD_BYTES]
+        if end - begin.start() > LEAST_BYTES and _HEAD.match(head):
+            if len(urls) == most_urls:
+                message = f"the body has more than {most_urls} images; send at most {most_urls}"
+                raise InvalidChat(message, param="messages", code="too_many_images")
+            mark = f"lifted:{nonce}:{len(urls)}"
+            pieces.append(bytes(view[kept : begin.start() + 1]) + mark.encode())
+            urls[mark] = view[begin.start() + 1 : end]
+            left, kept = left + len(pieces[-1]), end
+        position = end + 1
+    left += len(view) - kept
+    if left > most_json_bytes:
+        raise InvalidChat(f"the body has {left} bytes beside its images; at most {most_json_bytes} are taken")
+    return Lifted(b"".join([*pieces, view[kept:]]), urls)
+
+
+def _end_of_string(view: memoryview, position: int) -> int:
+    """Where the quote stands that ends a string."""
+    while (quote := _END.search(view, position)) is not None:
+        before = place = quote.start()
+        while view[before - 1] == ord("\\"):
+            before -= 1
+        if (place - before) % 2 == 0:
+            return place
+        position = place + 1
+    raise InvalidChat("the body is not JSON: a string has no end")
+
+
+def decode(url: Buffer, most_bytes: int, param: str) -> bytes:
+    """The bytes of a data URL.
+
+    Raises:
+        InvalidChat: it has more bytes, no base64, or none at all; nothing is decoded of one that is too long.
+    """
+    view = memoryview(url).cast("B")
+    head = _HEAD.match(view[:_LONGEST_HEAD_BYTES])
+    if head is None:
+        raise _invalid("is no data URL of base64; write data:image/png;base64,…", param)
+    written = view[head.end() :]
+    if len(written) // 4 * 3 > most_bytes + 2:
+        raise _invalid(f"has {len(written) // 4 * 3} bytes; send at most {most_bytes}", param)
+    try:
+        decoded = binascii.a2b_base64(written, strict_mode=True)
+    except binascii.Error:
+        decoded = _decode_leniently(bytes(written), param)
+    if not decoded:
+        raise _invalid("is empty", param)
+    return decoded
+
+
+def _decode_leniently(written: bytes, param: str) -> bytes:
+    for escape, meant in _ESCAPES:
+        written = written.replace(escape, meant)
+    try:
+        return binascii.a2b_base64(written + b"=" * (-len(written) % 4), strict_mode=True)
+    except binascii.Error as error:
+        raise _invalid(f"is not base64: {error}", param) from error
+
+
+def _invalid(what: str, param: str) -> InvalidChat:
+    return InvalidChat(f"{param} {what}", param=param, code="invalid_image")

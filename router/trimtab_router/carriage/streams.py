@@ -1,0 +1,179 @@
+"""Shell: one row to a replica that writes, and its answer back, piece by piece as it comes.
+
+Closing the connection is how a replica is told that nobody waits any more (decision 41), so a stream is read by a task
+of its own, and cancelling that task is all it takes.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+
+from trimtab_protocol import ProtocolError
+from trimtab_protocol.chat.inner import Event, Failed, LastPiece, Piece, event_of, outputs_of
+from trimtab_protocol.http import Tls
+from trimtab_protocol.server_sent import EventReader
+from trimtab_protocol.tensors import Array
+from trimtab_protocol.text import told
+from trimtab_router.stage.endings import Answered, Broken, Cut, Ending, Lost, NotReady, Rejected
+
+CALLERS_FAULT = frozenset({400, 413, 422})
+NOT_READY = frozenset({404, 429, 503})
+CONNECT_SECONDS = 2.0
+MOST_ERROR_BYTES = 2**16
+_LONGEST_READ_BYTES = 2**16
+
+
+class Streams:
+    """Connections to one replica for answers that come in pieces.
+
+    Args:
+        name: of the replica.
+        address: HOST:PORT.
+        tls: what connections are secured with.
+    """
+
+    def __init__(self, name: str, address: str, tls: Tls) -> None:
+        self._name = name
+        self._address = address
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def write(
+        self,
+        path: str,
+        body: bytes,
+        headers: dict[str, str],
+        *,
+        point: str,
+        begin_seconds: float,
+        gap_seconds: float,
+        wrote: Callable[[Piece | LastPiece], None],
+    ) -> Ending:
+        """Have one row written; what goes wrong on the way is told, not raised.
+
+        Args:
+            path: of the request.
+            body: the same.
+            headers: the same.
+            point: the operating point asked for.
+            begin_seconds: within which the first piece must come.
+            gap_seconds: within which something must come after it.
+            wrote: is told of each piece, the last one too.
+        """
+        heard = _Heard(wrote)
+        try:
+            async with asyncio.timeout(begin_seconds) as patience, self._post(path, body, headers) as response:
+                heard.delivered = True
+                if response.status != 200:
+                    message = message_in(await response.content.read(MOST_ERROR_BYTES))
+                    return self._by_code(response.status, message or f"HTTP status {response.status}")
+                async for said in _events(response, patience, gap_seconds):
+                    if isinstance(said, Failed):
+                        return self._failed(said, heard)
+                    outputs = heard.hear(said)
+                    if outputs is not None:
+                        return Answered((outputs,), point)
+            return self._gone("it ended its answer without a last word", heard)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            return self._gone(_why(error), heard)
+        except ProtocolError as error:
+            return self._failed(Failed(str(error), 500), heard)
+
+    async def ask(self, path: str, body: bytes, headers: dict[str, str], seconds: float) -> tuple[int, bytes]:
+        """A short answer, with its status; 0 where there is none."""
+        try:
+            async with asyncio.timeout(seconds), self._post(path, body, headers) as response:
+                return response.status, await response.content.read(MOST_ERROR_BYTES)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            return 0, _why(error).encode()
+
+    def _post(
+        self, path: str, body: bytes, headers: dict[str, str]
+    ) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                read_bufsize=_LONGEST_READ_BYTES,
+            )
+        context = self._tls()
+        scheme = "http" if context is None else "https"
+        return self._session.post(
+            f"{scheme}://{self._address}{path}",
+            data=body,
+            headers=headers,
+            ssl=True if context is None else context,
+            allow_redirects=False,
+        )
+
+    def _failed(self, failed: Failed, heard: "_Heard") -> Ending:
+        if heard.begun:
+            return Cut(f"model server {self._name}: {told(failed.message)}", lost=False)
+        return self._by_code(failed.code, failed.message)
+
+    def _by_code(self, code: int, message: str) -> NotReady | Rejected | Broken:
+        if code in NOT_READY:
+            return NotReady()
+        if code in CALLERS_FAULT:
+            return Rejected(told(message))
+        return Broken(f"model server {self._name} answered {code}: {told(message)}")
+
+    def _gone(self, why: str, heard: "_Heard") -> Lost | Cut:
+        message = f"{self._name}: {told(why)}"
+        return Cut(message) if heard.begun else Lost(message, delivered=heard.delivered)
+
+
+class _Heard:
+    """What was heard of one answer so far."""
+
+    def __init__(self, wrote: Callable[[Piece | LastPiece], None]) -> None:
+        self.delivered = False
+        self._wrote = wrote
+        self._texts: list[str] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was a piece."""
+        return bool(self._texts)
+
+    def hear(self, said: Piece | LastPiece) -> dict[str, Array] | None:
+        """Pass a piece on; the outputs of the whole answer once it is the last."""
+        self._texts.append(said.text)
+        self._wrote(said)
+        return outputs_of("".join(self._texts), said) if isinstance(said, LastPiece) else None
+
+
+def _why(error: Exception) -> str:
+    return "it wrote nothing for too long" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+
+
+async def _events(
+    response: aiohttp.ClientResponse, patience: asyncio.Timeout, gap_seconds: float
+) -> AsyncIterator[Piece | LastPiece | Failed]:
+    """What a stream says; each time something came there is time again for more."""
+    reader, loop = EventReader(), asyncio.get_running_loop()
+    begun = False
+    async for piece in response.content.iter_any():
+        for kind, data in reader.feed(piece):
+            begun = True
+            said: Event = event_of(kind, data)
+            yield said
+        if begun:
+            patience.reschedule(loop.time() + gap_seconds)
+
+
+def message_in(body: bytes) -> str:
+    """What an answer that is none says; empty where it says nothing."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""

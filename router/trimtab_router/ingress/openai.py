@@ -1,0 +1,206 @@
+"""OpenAI's front door: `/v1/chat/completions` and `/v1/models`, for pipelines whose answers a stage writes.
+
+What is wrong with a chat is said before anything runs, in the client's own form. An answer in parts begins with its
+first piece: what goes wrong before has a status, what goes wrong after is the stream's last event.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from secrets import token_hex
+
+from aiohttp import web
+
+from trimtab_pipelines.chat import Chat as ChatSettings
+from trimtab_pipelines.codes import Code
+from trimtab_protocol import InferRequest, Tensor
+from trimtab_protocol.chat import answering
+from trimtab_protocol.chat.answering import Choice, Heading
+from trimtab_protocol.chat.asking import Asked
+from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.chat.inner import IMAGES, OPTIONS, LastPiece, Piece, answers_of, options_of, tensors_of
+from trimtab_protocol.chat.reading import Shown, checked_file, decoded, read_chat
+from trimtab_protocol.extensions import REASON_HEADER, STAGE_HEADER
+from trimtab_protocol.tensors import Array
+from trimtab_protocol.text import told
+from trimtab_router.admission.budget import Reservation
+from trimtab_router.admission.call import Call
+from trimtab_router.ingress.body import read_body
+from trimtab_router.ingress.fetching import Fetcher
+from trimtab_router.ingress.receiving import client, cut, request_id
+from trimtab_router.ingress.telling import Teller, error_of
+from trimtab_router.refusal import Refusal, failure, invalid, malformed
+from trimtab_router.router import Router
+
+log = logging.getLogger(__name__)
+
+PREFIX = "/v1/"
+_CHAT, _MODELS = "/v1/chat/completions", "/v1/models"
+_HOPELESS = frozenset({Code.DEADLINE_EXCEEDED, Code.INTERNAL})
+"""What clients need not try again: they would by themselves, twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """A chat that was read: what is asked, its call, and what its answer is headed with."""
+
+    asked: Asked
+    call: Call
+    heading: Heading
+
+
+class OpenAiIngress:
+    """The HTTP handler, over a router."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._settings: ChatSettings | None = router.pipeline.spec.chats
+        self._created = int(time.time())
+        self._fetcher = Fetcher(self._settings.images) if self._settings is not None else None
+        self._inputs = {each.name: each.datatype for each in router.pipeline.spec.inputs}
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Serve a request."""
+        response = await self._response(request)
+        if self._router.leaving:
+            response.force_close()  # so that the caller's next request finds another router
+        return response
+
+    async def _response(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._route(request)
+        except Refusal as refusal:
+            return _refused(request, refusal)
+        except ConnectionError:
+            raise
+        except web.HTTPException as error:
+            return _json(answering.error(error.status, error.text or error.reason), error.status)
+        except Exception:
+            log.exception("%s %s failed", told(request.method, 100), told(request.path, 200))
+            return _refused(request, failure("InternalError", "the request failed", request_id(request)))
+
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.path.rstrip("/")
+        name = self._router.pipeline.name
+        if path == _CHAT:
+            if request.method != "POST":
+                return _json(answering.error(405, f"{_CHAT} takes POST"), 405)
+            return await self._chat(request)
+        own = answering.model(name, self._created)
+        if path == _MODELS:
+            return _json(answering.models([own] if self._settings is not None else []))
+        if path == f"{_MODELS}/{name}" and self._settings is not None:
+            return _json(own)
+        if path.startswith(f"{_MODELS}/"):
+            raise _unknown(path.rpartition("/")[2], name)
+        return _json(answering.error(404, f"nothing at {told(path, 100)}; try {_CHAT}"), 404)
+
+    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
+        router, arrived_at = self._router, time.monotonic()
+        with await router.visit(arrived_at, client(request)) as reservation:
+            try:
+                chat = await self._receive(request, reservation, arrived_at)
+            except InvalidChat as error:
+                raise router.accounts.turned_away(malformed(error)) from error
+            except Refusal as refusal:
+                raise router.accounts.turned_away(refusal) from refusal.__cause__
+            except Exception as error:
+                log.exception("a chat cannot be read")
+                unread = failure("InternalError", "the chat cannot be read", request_id(request))
+                raise router.accounts.turned_away(unread) from error
+            headers = {"x-request-id": chat.call.request_id}
+            if chat.asked.dry_run:
+                took = await router.count(chat.call)
+                return _json(answering.counted(chat.heading, took), headers=headers)
+            if chat.asked.streams:
+                return await Teller(router, request, headers).tell(chat.asked, chat.call, chat.heading)
+            return await self._whole(request, chat, reservation, headers)
+
+    async def _whole(
+        self, request: web.BaseRequest, chat: _Received, reservation: Reservation, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        pieces: dict[int, list[Piece]] = {}
+
+        def hear(row: int, piece: Piece | LastPiece) -> None:
+            if isinstance(piece, Piece):
+                pieces.setdefault(row, []).append(piece)
+
+        # Who listens gets no second answer, so nobody does who need not.
+        call = replace(chat.call, listener=hear) if chat.asked.logprobs else chat.call
+        response = await self._router.infer(call)
+        outputs = {tensor.name: tensor.array for tensor in response.outputs}
+        choices = [Choice(answer, pieces.get(row)) for row, answer in enumerate(answers_of(outputs))]
+        body = json.dumps(answering.completion(chat.heading, choices), ensure_ascii=False).encode()
+        reservation.deliver(len(body), lambda: cut(request))
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    async def _receive(self, request: web.BaseRequest, reservation: Reservation, arrived_at: float) -> _Received:
+        """Read a chat; raises InvalidChat or Refusal, not counted yet."""
+        router, settings = self._router, self._settings
+        if settings is None:
+            raise Refusal(Code.NOT_FOUND, "NoChats", f"{router.pipeline.name} answers no chats; use /v2")
+        body = await read_body(request, reservation, router.limits.max_payload_bytes, router.body_seconds)
+        chat = read_chat(body, router.limits.json_bytes, settings.images)
+        if chat.asked.model != router.pipeline.name:
+            raise _unknown(chat.asked.model, router.pipeline.name)
+        if chat.images and IMAGES not in self._inputs:
+            raise invalid(f"{router.pipeline.name} takes no images")
+        reservation.grow(chat.image_bytes)
+        files = [await self._file(file, reservation) for file in decoded(chat, settings.images)]
+        given = request_id(request) or token_hex(16)
+        return _Received(
+            chat.asked,
+            Call(
+                self._request(chat.asked, files, client(request), given),
+                arrived_at,
+                request_id=given,
+                trace_parent=request.headers.get("traceparent", ""),
+                reservation=reservation,
+            ),
+            Heading(f"chatcmpl-{given}", router.pipeline.name, int(time.time())),
+        )
+
+    async def _file(self, file: bytes | Shown, reservation: Reservation) -> bytes:
+        if isinstance(file, bytes):
+            return file
+        assert self._fetcher is not None  # noqa: S101 - there are settings
+        assert self._settings is not None  # noqa: S101
+        fetched = await self._fetcher.fetch(file.address, file.field, reservation)
+        return checked_file(fetched, file.field, self._settings.images)
+
+    def _request(self, asked: Asked, files: Sequence[bytes], tenant: str, given: str) -> InferRequest:
+        options = options_of(asked, tenant=tenant, urgency_seconds=self._router.pipeline.spec.slo.start_seconds)
+        tensors: dict[str, Array] = tensors_of(asked, files, options)
+        if OPTIONS not in self._inputs:
+            del tensors[OPTIONS]
+        return InferRequest(
+            model_name=self._router.pipeline.name,
+            inputs=tuple(Tensor(name, self._inputs[name], array) for name, array in tensors.items()),
+            id=given,
+        )
+
+
+def _unknown(model: str, name: str) -> Refusal:
+    return Refusal(Code.NOT_FOUND, "UnknownModel", f"unknown model {model!r}; this router serves {name!r}")
+
+
+def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    body = json.dumps(content, ensure_ascii=False).encode()
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+
+
+def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
+    response = _json(error_of(refusal), refusal.code.value)
+    response.headers[REASON_HEADER] = refusal.reason
+    response.headers["x-request-id"] = request_id(request)
+    if refusal.stage:
+        response.headers[STAGE_HEADER] = refusal.stage
+    if refusal.retry_after_seconds is not None:
+        response.headers["Retry-After"] = str(max(1, round(refusal.retry_after_seconds)))
+    elif refusal.code in _HOPELESS:
+        response.headers["x-should-retry"] = "false"
+    if not request.content.is_eof():
+        response.force_close()  # the rest of the body is not worth reading
+    return response

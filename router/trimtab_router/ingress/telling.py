@@ -1,0 +1,130 @@
+"""Shell: an answer told in parts, as server-sent events, while it is being written.
+
+Who reads slowly is cut, who leaves cancels what is written for him, and a stream never ends without saying why.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+from aiohttp import web
+
+from trimtab_pipelines.codes import Code
+from trimtab_protocol import InferResponse
+from trimtab_protocol.chat import answering
+from trimtab_protocol.chat.answering import ALIVE, STREAM_HEADERS, Chunks, Heading
+from trimtab_protocol.chat.asking import Asked
+from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.chat.inner import LastPiece, Piece, Usage
+from trimtab_router.admission.call import Call
+from trimtab_router.ingress.answering import read_in_time
+from trimtab_router.refusal import Refusal
+from trimtab_router.router import Router
+
+ALIVE_SECONDS = 15.0
+"""How often a stream says that it lives while nothing is written."""
+
+Said = tuple[int, Piece | LastPiece]
+
+
+class Teller:
+    """Tells one answer in parts.
+
+    Args:
+        router: has it written.
+        request: of whoever listens.
+        headers: of the answer.
+    """
+
+    def __init__(self, router: Router, request: web.BaseRequest, headers: dict[str, str]) -> None:
+        self._router = router
+        self._request = request
+        self._headers = STREAM_HEADERS | headers
+        self._said: asyncio.Queue[Said | None] = asyncio.Queue()
+        self._usage: dict[int, Usage] = {}
+        self._response: web.StreamResponse | None = None
+
+    async def tell(self, asked: Asked, call: Call, heading: Heading) -> web.StreamResponse:
+        """Tell it to its end; raises Refusal for what has no first piece."""
+        chunks = Chunks(heading, tells_usage=asked.tells_usage, logprobs=bool(asked.logprobs))
+        call = replace(call, listener=self._hear)
+        answering_it = asyncio.get_running_loop().create_task(self._router.infer(call))
+        answering_it.add_done_callback(lambda _: self._said.put_nowait(None))
+        try:
+            async with asyncio.timeout(self._router.longest_seconds):
+                await self._pass_on(chunks, asked.choices)
+            await self._end(answering_it, chunks)
+        except TimeoutError:
+            late = Refusal(Code.DEADLINE_EXCEEDED, "Past", "the answer took too long to write")
+            if self._response is None:
+                raise late from None
+            await self._write(answering.event(error_of(late)))
+        finally:
+            answering_it.cancel()
+            await asyncio.gather(answering_it, return_exceptions=True)
+        assert self._response is not None  # noqa: S101 - without a piece there was a refusal
+        await self._response.write_eof()
+        return self._response
+
+    def _hear(self, row: int, piece: Piece | LastPiece) -> None:
+        self._said.put_nowait((row, piece))
+
+    async def _pass_on(self, chunks: Chunks, choices: int) -> None:
+        """Write whatever was said until nothing more is; what was said meanwhile goes out together."""
+        while (said := await self._next()) is not None:
+            told = b"".join(self._told(chunks, each) for each in (said, *self._waiting()))
+            if self._response is None:
+                await self._open()
+                told = b"".join(map(chunks.first, range(choices))) + told
+            if told:
+                await self._write(told)
+
+    async def _next(self) -> Said | None:
+        while True:
+            try:
+                async with asyncio.timeout(ALIVE_SECONDS):
+                    return await self._said.get()
+            except TimeoutError:
+                if self._response is not None:
+                    await self._write(ALIVE)
+
+    def _waiting(self) -> Iterator[Said]:
+        while not self._said.empty():
+            said = self._said.get_nowait()
+            if said is None:  # to be found again, once these are told
+                self._said.put_nowait(None)
+                return
+            yield said
+
+    def _told(self, chunks: Chunks, said: Said) -> bytes:
+        row, piece = said
+        if isinstance(piece, Piece):
+            return chunks.piece(row, piece)
+        self._usage[row] = piece.usage
+        return chunks.last(row, piece)
+
+    async def _end(self, answered: "asyncio.Task[InferResponse]", chunks: Chunks) -> None:
+        """Say how it ended: with what it took, or why there is no more."""
+        try:
+            await answered
+        except Refusal as refusal:
+            if self._response is None:
+                raise
+            await self._write(answering.event(error_of(refusal)))
+        else:
+            await self._write(chunks.end([self._usage[row] for row in sorted(self._usage)]))
+
+    async def _open(self) -> None:
+        self._response = web.StreamResponse(headers=self._headers)
+        await self._response.prepare(self._request)
+
+    async def _write(self, told: bytes) -> None:
+        assert self._response is not None  # noqa: S101 - nothing is told before it is open
+        await read_in_time(self._request, self._response.write(told))
+
+
+def error_of(refusal: Refusal) -> answering.Json:
+    """A refusal in the form of OpenAI's errors."""
+    cause = refusal.__cause__
+    param, code = (cause.param, cause.code) if isinstance(cause, InvalidChat) else (None, None)
+    return answering.error(refusal.code.value, refusal.message, reason=refusal.reason, param=param, code=code)

@@ -1,0 +1,73 @@
+"""Rows whose answers are being written, piece by piece: what a desk does beside sending batches and taking them back.
+
+A row's time, as far as promises and predictions go, is that to its first piece. It holds its place in a replica until
+its last one, which is what others wait for. Pure.
+"""
+
+from collections.abc import Callable
+
+from trimtab_protocol.chat.inner import LastPiece, Piece
+from trimtab_router.stage.endings import Answered, Ending
+from trimtab_router.stage.outlook import Outlook
+from trimtab_router.stage.ports import Clock, Tally, Writer
+from trimtab_router.stage.service_time import WEIGHT
+from trimtab_router.stage.slot import Parcel
+from trimtab_router.stage.work import Work
+
+
+class Writing:
+    """The rows that the replicas of one stage are writing.
+
+    Args:
+        outlook: learns how long first pieces take.
+        clock: tells the time.
+        writer: takes rows to their replicas.
+        tally: counts.
+    """
+
+    def __init__(self, outlook: Outlook, clock: Clock, writer: Writer, tally: Tally) -> None:
+        self.held_seconds = 0.0
+        """How long a row holds its place, as seen lately; 0 before the first."""
+        self._outlook = outlook
+        self._clock = clock
+        self._writer = writer
+        self._tally = tally
+        self._begun: set[Parcel] = set()
+        self._parcels: dict[Work, set[Parcel]] = {}
+
+    @property
+    def rows(self) -> int:
+        """How many are being written."""
+        return sum(map(len, self._parcels.values()))
+
+    def send(self, parcel: Parcel, ended: Callable[[Parcel, Ending], None]) -> None:
+        """Have a row written; a parcel of such a stage has one."""
+        self._parcels.setdefault(parcel.batch[0].work, set()).add(parcel)
+        self._writer.write(parcel, self._wrote, ended)
+
+    def withdraw(self, work: Work) -> None:
+        """Have nothing more written of a work that nobody waits for."""
+        for parcel in list(self._parcels.get(work, ())):
+            self._writer.abandon(parcel)
+
+    def ended(self, parcel: Parcel, ending: Ending) -> None:
+        """A row is not being written any more."""
+        self._begun.discard(parcel)
+        work = parcel.batch[0].work
+        parcels = self._parcels[work]
+        parcels.discard(parcel)
+        if not parcels:
+            del self._parcels[work]
+        if isinstance(ending, Answered):
+            seconds = self._clock.now - parcel.departed_at
+            weight = WEIGHT if self.held_seconds else 1.0
+            self.held_seconds += weight * (seconds - self.held_seconds)
+
+    def _wrote(self, parcel: Parcel, piece: Piece | LastPiece) -> None:
+        now, row = self._clock.now, parcel.batch[0]
+        if parcel not in self._begun:
+            self._begun.add(parcel)
+            begun = Answered((), parcel.point.name)
+            self._tally.served(parcel.key, parcel.rows, *self._outlook.learn(parcel, begun, now))
+        if not row.work.closed:
+            row.work.owner.work_written(row.work, row.start, piece, now)

@@ -1,0 +1,87 @@
+"""Answers are what OpenAI's own types take; here by their fields, with the real client in `make clients`."""
+
+import json
+
+import pytest
+
+from trimtab_protocol.chat import answering
+from trimtab_protocol.chat.answering import Choice, Chunks, Heading
+from trimtab_protocol.chat.inner import Failed, LastPiece, Piece, Usage, answers_of, event_of, outputs_of
+from trimtab_protocol.errors import ProtocolError
+
+HEADING = Heading("chatcmpl-1", "m", 1700000000)
+TOOK = Usage(prompt=31, completion=2, image=16, cached=5, text=15)
+
+
+def events(raw):
+    return [
+        "[DONE]" if line == "data: [DONE]" else json.loads(line.removeprefix("data: "))
+        for line in raw.decode().split("\n\n")
+        if line
+    ]
+
+
+def test_usage_counts_the_prompt_of_several_choices_once():
+    assert answering.usage([TOOK, TOOK]) == {
+        "prompt_tokens": 31,
+        "completion_tokens": 4,
+        "total_tokens": 35,
+        "prompt_tokens_details": {"cached_tokens": 5, "image_tokens": 16, "text_tokens": 15},
+    }
+
+
+def test_a_whole_answer():
+    told = answering.completion(HEADING, [Choice(LastPiece("7", "stop", TOOK), [Piece("7", 1, -0.5)])])
+
+    assert (told["object"], told["id"], told["created"]) == ("chat.completion", "chatcmpl-1", 1700000000)
+    (choice,) = told["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "7", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert choice["logprobs"]["content"][0] == {"token": "7", "logprob": -0.5, "bytes": [55], "top_logprobs": []}
+
+
+@pytest.mark.parametrize("tells_usage", [False, True])
+def test_parts_are_who_what_why_and_done(tells_usage):
+    chunks = Chunks(HEADING, tells_usage=tells_usage, logprobs=False)
+    last = LastPiece("!", "length", TOOK)
+    raw = chunks.first(0) + chunks.piece(0, Piece("7 é")) + chunks.piece(0, Piece("")) + chunks.last(0, last)
+    told = events(raw + chunks.end([TOOK]))
+
+    assert told.pop() == "[DONE]"
+    if tells_usage:
+        took = told.pop()
+        assert (took["choices"], took["usage"]["prompt_tokens"]) == ([], 31)
+        assert [each["usage"] for each in told] == [None] * 4
+    deltas = [each["choices"][0]["delta"] for each in told]
+    assert deltas == [{"role": "assistant", "content": "", "refusal": None}, {"content": "7 é"}, {"content": "!"}, {}]
+    assert [each["choices"][0]["finish_reason"] for each in told] == [None, None, None, "length"]
+    assert all("usage" in each for each in told) is tells_usage
+    assert {each["id"] for each in told} == {"chatcmpl-1"}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, "invalid_request_error"), (429, "rate_limit_error"), (503, "server_error")]
+)
+def test_errors_say_whose_fault_it_is(status, kind):
+    told = answering.error(status, "no", reason="QueueFull", param="messages")["error"]
+    assert told == {"message": "no", "type": kind, "param": "messages", "code": "QueueFull"}
+
+
+def test_events_of_model_servers():
+    usage = {f"{name}_tokens": n for n, name in enumerate(("prompt", "completion", "image", "cached", "text"))}
+    last = json.dumps({"text": "", "finish_reason": "stop", "usage": usage}).encode()
+
+    assert event_of("message", b'{"text": "7", "tokens": 1, "logprob": -1.5}') == Piece("7", 1, -1.5)
+    assert event_of("message", last) == LastPiece("", "stop", Usage(0, 1, 2, 3, 4))
+    assert event_of("error", b'{"error": "lost", "code": 502, "image": 3}') == Failed("lost", 502, 3)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"7", b"{}", b'{"text": 1, "finish_reason": "stop"}', b"[" * 10**5])
+def test_events_that_are_none(data):
+    with pytest.raises(ProtocolError):
+        event_of("message", data)
+
+
+def test_rows_of_outputs_are_answers_again():
+    last = LastPiece("", "stop", TOOK)
+    assert answers_of(outputs_of("é", last)) == [LastPiece("é", "stop", TOOK)]

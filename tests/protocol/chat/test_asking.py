@@ -1,0 +1,125 @@
+"""What a chat completion may be asked for."""
+
+import json
+
+import pytest
+
+from trimtab_protocol.chat.asking import read_asked
+from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.chat.inner import messages_of, options_of, tensors_of
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def asked(**fields):
+    return read_asked(json.dumps({"model": "m", "messages": HELLO} | fields).encode())
+
+
+def said(*parts, role="user"):
+    return [{"role": role, "content": list(parts)}]
+
+
+def test_a_plain_chat():
+    chat = asked()
+
+    assert (chat.choices, chat.streams, chat.tells_usage, chat.image_urls) == (1, False, False, [])
+    assert messages_of(chat.messages) == [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    assert options_of(chat, tenant="", urgency_seconds=None) == [{}]
+
+
+def test_every_option_travels_and_choices_have_seeds_of_their_own():
+    chat = asked(
+        max_tokens=5, max_completion_tokens=7, min_tokens=2, temperature=0.5, top_p=0.9, top_k=-1, stop="x",
+        ignore_eos=True, logprobs=True, n=2, seed=3,
+    )  # fmt: skip
+
+    first, second = options_of(chat, tenant="key:anna", urgency_seconds=0.5)
+    assert first == {
+        "max_tokens": 7, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 0, "stop": ["x"],
+        "ignore_eos": True, "logprobs": True, "tenant": "key:anna", "urgency_seconds": 0.5, "seed": 3,
+    }  # fmt: skip
+    assert second == first | {"seed": 4}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "u", "detail": "low"}},
+        {"type": "image_url", "image_url": "u"},
+        {"type": "input_image", "image_url": "u"},
+        {"type": "image", "image": "u"},
+    ],
+)
+def test_ways_in_which_clients_show_images(part):
+    chat = asked(messages=said({"type": "input_text", "text": "what?"}, part))
+
+    assert chat.image_urls == [("messages[0].content[1].image_url", "u")]
+    assert messages_of(chat.messages)[0]["content"] == [{"type": "text", "text": "what?"}, {"type": "image"}]
+
+
+def test_roles_are_those_that_models_know():
+    messages = [{"role": "developer", "content": "be brief"}, *HELLO, {"role": "assistant", "content": None}]
+
+    roles = [message["role"] for message in messages_of(asked(messages=messages).messages)]
+    assert roles == ["system", "user", "assistant"]
+
+
+def test_unknown_fields_and_what_asks_for_nothing_are_let_pass():
+    asked(
+        store=True, service_tier="auto", metadata={"a": "b"}, user="u", colour=["red"], tools=None, tool_choice="auto",
+        response_format={"type": "text"}, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, stream_options=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"functions": [{}]}, "functions"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": said({"type": "input_audio"})}, "messages[0].content[0].type"),
+        ({"messages": said({"type": "text"})}, "messages[0].content[0].text"),
+        ({"messages": said({"type": "image_url"})}, "messages[0].content[0].image_url"),
+        ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [{}]}]}, "messages[1].tool_calls"),
+        ({"n": 9}, "n"),
+        ({"n": 0}, "n"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": list("abcde")}, "stop"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"stream": "perhaps"}, "stream"),
+        ({"model": None}, "model"),
+    ],
+)
+def test_what_is_wrong_is_named(fields, param):
+    with pytest.raises(InvalidChat) as caught:
+        asked(**fields)
+    assert caught.value.param == param
+    assert param.rpartition("]")[2].lstrip(".") in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"model": "m"}', b"\xff\xfe{}", b"[" * 10**6])
+def test_bodies_that_are_no_chats(body):
+    with pytest.raises(InvalidChat):
+        read_asked(body)
+
+
+def test_rows_share_what_is_the_same():
+    chat = asked(n=3, messages=said({"type": "image_url", "image_url": "u"}))
+    file = b"png"
+    inputs = tensors_of(chat, [file], options_of(chat, tenant="t", urgency_seconds=None))
+
+    assert {name: array.shape for name, array in inputs.items()} == {
+        "messages": (3,),
+        "options": (3,),
+        "images": (3, 1),
+    }
+    assert all(row[0] is file for row in inputs["images"])

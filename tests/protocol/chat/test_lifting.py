@@ -1,0 +1,99 @@
+"""Data URLs are taken out of bodies, and only those."""
+
+import base64
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.chat.lifting import decode, lift
+
+FILE = bytes(range(256)) * 8
+URL = "data:image/png;base64," + base64.b64encode(FILE).decode()
+
+
+def body(*urls, text="hello"):
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return json.dumps({"messages": [{"role": "user", "content": [{"type": "text", "text": text}, *images]}]}).encode()
+
+
+def urls_in(left):
+    return [part["image_url"]["url"] for part in json.loads(left)["messages"][0]["content"][1:]]
+
+
+def test_images_are_taken_out_and_keep_their_places():
+    other = URL.replace("AAEC", "AQEC")
+    lifted = lift(body(URL, other), 1000, 16)
+
+    first, second = urls_in(lifted.json)
+    assert decode(lifted.urls[first], 4096, "image") == FILE
+    assert decode(lifted.urls[second], 4096, "image") != FILE
+    assert len(lifted.json) < 1000
+
+
+@given(st.text(max_size=400), st.text(max_size=400))
+def test_texts_around_images_are_as_they_were(before, after):
+    written = body(URL, text=before + URL + '"data:image/png;base64,' + after + "\\")
+    lifted = lift(written, 2**16, 16)
+
+    content = json.loads(lifted.json)["messages"][0]["content"]
+    assert content[0] == json.loads(written)["messages"][0]["content"][0] or content[0]["text"] in lifted.urls
+    assert decode(lifted.urls[content[1]["image_url"]["url"]], 4096, "image") == FILE
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        URL,
+        URL.replace("image/png", "image"),
+        URL.replace("image/png", ""),
+        URL.replace("image/png", "image/png;charset=utf-8"),
+        URL.rstrip("="),
+        URL[:100] + "\n" + URL[100:],
+    ],
+)
+@pytest.mark.parametrize("slashes", [False, True])
+def test_ways_in_which_clients_write_images(written, slashes):
+    sent = body(written)
+    lifted = lift(sent.replace(b"/", b"\\/") if slashes else sent, 1000, 16)
+
+    assert decode(lifted.urls[urls_in(lifted.json)[0]], 4096, "image") == FILE
+
+
+def test_a_mark_cannot_be_written_by_a_caller():
+    forged = body("lifted:0:0", URL)
+    lifted = lift(forged, 1000, 16)
+
+    assert urls_in(lifted.json)[0] not in lifted.urls
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        (body(*[URL] * 17), "more than 16 images"),
+        (body(URL, text="x" * 2000), "beside its images"),
+        (b'{"a": [' + b"0," * 2**20 + b"0]}", "beside its images"),
+        (b'{"url": "data:image/png;base64,' + b"A" * 500, "has no end"),
+    ],
+)
+def test_what_cannot_be_taken(written, why):
+    with pytest.raises(InvalidChat, match=why):
+        lift(written, 2000, 16)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        (b"data:image/png;base64,!!!!", "not base64"),
+        (b"data:image/png;base64,", "is empty"),
+        (b"data:image/png,%89PNG", "no data URL of base64"),
+        (b"data:image/png;base64," + b"A" * 8000, "send at most 4096"),
+    ],
+)
+def test_images_that_are_none(url, why):
+    with pytest.raises(InvalidChat, match=why) as caught:
+        decode(url, 4096, "messages[0].content[1].image_url")
+    assert caught.value.param == "messages[0].content[1].image_url"
+    assert caught.value.code == "invalid_image"

@@ -1,0 +1,199 @@
+"""A model server that writes answers, as decision 41 has it, and chats for it."""
+
+import asyncio
+import base64
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+from tests.builders import a_variant
+from tests.router.fakes import FakeReplica, a_pipeline
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_protocol import rest
+
+ANSWER = (
+    {"name": "text", "datatype": "BYTES"},
+    {"name": "finish_reason", "datatype": "BYTES"},
+    {"name": "usage", "datatype": "INT64", "shape": [5]},
+)
+INPUTS = (
+    {"name": "messages", "datatype": "BYTES"},
+    {"name": "options", "datatype": "BYTES", "optional": True},
+    {"name": "images", "datatype": "BYTES", "shape": [-1], "optional": True},
+)
+
+
+def a_writer(*extra: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A stage that writes, from the request's own tensors unless told otherwise."""
+    own = [
+        {"name": i["name"], "from": f"request.inputs.{i['name']}", "optional": i.get("optional", False)} for i in INPUTS
+    ]
+    return {
+        "name": "text",
+        "inputs": list(extra) or own,
+        "outputs": list(ANSWER),
+        "variants": [a_variant()],
+        "writes": True,
+    } | changes
+
+
+def a_chat_pipeline(stages: Sequence[dict[str, Any]] = (), **changes: Any) -> InferencePipeline:
+    """A pipeline that answers chats."""
+    outputs = [{"name": output["name"], "from": f"text.outputs.{output['name']}"} for output in ANSWER]
+    spec = {"inputs": list(INPUTS), "outputs": outputs} | changes
+    return a_pipeline(list(stages) or [a_writer()], **spec)
+
+
+@dataclass
+class Written:
+    """One row that a fake writes or wrote."""
+
+    messages: list[dict[str, Any]]
+    options: dict[str, Any]
+    images: list[bytes]
+    inputs: dict[str, np.ndarray]
+    ended: str = ""
+
+
+@dataclass
+class ChatReplica(FakeReplica):
+    """Writes the words of the last message, each as a piece, `pace_seconds` apart; `step` lets a word out at a time.
+
+    `break_after` so many words: "die" cuts the connection, "error" says that it failed, "end" says nothing.
+    """
+
+    pace_seconds: float = 0.0
+    stepped: bool = False
+    break_after: int | None = None
+    breaks: str = "die"
+    written: list[Written] = field(default_factory=list)
+    refusing: tuple[int, str] | None = None
+    counts: dict[str, Any] | None = None
+    alive: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.steps = asyncio.Semaphore(0)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        action = request.path.rpartition("/")[2]
+        if action not in {"generate_stream", "count"}:
+            return await super()._answer(request)
+        request._client_max_size = 0
+        asked = rest.decode_request("m", await request.read(), request.headers.get(rest.HEADER_LENGTH))
+        inputs = {tensor.name: tensor.array for tensor in asked.inputs}
+        chat = Written(
+            json.loads(inputs["messages"][0]),
+            json.loads(inputs["options"][0]) if "options" in inputs else {},
+            list(inputs["images"][0]) if "images" in inputs else [],
+            inputs,
+        )
+        if self.refusing is not None:
+            return web.json_response({"error": self.refusing[1]}, status=self.refusing[0])
+        if action == "count":
+            return web.json_response(self.counts)
+        self.written.append(chat)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            return await self._write(request, chat)
+        except (asyncio.CancelledError, ConnectionError):
+            chat.ended = chat.ended or "left"
+            raise
+        finally:
+            self.running -= 1
+
+    async def _write(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await self.gate.wait()
+        words = last_words(chat.messages).split()
+        words = words[: chat.options.get("max_tokens", len(words))]
+        for number, word in enumerate(words):
+            if self.stepped:
+                await self.steps.acquire()
+            if number == self.break_after:
+                return await self._break(request, response, chat)
+            if self.alive:
+                await response.write(b": \n\n")
+            text = word + " " * (number + 1 < len(words))
+            told = {"text": text, "tokens": 1} | ({"logprob": -0.5} if chat.options.get("logprobs") else {})
+            await response.write(b"data: " + json.dumps(told).encode() + b"\n\n")
+            if self.pace_seconds:
+                await asyncio.sleep(self.pace_seconds)
+        images = 4 * len(chat.images)
+        usage = {
+            "prompt_tokens": 10 + images,
+            "completion_tokens": len(words),
+            "image_tokens": images,
+            "cached_tokens": 0,
+            "text_tokens": 10,
+        }
+        last = {"text": "", "finish_reason": "length" if "max_tokens" in chat.options else "stop", "usage": usage}
+        await response.write(b"data: " + json.dumps(last).encode() + b"\n\n")
+        chat.ended = "whole"
+        return response
+
+    async def _break(self, request: web.BaseRequest, response: web.StreamResponse, chat: Written) -> web.StreamResponse:
+        chat.ended = self.breaks
+        self.break_after = None
+        match self.breaks:
+            case "die":
+                assert request.transport is not None
+                request.transport.abort()
+            case "error":
+                await response.write(b'event: error\ndata: {"error": "logits that are none", "code": 500}\n\n')
+        return response
+
+    async def start(self) -> "FakeReplica":
+        self._runner = web.ServerRunner(
+            web.Server(self._answer, access_log=None, handler_cancellation=True), shutdown_timeout=0
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+
+def last_words(messages: Sequence[dict[str, Any]]) -> str:
+    """The text of the last message."""
+    return "".join(part["text"] for part in messages[-1]["content"] if part["type"] == "text")
+
+
+def a_chat(text: str = "one two three", *images: bytes | str, **fields: Any) -> dict[str, Any]:
+    """A chat as a client writes it."""
+    shown = [{"type": "image_url", "image_url": {"url": i if isinstance(i, str) else data_url(i)}} for i in images]
+    content: Any = [{"type": "text", "text": text}, *shown] if shown else text
+    return {"model": "sample", "messages": [{"role": "user", "content": content}]} | fields
+
+
+def data_url(file: bytes) -> str:
+    """A file as a data URL."""
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def a_png(width: int = 8, height: int = 8) -> bytes:
+    """A small image."""
+    from PIL import Image  # noqa: PLC0415  (only where it is installed)
+
+    buffer = io.BytesIO()
+    Image.new("L", (width, height)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def events(raw: bytes) -> list[Any]:
+    """The events of a stream, as JSON, the end as it is written."""
+    lines = [line.removeprefix("data: ") for line in raw.decode().split("\n\n") if line and not line.startswith(":")]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def words_of(told: Sequence[Any], choice: int = 0) -> str:
+    """What a choice of a stream says, joined."""
+    chosen = [each["choices"][0] for each in told if isinstance(each, dict) and each.get("choices")]
+    return "".join(each["delta"].get("content", "") for each in chosen if each["index"] == choice)

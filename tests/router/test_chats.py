@@ -1,0 +1,322 @@
+"""Chats through the whole router over real HTTP, with model servers that write behind it."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, a_writer, events, words_of
+from tests.router.fakes import FakeReplica, a_rig
+from trimtab_protocol import InferRequest, Tensor
+
+CHAT = "/v1/chat/completions"
+
+
+@asynccontextmanager
+async def chatting(*replicas, pipeline=None, **rig):
+    async with a_rig(pipeline or a_chat_pipeline(), {"text": list(replicas)}, **rig) as made:
+        yield made
+
+
+async def ask(rig, chat, **headers):
+    async with rig.session.post(rig.url + CHAT, json=chat, headers=headers) as answer:
+        return answer.status, await answer.json(), answer.headers
+
+
+async def tell(rig, chat):
+    async with rig.session.post(rig.url + CHAT, json=chat | {"stream": True}) as answer:
+        assert answer.status == 200, await answer.text()
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        return events(await answer.read())
+
+
+async def test_a_whole_answer_and_what_the_model_server_was_asked():
+    replica = ChatReplica()
+    async with chatting(replica) as rig:
+        status, told, headers = await ask(
+            rig, a_chat("one two", a_png(), max_tokens=1, seed=5), **{"x-request-id": "abc"}
+        )
+
+        assert (status, headers["x-request-id"], told["id"]) == (200, "abc", "chatcmpl-abc")
+        assert told["choices"][0]["message"]["content"] == "one"
+        assert told["choices"][0]["finish_reason"] == "length"
+        assert told["usage"]["prompt_tokens_details"]["image_tokens"] == 4
+        (written,) = replica.written
+        assert written.images == [a_png()]
+        assert written.messages == [
+            {"role": "user", "content": [{"type": "text", "text": "one two"}, {"type": "image"}]}
+        ]
+        assert written.options == {"max_tokens": 1, "seed": 5, "urgency_seconds": 60.0}
+        assert await rig.outcomes() == {"ok": 1}
+        assert await rig.metric("trimtab_tokens_total", modality="image", direction="in") == 14
+
+
+async def test_pieces_reach_the_caller_one_by_one():
+    replica = ChatReplica(stepped=True)
+    async with chatting(replica) as rig:
+        replica.steps.release()
+        async with rig.session.post(rig.url + CHAT, json=a_chat("one two", stream=True)) as answer:
+            while b"one " not in await answer.content.readuntil(b"\n\n"):
+                pass
+            assert replica.running == 1
+            replica.steps.release()
+            rest = await answer.read()
+        assert words_of(events(rest)) == "two"
+        assert events(rest)[-1] == "[DONE]"
+        assert await rig.metric("trimtab_ttft_seconds_count", modality="text") == 1
+        assert await rig.metric("trimtab_tbt_seconds_count", modality="text") == 1
+
+
+async def test_choices_are_rows_of_their_own_in_one_stream():
+    replica = ChatReplica(alive=True)
+    async with chatting(replica) as rig:
+        told = await tell(rig, a_chat("a b c", n=3, seed=7, stream_options={"include_usage": True}))
+
+        assert told.pop() == "[DONE]"
+        assert told.pop()["usage"]["completion_tokens"] == 9
+        assert [words_of(told, choice) for choice in range(3)] == ["a b c"] * 3
+        assert sorted(written.options["seed"] for written in replica.written) == [7, 8, 9]
+        ends = [e["choices"][0]["index"] for e in told if e["choices"][0]["finish_reason"]]
+        assert sorted(ends) == [0, 1, 2]
+
+
+async def test_a_replica_writes_as_many_side_by_side_as_planned():
+    replica = ChatReplica()
+    async with chatting(replica, batchSize=4) as rig:
+        replica.gate.clear()
+        asking = [asyncio.ensure_future(ask(rig, a_chat(f"number {n}"))) for n in range(6)]
+        await rig.until(lambda: replica.running == 4 and rig.router.state().stages["text"].queue_rows == 2)
+        replica.gate.set()
+        answers = await asyncio.gather(*asking)
+
+        assert [told["choices"][0]["message"]["content"] for _, told, _ in answers] == [f"number {n}" for n in range(6)]
+        assert replica.most_running == 4
+
+
+async def test_chats_are_spread_over_replicas():
+    replicas = [ChatReplica(name=f"r-{n}") for n in range(3)]
+    async with chatting(*replicas) as rig:
+        for replica in replicas:
+            replica.gate.clear()
+        asking = [asyncio.ensure_future(ask(rig, a_chat())) for _ in range(6)]
+        await rig.until(lambda: sum(replica.running for replica in replicas) == 6)
+        assert [replica.running for replica in replicas] == [2, 2, 2]
+        for replica in replicas:
+            replica.gate.set()
+        await asyncio.gather(*asking)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_who_hangs_up_ends_what_is_written_for_him_at_once(stream, begun):
+    replica = ChatReplica(stepped=True)
+    async with chatting(replica) as rig:
+        asking = asyncio.ensure_future(ask(rig, a_chat("one two three", stream=stream)))
+        await rig.until(lambda: replica.running == 1)
+        if begun:
+            replica.steps.release()
+            await rig.until(lambda: rig.value("trimtab_stage_rows_total") == 1)
+        asking.cancel()
+        await rig.until(lambda: replica.running == 0)
+
+        assert replica.written[0].ended == "left"
+        await rig.until(lambda: rig.value("trimtab_requests_under_way") == 0)
+        assert rig.router.state().stages["text"].endpoints["replica-0"].inflight_batches == 0
+        assert await rig.metric("trimtab_cancelled_total", stage="text") == 1
+        assert await rig.outcomes() == {"dropped": 1}
+
+
+async def test_who_hangs_up_while_waiting_leaves_nothing_behind():
+    replica = ChatReplica()
+    async with chatting(replica, batchSize=1) as rig:
+        replica.gate.clear()
+        first = asyncio.ensure_future(ask(rig, a_chat("first")))
+        await rig.until(lambda: replica.running == 1)
+        second = asyncio.ensure_future(ask(rig, a_chat("second")))
+        await rig.until(lambda: rig.router.state().stages["text"].queue_rows == 1)
+        second.cancel()
+        await rig.until(lambda: rig.router.state().stages["text"].queue_rows == 0)
+        replica.gate.set()
+
+        assert (await first)[0] == 200
+        assert len(replica.written) == 1
+        assert await rig.outcomes() == {"ok": 1, "dropped": 1}
+
+
+@pytest.mark.parametrize("breaks", ["die", "error", "end"])
+async def test_a_stream_that_is_cut_says_so_and_counts_as_failed(breaks):
+    replica = ChatReplica(break_after=2, breaks=breaks)
+    async with chatting(replica) as rig:
+        told = await tell(rig, a_chat("one two three"))
+
+        assert words_of(told) == "one two "
+        assert told[-1]["error"]["code"] == "AnswerCut"
+        assert "in the middle of the answer" in told[-1]["error"]["message"]
+        assert "logits" not in json.dumps(told)
+        assert await rig.outcomes() == {"failed": 1}
+        assert await rig.metric("trimtab_refusals_total", reason="AnswerCut") == 1
+
+
+@pytest.mark.parametrize("breaks", ["die", "error", "end"])
+async def test_an_answer_that_nobody_has_heard_of_is_written_again(breaks):
+    replica = ChatReplica(break_after=2, breaks=breaks)
+    async with chatting(replica) as rig:
+        status, told, _ = await ask(rig, a_chat("one two three"))
+
+        assert (status, told["choices"][0]["message"]["content"]) == (200, "one two three")
+        assert [written.ended for written in replica.written] == [breaks, "whole"]
+        assert await rig.outcomes() == {"ok": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_replica_lost_before_the_first_piece_costs_nobody_an_answer(stream):
+    replicas = [ChatReplica(name=f"r-{n}", break_after=0) for n in range(2)]
+    replicas[1].break_after = None
+    async with chatting(*replicas) as rig:
+        answers = await asyncio.gather(*(ask_or_tell(rig, a_chat("one two"), stream=stream) for _ in range(8)))
+
+        assert answers == ["one two"] * 8
+        assert await rig.outcomes() == {"ok": 8}
+
+
+async def ask_or_tell(rig, chat, *, stream):
+    if stream:
+        return words_of(await tell(rig, chat))
+    return (await ask(rig, chat))[1]["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("refusing", "status", "kind"),
+    [
+        ((400, "too long: 900 tokens"), 400, "invalid_request_error"),
+        ((422, "no image"), 400, "invalid_request_error"),
+        ((500, "torch"), 500, "server_error"),
+    ],
+)
+async def test_what_a_replica_refuses_has_its_status_and_not_an_empty_stream(refusing, status, kind, stream):
+    async with chatting(ChatReplica(refusing=refusing)) as rig:
+        got, told, headers = await ask(rig, a_chat(stream=stream))
+
+        assert (got, told["error"]["type"]) == (status, kind)
+        assert ("torch" in told["error"]["message"]) is False
+        assert headers.get("x-should-retry") == ("false" if status == 500 else None)
+        assert sum((await rig.outcomes()).values()) == 1
+
+
+async def test_what_is_wrong_with_a_chat_is_said_in_the_clients_form():
+    async with chatting(ChatReplica()) as rig:
+        for chat, status, param, code in [
+            (a_chat(tools=[{}]), 400, "tools", "unsupported_parameter"),
+            (a_chat(model="other"), 404, None, "model_not_found"),
+            (a_chat("hi", b"no image"), 400, "messages[0].content[1].image_url", "invalid_image"),
+            (a_chat("hi", "http://127.0.0.1:1/a.png"), 400, "messages[0].content[1].image_url", "invalid_image_url"),
+            (a_chat("hi", *[a_png()] * 17), 400, "messages", "too_many_images"),
+        ]:
+            got, told, _ = await ask(rig, chat)
+            assert (got, told["error"]["param"], told["error"]["code"]) == (status, param, code), told
+        assert await rig.outcomes() == {"refused": 5}
+
+
+async def test_models_are_listed():
+    async with chatting(ChatReplica()) as rig:
+        _, told = await rig.get("/v1/models")
+        assert [model["id"] for model in told["data"]] == ["sample"]
+        assert (await rig.get("/v1/models/sample"))[1]["object"] == "model"
+        assert (await rig.get("/v1/models/other"))[0] == 404
+        assert (await rig.get("/v1/other"))[0] == 404
+
+
+async def test_a_dry_run_counts_and_runs_nothing():
+    replica = ChatReplica(counts={"prompt_tokens": 22, "text_tokens": 6, "image_tokens": [16], "encoded_tokens": [16]})
+    async with chatting(replica) as rig:
+        status, told, _ = await ask(rig, a_chat("hi", a_png(), dry_run=True))
+
+        assert (status, told["choices"], replica.written) == (200, [], [])
+        assert (told["usage"]["prompt_tokens"], told["usage"]["prompt_tokens_details"]["image_tokens"]) == (22, 16)
+        assert await rig.outcomes() == {}
+
+
+async def test_the_first_piece_and_the_pace_are_what_is_promised():
+    slo = {"latency": "60s", "firstToken": "30s", "perToken": "1ms"}
+    async with chatting(ChatReplica(pace_seconds=0.02), pipeline=a_chat_pipeline(slo=slo)) as rig:
+        assert await tell(rig, a_chat("one"))
+        assert await rig.outcomes() == {"ok": 1}
+        assert await tell(rig, a_chat("one two three"))
+        assert await rig.outcomes() == {"ok": 1, "late": 1}
+
+
+async def test_a_chat_whose_first_piece_cannot_come_in_time_is_refused_while_it_waits():
+    slo = {"latency": "60s", "firstToken": "200ms"}
+    replica = ChatReplica(stepped=True)
+    async with chatting(replica, pipeline=a_chat_pipeline(slo=slo, dropPolicy="Past"), batchSize=1) as rig:
+        first = asyncio.ensure_future(tell(rig, a_chat("one two")))
+        await rig.until(lambda: replica.running == 1)
+        status, told, headers = await ask(rig, a_chat("waits"))
+
+        assert (status, told["error"]["code"], headers["x-should-retry"]) == (504, "Past", "false")
+        replica.steps.release()
+        replica.steps.release()
+        assert words_of(await first) == "one two"
+        assert await rig.outcomes() == {"late": 1, "dropped": 1}
+
+
+async def test_rows_over_the_open_inference_protocol_are_written_side_by_side():
+    replica = ChatReplica()
+    async with chatting(replica) as rig:
+        said = [json.dumps([{"role": "user", "content": [{"type": "text", "text": t}]}]).encode() for t in ("a b", "c")]
+        status, answer, _ = await rig.rest(
+            InferRequest("sample", (Tensor("messages", "BYTES", np.array(said, dtype=object)),))
+        )
+
+        assert status == 200
+        assert [list(output.array) for output in answer.outputs[:2]] == [[b"a b", b"c"], [b"stop", b"stop"]]
+        assert answer.outputs[2].array.tolist() == [[10, 2, 0, 0, 10], [10, 1, 0, 0, 10]]
+
+
+async def test_images_are_encoded_by_a_stage_that_text_never_meets():
+    def encode(inputs):
+        files = inputs["images"]
+        rows = np.full((len(files), 2), 3.0, np.float32)
+        return {"embeddings": rows}
+
+    encoder = {
+        "name": "encode",
+        "inputs": [{"name": "images", "from": "request.inputs.images"}],
+        "outputs": [{"name": "embeddings", "datatype": "FP32", "shape": [2]}],
+        "variants": [{"name": "small", "family": "echo", "storageUri": "random://?seed=1", "accuracy": 0.9}],
+    }
+    reads: list[dict[str, Any]] = [
+        {"name": "messages", "from": "request.inputs.messages"},
+        {"name": "options", "from": "request.inputs.options", "optional": True},
+        {"name": "embeddings", "from": "encode.outputs.embeddings", "optional": True},
+    ]
+    pipeline = a_chat_pipeline([encoder, a_writer(*reads)])
+    replica, seeing = ChatReplica(), FakeReplica(encode)
+    async with a_rig(pipeline, {"text": [replica], "encode": [seeing]}) as rig:
+        assert words_of(await tell(rig, a_chat("no image"))) == "no image"
+        assert not seeing.seen
+        assert words_of(await tell(rig, a_chat("an image", a_png()))) == "an image"
+        assert replica.written[1].inputs["embeddings"].tolist() == [[3.0, 3.0]]
+
+
+async def test_streams_pass_the_door_unbuffered_and_its_callers_can_hang_up():
+    replica = ChatReplica(stepped=True)
+    async with chatting(replica) as rig:
+        url = f"http://127.0.0.1:{(await rig.door()).rest_port}{CHAT}"
+        replica.steps.release()
+        async with rig.session.post(url, json=a_chat("one two three", stream=True)) as answer:
+            while b"one" not in await answer.content.readuntil(b"\n\n"):
+                pass
+            assert replica.running == 1
+        await rig.until(lambda: replica.running == 0)
+        assert replica.written[0].ended == "left"
+
+        for _ in range(3):
+            replica.steps.release()
+        large = a_chat("one two three", a_png(1200, 1200) + bytes(400_000), stream=True)
+        async with rig.session.post(url, json=large) as answer:
+            assert words_of(events(await answer.read())) == "one two three"

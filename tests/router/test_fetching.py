@@ -1,0 +1,101 @@
+"""Images that are fetched: real servers, real redirects, names that lead somewhere private."""
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.router.chats import a_png
+from trimtab_pipelines.chat import ImageBounds
+from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_router.admission.budget import Budget
+from trimtab_router.ingress import fetching
+from trimtab_router.ingress.fetching import Fetcher
+from trimtab_router.refusal import Refusal
+
+
+@asynccontextmanager
+async def a_store(answer):
+    """A server on loopback, as an object store of our own is; and its address."""
+    runner = web.ServerRunner(web.Server(answer, access_log=None), shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/images/"
+    finally:
+        await runner.cleanup()
+
+
+async def fetch(store, name, budget=None, **bounds):
+    fetcher = Fetcher(ImageBounds(stores=(store,), **bounds))
+    with (budget or Budget(2**20)).reservation() as reservation:
+        return await fetcher.fetch(store + name, "image", reservation)
+
+
+async def test_a_store_of_our_own_is_fetched_from():
+    asked = []
+
+    async def answer(request):
+        asked.append(request.path)
+        return web.Response(body=a_png())
+
+    async with a_store(answer) as store:
+        assert await fetch(store, "a.png") == a_png()
+    assert asked == ["/images/a.png"]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_redirects_to_loopback_are_not_followed(status):
+    asked = []
+
+    async def answer(request):
+        asked.append(request.path)
+        return web.Response(status=status, headers={"Location": "/secret"})
+
+    async with a_store(answer) as store:
+        with pytest.raises(InvalidChat, match="redirects are not followed"):
+            await fetch(store, "a.png")
+    assert asked == ["/images/a.png"]
+
+
+async def test_a_file_that_does_not_end_is_given_up_when_it_is_too_large():
+    async def answer(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(bytes(2**14))
+
+    async with a_store(answer) as store:
+        with pytest.raises(InvalidChat, match="more than 65536 bytes"):
+            await fetch(store, "a.png", size=2**16)
+        with pytest.raises(Refusal, match="bytes are in flight"):
+            await fetch(store, "a.png", budget=Budget(2**17))
+
+
+async def test_a_file_that_does_not_come_is_given_up(monkeypatch):
+    monkeypatch.setattr(fetching, "FETCH_SECONDS", 0.05)
+
+    async def answer(request):
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with a_store(answer) as store:
+        with pytest.raises(InvalidChat, match="did not come within"):
+            await fetch(store, "a.png")
+
+
+@pytest.mark.parametrize("addresses", [["127.0.0.1"], ["93.184.216.34", "10.0.0.1"], ["::ffff:169.254.169.254"]])
+async def test_a_listed_name_that_leads_somewhere_private_is_refused(addresses, monkeypatch):
+    async def resolve(self, host, port=0, family=socket.AF_UNSPEC):
+        return [
+            {"hostname": host, "host": each, "port": port, "family": socket.AF_INET, "proto": 0, "flags": 0}
+            for each in addresses
+        ]
+
+    monkeypatch.setattr(aiohttp.ThreadedResolver, "resolve", resolve)
+    fetcher = Fetcher(ImageBounds(domains=("images.example",)))
+    with Budget(2**20).reservation() as reservation, pytest.raises(InvalidChat, match="leads to a private address"):
+        await fetcher.fetch("http://images.example/a.png", "image", reservation)

@@ -29,6 +29,10 @@ class _Nobody:
     """Whoever waits for a work that is only decided on."""
 
     trace_parent = request_id = ""
+    listens = False
+
+    def work_written(self, work: object, row: int, piece: object, now: float) -> None:
+        """Never called."""
 
     def work_completed(self, work: object, outputs: object, served: object) -> None:
         """Never called."""

@@ -116,6 +116,10 @@ reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in
 reproduce-mosel: venv ## MOSEL's five models under its load, its policies beside ours, in the simulator; out/mosel/mosel.html
 	$(PY) -m benchmarks.mosel --data $(DATA) --out $(OUT)/mosel $(if $(TRACE),--trace $(TRACE)) $(MOSEL)
 
+.PHONY: bench-modalities
+bench-modalities: venv ## digits-av served on the same jobs by ours, one look and all senses (MODALITIES="--phase quarter --recordings DIR")
+	$(PY) -m benchmarks.modalities --out $(OUT)/modalities $(MODALITIES)
+
 .PHONY: bench-router
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload
 	$(PY) -m benchmarks.router

@@ -27,6 +27,7 @@ from trimtab_router.admission.budget import Budget, Reservation
 from trimtab_router.admission.call import Call
 from trimtab_router.admission.checks import VERSION, Admitted, admit, check
 from trimtab_router.admission.pacing import Pacer
+from trimtab_router.admission.sweeping import Sweeping
 from trimtab_router.admission.turnstile import Turnstile
 from trimtab_router.admission.window import MOST_REQUESTS, Bounds, Window
 from trimtab_router.carriage.http import HttpCarrier
@@ -101,7 +102,10 @@ class Router:
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.start_seconds)
         limits = self.limits
-        self.budget = Budget(limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes)
+        self._sweeping = Sweeping()
+        self.budget = Budget(
+            limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes, self._sweeping.soon
+        )
         self.pacer = Pacer(Window(pipeline.spec.slo.latency_seconds), self.budget, self._bounds)
         self._decoding = ThreadPoolExecutor(1, "decode")  # one at a time: what decoding costs in passing is bounded too
         self._waiting: set[asyncio.Future[None]] = set()
@@ -297,6 +301,7 @@ class Router:
             await asyncio.wait(self._waiting, timeout=timeout_seconds)
         await asyncio.gather(*(carrier.close() for carrier in self._http.values()))
         self.pacer.close()
+        self._sweeping.close()
         self._decoding.shutdown(wait=False, cancel_futures=True)
 
     def _http_carrier(self, stage: Stage) -> HttpCarrier:

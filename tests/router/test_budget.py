@@ -1,6 +1,8 @@
 """What requests and their clients hold: added up while they are under way, gone with them."""
 
 import asyncio
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -9,7 +11,8 @@ from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.test_deadlines import blocked
 from trimtab_pipelines.codes import Code
 from trimtab_pipelines.edge import ClientLimits, EdgeSettings
-from trimtab_router.admission.budget import SMALL_BYTES, Budget
+from trimtab_router.admission.budget import LARGE_BYTES, SMALL_BYTES, Budget
+from trimtab_router.admission.sweeping import Sweeping
 from trimtab_router.refusal import Refusal
 
 
@@ -112,3 +115,37 @@ async def test_clients_are_told_apart_by_the_header_of_the_door():
         assert [(await call)[0] for call in (first, mine, yours)] == [200] * 3
         assert await rig.outcomes() == {"ok": 3, "refused": 1}
         assert rig.value("trimtab_callers_faults_total") == 1
+
+
+def test_whoever_looks_for_garbage_is_told_of_large_requests_alone():
+    told = list[str]()
+    budget = Budget(100 * LARGE_BYTES, large_ended=lambda: told.append("large"))
+    with budget.reservation() as small:
+        small.grow(LARGE_BYTES)
+    assert not told
+
+    with budget.reservation() as large:
+        large.grow(LARGE_BYTES + 1)
+    with budget.reservation() as answered:
+        answered.deliver(LARGE_BYTES + 1, lambda: None)
+
+    assert told == ["large", "large"]
+
+
+async def test_a_body_held_in_a_cycle_is_gone_soon_after_its_request():
+    class Held:
+        """What an exception's frames hold of a request that was cut short."""
+
+    gc.disable()
+    try:
+        held = Held()
+        held.__dict__["itself"], gone = held, asyncio.Event()
+        weakref.finalize(held, gone.set)
+        sweeping = Sweeping()
+        del held
+        sweeping.soon()
+        sweeping.soon()
+
+        await asyncio.wait_for(gone.wait(), 5.0)
+    finally:
+        gc.enable()

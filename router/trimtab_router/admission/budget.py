@@ -13,6 +13,7 @@ from trimtab_pipelines.codes import Code
 from trimtab_router.refusal import Refusal
 
 SMALL_BYTES = 256 * 1024
+LARGE_BYTES = 1024 * 1024
 LARGE_SHARE = 0.75
 """Of all bytes, what requests that are not small may hold; the rest is for the small ones, whatever the others do."""
 
@@ -27,9 +28,17 @@ class Budget:
         max_bytes: of all together.
         max_client_requests: under way for one client; 0 for any number.
         max_client_bytes: of one client's requests under way; 0 for no bound but the one for all.
+        large_ended: told that a request ended which held more than LARGE_BYTES.
     """
 
-    def __init__(self, max_bytes: int, max_client_requests: int = 0, max_client_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        max_client_requests: int = 0,
+        max_client_bytes: int = 0,
+        large_ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.large_ended = large_ended
         self._max_bytes = max_bytes
         self._clients = Clients(max_client_requests, max_client_bytes)
         self._held_bytes = 0
@@ -158,11 +167,14 @@ class Reservation(AbstractContextManager["Reservation"]):
     def end(self) -> None:
         """Give all back; once."""
         if not self._ended:
+            large = self.size_bytes + self.answer_bytes > LARGE_BYTES
             self.answered()
             self._give_back()
             self._budget.delivered(self)
             self._budget.leave(self.client)
             self._ended = True
+            if large:
+                self._budget.large_ended()
 
     def _give_back(self) -> None:
         self.note(-self.size_bytes)

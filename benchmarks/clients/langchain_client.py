@@ -16,6 +16,8 @@ ORDER = "TRIMTAB_CHATS"
 SUITE = Path(__file__).with_name("chats_suite.py")
 OPTIONS = (
     "-q",
+    "-c",
+    os.devnull,
     "--rootdir",
     str(SUITE.parent),
     "-p",
@@ -25,7 +27,8 @@ OPTIONS = (
     "--override-ini=asyncio_default_fixture_loop_scope=session",
     f"--deselect={SUITE.name}::TestPipeline::test_image_inputs",
 )
-"""One loop for all, as its clients are kept; images of the web are left out, ours are in the suite."""
+"""No settings but these. One loop for all, as its clients are kept; images of the web are left out, ours are in the
+suite."""
 
 
 class Counting:

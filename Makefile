@@ -48,7 +48,7 @@ lock: venv ## resolve requirements.txt, and from it what each image installs; UP
 	awk '/^[a-z]/ { own = /^gurobipy==/ } own || /^#/' requirements/gurobi.txt >requirements/gurobi.tmp
 	mv requirements/gurobi.tmp requirements/gurobi.txt
 	$(LOCK_TOOL) -o hack/sbom.txt hack/sbom.in
-	$(LOCK_TOOL) -o hack/clients/kserve.txt hack/clients/kserve.in
+	for client in kserve openai langchain; do $(LOCK_TOOL) -o hack/clients/$$client.txt hack/clients/$$client.in; done
 
 LOCK_TOOL = .venv/bin/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command "make lock"
@@ -119,6 +119,10 @@ reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in
 .PHONY: reproduce-mosel
 reproduce-mosel: venv ## MOSEL's five models under its load, its policies beside ours, in the simulator; out/mosel/mosel.html
 	$(PY) -m benchmarks.mosel --data $(DATA) --out $(OUT)/mosel $(if $(TRACE),--trace $(TRACE)) $(MOSEL)
+
+.PHONY: bench-modalities
+bench-modalities: venv ## digits-av served on the same jobs by ours, one look and all senses (MODALITIES="--phase quarter --recordings DIR")
+	$(PY) -m benchmarks.modalities --out $(OUT)/modalities $(MODALITIES)
 
 .PHONY: bench-router
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload

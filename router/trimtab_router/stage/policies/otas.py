@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 
+import numpy as np
+
 from trimtab_router.stage.policies import slack_fit
+from trimtab_router.stage.policies.schedule import DROPPED, Job, solve
 from trimtab_router.stage.policies.units import first_rows
 from trimtab_router.stage.policies.view import Departure, NotBefore, Point, Policy, View
 from trimtab_router.stage.queue import MOST_SLICES
@@ -25,6 +28,7 @@ DELTA_SECONDS, ETA_SECONDS, MU, KAPPA, BETA = 0.5, 0.5, 0.8, 0.8, 5
 HEADROOM = 379 / 580
 """Of what a point carries, up to which rate the paper's table I gives it: what it does for the plain model."""
 Table = Callable[[View, Sequence[Point]], Point]
+Offer = tuple[float, float, Point]
 
 
 @dataclass(slots=True, eq=False)
@@ -53,21 +57,24 @@ class Batch:
         return sum(piece.rows * piece.work.wish.utility for piece in self.slices) / max(self.rows, 1)
 
 
-def decide(view: View, *, table: Table | None = None) -> Departure | NotBefore:
+def decide(view: View, *, table: Table | None = None, program: "Program | None" = None) -> Departure | NotBefore:
     """Let the first batch leave that is not given up.
 
     Args:
         view: what waits.
         table: the paper's f, from the rate of arrivals to a point; None for one that follows from the profile.
+        program: instead of Algorithm 2.
     """
     start = max(view.now, min(view.free_at(), default=view.now))
     points = sorted(view.points, key=lambda point: point.seconds(view.most_rows))
     batches = batched(view)
     if not batches:
         return NotBefore()
-    by_rate = (table or fastest_enough)(view, points)
-    allocate = _by_rate if len(batches) <= BETA else _by_program
-    for batch, point in zip(batches, allocate(view, points, by_rate, batches, start), strict=True):
+    if len(batches) <= BETA:
+        chosen = _by_rate(view, points, (table or fastest_enough)(view, points), batches, start)
+    else:
+        chosen = (program or by_printed_program)(view, points, batches, start)
+    for batch, point in zip(batches, chosen, strict=True):
         if point is not None and any(point.suits(piece) for piece in batch.slices):
             return Departure(point, first_rows(batch.slices, view.most_rows))
     return NotBefore() if view.drop_policy == "Predicted" else slack_fit.decide(view)
@@ -129,12 +136,8 @@ def _by_rate(
     return found
 
 
-def _by_program(
-    view: View,
-    points: Sequence[Point],
-    by_rate: Point,  # noqa: ARG001 - as the other
-    batches: Sequence[Batch],
-    start: float,
+def by_printed_program(
+    view: View, points: Sequence[Point], batches: Sequence[Batch], start: float
 ) -> list[Point | None]:
     """Algorithm 2; None where a batch is not executed."""
     size = len(points) + 1
@@ -149,6 +152,22 @@ def _by_program(
         found.append(points[last - 1] if last else None)
         last = sources[last]
     return found[::-1]
+
+
+def by_exact_program(_: View, points: Sequence[Point], batches: Sequence[Batch], start: float) -> list[Point | None]:
+    """What Algorithm 2 is meant to find: the best choice for every batch, by what batches of these sizes take."""
+    offers = [[(point.seconds(batch.rows), batch.value(point), point) for point in points] for batch in batches]
+    kept = [[offer for place, offer in enumerate(each) if _unbeaten(offer, each[:place])] for each in offers]
+    jobs = [
+        Job(batch.deadline, np.array([o[0] for o in each]), np.array([o[1] for o in each]))
+        for batch, each in zip(batches, kept, strict=True)
+    ]
+    steps = solve(jobs, start).steps
+    return [None if step.option == DROPPED else kept[step.place][step.option][2] for step in steps]
+
+
+def _unbeaten(offer: Offer, faster: Sequence[Offer]) -> bool:
+    return all(offer[1] > other[1] for other in faster)
 
 
 def _next_row(
@@ -174,4 +193,5 @@ def _next_row(
     return row, clock, source
 
 
+Program = Callable[[View, Sequence[Point], Sequence[Batch], float], list[Point | None]]
 POLICY = Policy(decide, falls_back=True)

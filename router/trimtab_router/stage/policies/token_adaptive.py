@@ -9,7 +9,7 @@ from what waits and how fast more comes (`price_of_time`): so few waiting rows u
 that the rows behind them pay for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -57,13 +57,19 @@ class Planned:
         return self if step.jobs == 1 else next(group for group in self.groups if group.of == step.jobs)
 
 
-def decide(view: View) -> Departure | NotBefore:
-    """Let the next batch leave."""
+def decide(view: View, *, priced: bool = True, joins: bool = True) -> Departure | NotBefore:
+    """Let the next batch leave.
+
+    Args:
+        view: what waits.
+        priced: whether time costs what it is worth to others.
+        joins: whether the size of a batch is chosen with its point; else batches are as large as can be.
+    """
     if view.drop_policy == "Never":
         return slack_fit.decide(view)
     start = max(view.now, min(view.free_at(), default=view.now))
     menu = Menu(view)
-    planned = plan_of(view, menu)
+    planned = plan_of(view, menu, priced=priced, joins=joins)
     if not planned:
         return slack_fit.decide(view)
     seconds = sum(float(each.seconds[0]) for each in planned)
@@ -75,16 +81,18 @@ def decide(view: View) -> Departure | NotBefore:
     return _departure(view, menu, planned, found, step, start)
 
 
-def plan_of(view: View, menu: Menu) -> list[Planned]:
+def plan_of(view: View, menu: Menu, *, priced: bool = True, joins: bool = True) -> list[Planned]:
     """The first batches that the free replica should serve, and what each may choose among."""
-    batches = batches_of(view, MOST_BATCHES)
-    price = price_of_time(view, batches, menu)
+    batches = batches_of(view, MOST_BATCHES, small=joins)
+    price = price_of_time(view, batches, menu) if priced else 0.0
     singles = [each for each in _priced(menu, [(batch, 1) for batch in batches], price) if each.choices.size]
     free_at = view.free_at()
     if len(free_at) > 1:
         (own, *_) = shared_out([each.job(0.0) for each in singles], free_at)
         singles = [singles[place] for place in own]
-    groups = [(place, *group) for place in range(_LEADERS) for group in _groups(singles[place:], view.most_rows)]
+    groups = [
+        (place, *group) for place in range(_LEADERS * joins) for group in _groups(singles[place:], view.most_rows)
+    ]
     for (place, *_), group in zip(groups, _priced(menu, [(b, n) for _, b, n in groups], price), strict=True):
         if group.choices.size:
             singles[place].groups.append(group)
@@ -155,16 +163,16 @@ def _departure(view: View, menu: Menu, planned: list[Planned], found: Schedule, 
     return Departure(choice.point, takes)
 
 
-def _mates(menu: Menu, leaving: Planned, choice: Choice, behind: list[tuple[Planned, Step]]) -> list[Slice]:
+def _mates(menu: Menu, leaving: Planned, choice: Choice, behind: list[tuple[Planned, Step]]) -> Iterator[Slice]:
     taken = {id(piece.work) for piece in leaving.batch.slices}
-    return [
+    return (
         piece
         for planned, step in behind
         if step.option != DROPPED and menu.choices[planned.choices[step.option]] is choice
         if planned.batch.company[1:] == leaving.batch.company[1:]
         for piece in planned.batch.slices
         if id(piece.work) not in taken and shares_batch(choice.point, leaving.batch.slices[0], piece)
-    ]
+    )
 
 
 def _spare_seconds(planned: list[Planned], steps: Sequence[Step], start: float) -> float:

@@ -73,10 +73,16 @@ class Batch:
         return not alone and self.company == other.company and self.rows + other.rows <= most_rows
 
 
-def batches_of(view: View, most: int) -> list[Batch]:
-    """The first batches along the queue, by the deadlines of their first."""
+def batches_of(view: View, most: int, *, small: bool = True) -> list[Batch]:
+    """The first batches along the queue, by the deadlines of their first.
+
+    Args:
+        view: what waits.
+        most: how many.
+        small: whether the first are small ones.
+    """
     quarter = max(view.most_rows // 4, 1)
-    sizes = (1, quarter, quarter, 2 * quarter, view.most_rows)
+    sizes = (1, quarter, quarter, 2 * quarter, view.most_rows) if small else (view.most_rows,)
     found: list[Batch] = []
     open_batches: dict[tuple[_Company, int], tuple[Batch, int]] = {}
     for piece in islice(view.waiting, MOST_SLICES):

@@ -15,12 +15,12 @@ from trimtab_router.stage.policies.token_batches import Batch
 from trimtab_router.stage.policies.token_menu import Menu
 from trimtab_router.stage.policies.view import View
 
-BUSY_SHARE = 0.85
-"""Of a replica's seconds that may be planned: what is planned full waits without end."""
-
 
 def price_of_time(view: View, batches: Sequence[Batch], menu: Menu) -> float:
     """Expected utility of a second.
+
+    Who waits has to be served while as many come as do in the time that the most urgent was given; whichever are more
+    share the seconds of that time.
 
     Args:
         view: how fast rows come, and how many replicas there are.
@@ -32,8 +32,8 @@ def price_of_time(view: View, batches: Sequence[Batch], menu: Menu) -> float:
     work = batches[0].slices[0].work
     horizon = max(work.deadline - work.enqueued_at - view.later_seconds, 1e-6)
     waiting = sum(batch.rows for batch in batches)
-    expected = waiting + view.arrivals_rps() * horizon
-    seconds = BUSY_SHARE * max(view.replicas, 1) * horizon * waiting / expected
+    expected = max(waiting, view.arrivals_rps() * horizon)
+    seconds = max(view.replicas, 1) * horizon * waiting / expected
     return last_slope(_curves(batches, menu), seconds)
 
 

@@ -120,6 +120,10 @@ reproduce-mosel: venv ## MOSEL's five models under its load, its policies beside
 reproduce-otas: venv ## OTAS's model under its loads, its policy and baselines beside ours, in the simulator; out/otas/otas.html
 	$(PY) -m benchmarks.otas --data $(DATA) --out $(OUT)/otas $(if $(TRACE),--trace $(TRACE)) $(OTAS)
 
+.PHONY: bench-modalities
+bench-modalities: venv ## digits-av served on the same jobs by ours, one look and all senses (MODALITIES="--phase quarter --recordings DIR")
+	$(PY) -m benchmarks.modalities --out $(OUT)/modalities $(MODALITIES)
+
 .PHONY: bench-router
 bench-router: venv ## measure the router against chained MLServers: overhead, throughput, large tensors, batching, overload
 	$(PY) -m benchmarks.router

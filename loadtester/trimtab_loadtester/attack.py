@@ -14,7 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import uvloop
+from numpy.typing import NDArray
 
 from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
 from trimtab_loadtester.labelled import LabelledPayloads
@@ -26,7 +28,14 @@ from trimtab_loadtester.results import Record, Results, RunFacts, Visit
 from trimtab_loadtester.wire import OPEN, Access, Answer, GrpcWire, RestWire, Wire
 from trimtab_pipelines.ends import End
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_protocol.extensions import EXPECTED_ACCURACY, REASON_HEADER, STAGE_HEADER, number_of, parameters_of
+from trimtab_protocol.extensions import (
+    ACCURACY_FLOOR,
+    EXPECTED_ACCURACY,
+    REASON_HEADER,
+    STAGE_HEADER,
+    number_of,
+    parameters_of,
+)
 
 GAVE_UP = "GaveUp"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -181,7 +190,7 @@ def _prepare(
     while len(payloads) < min(requests, options.max_payloads) and size < options.max_payload_bytes:
         payload = source.payload(len(payloads))
         size += sum(tensor.array.nbytes for tensor in payload.inputs)
-        encoded.append(wire.encode(payload.inputs, names, parameters))
+        encoded.append(wire.encode(payload.inputs, names, {**parameters, **payload.parameters}))
         payloads.append(replace(payload, inputs=()))
     return payloads, encoded
 
@@ -241,7 +250,9 @@ async def _request(run: _Run, index: int, due: float) -> None:
 def _record(run: _Run, payload: Payload, answer: Answer, due: float, sent: float) -> Record:
     latency = run.elapsed_seconds - due
     outcome = classify(answer.code, latency, run.facts.slo_seconds)
+    floor = number_of(payload.parameters.get(ACCURACY_FLOOR))
     record = Record(due, sent, latency, outcome, answer.code, detail=answer.detail)
+    record = record._replace(floor=float("nan") if floor is None else floor)
     if answer.response is None:
         return record._replace(
             drop_stage=answer.headers.get(STAGE_HEADER, ""), drop_reason=answer.headers.get(REASON_HEADER, "")
@@ -254,12 +265,23 @@ def _record(run: _Run, payload: Payload, answer: Answer, due: float, sent: float
         return record._replace(outcome=End.FAILED, code="WrongAnswer", detail=wrong)
     parameters = answer.response.parameters
     expected = number_of(parameters.get(EXPECTED_ACCURACY))
-    return record._replace(
+    provisional = _provisional(run.facts.stages, parameters)
+    told = record._replace(
         correct=score.correct,
         total=score.total,
         expected_accuracy=float("nan") if expected is None else expected,
+        provisional=int(provisional.sum()),
         visits={stage: _visit(stage, parameters) for stage in run.facts.stages},
     )
+    if score.right is None or score.right.size != provisional.size:
+        return told
+    return told._replace(provisional_correct=int((score.right & provisional).sum()))
+
+
+def _provisional(stages: Sequence[str], parameters: Mapping[str, Any]) -> NDArray[np.bool_]:
+    """Which rows of the first stage that says so were answered before their second look; none where none says so."""
+    told = next((str(parameters[name]) for s in stages if (name := parameters_of(s).provisional) in parameters), "")
+    return np.array([word == "true" for word in told.split(",")]) if told else np.zeros(0, dtype=np.bool_)
 
 
 def _visit(stage: str, parameters: Mapping[str, Any]) -> Visit:

@@ -5,17 +5,22 @@ The annotation reads `digits-av`, or `digits-av: rows=1..32, missing=0.3, …` w
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_loadtester.payload import Outputs, Payload, Score
 from trimtab_protocol import Tensor
+from trimtab_protocol.extensions import ACCURACY_FLOOR
+
+if TYPE_CHECKING:
+    from trimtab_model_servers.senses.items import Items
 
 POOL_ROWS: Final = 2_000
-"""Rows that are drawn; jobs are different choices among them."""
+LOUDEST: Final = 20_000
 MOST_ROWS: Final = 4096
 
 
@@ -29,6 +34,10 @@ class JobOptions:
         skew: how many times as often the digits 0 to 4 come as 5 to 9.
         recordings: file or folder of real recordings (`fsdd_dev.npz`) to take the sound from, else synthesised voices.
         speakers: of the recordings, whom to take; else those that the shipped weights have not learned from.
+        floor: least and most accuracy that a job asks for, each as likely; 0 where it asks for none.
+        pool: rows that are drawn; jobs are different choices among them.
+        drawn: the seed of these rows; else that of the load, so that each seed has rows of its own.
+        deaf: the job from which on the microphone is broken and gives noise alone; never where negative.
     """
 
     rows: tuple[int, int] = (1, 1)
@@ -36,6 +45,10 @@ class JobOptions:
     skew: float = 1.0
     recordings: Path | None = None
     speakers: tuple[str, ...] = ()
+    floor: tuple[float, float] = (0.0, 0.0)
+    pool: int = 0
+    drawn: int = -1
+    deaf: int = -1
 
     def __post_init__(self) -> None:
         least, most = self.rows
@@ -45,10 +58,13 @@ class JobOptions:
             raise ValueError(f"missing {self.missing:g} is a share, between 0 and 1")
         if not 0 < self.skew <= 1e6:
             raise ValueError(f"skew {self.skew:g} must be above 0")
+        lowest, highest = self.floor
+        if not 0 <= lowest <= highest <= 1:
+            raise ValueError(f"floor {lowest:g}..{highest:g} must lie between 0 and 1, the lesser first")
 
     @classmethod
     def parse(cls, written: str) -> Self:
-        """Read `rows=1..32, missing=0.3, skew=5, recordings=FOLDER, speakers=one+another`, any of them.
+        """Read `rows=1..32, missing=0.3, skew=5, floor=0.8, …`, any of the fields, each once.
 
         Raises:
             ValueError: no such option, or a value that cannot be.
@@ -69,31 +85,36 @@ class JobOptions:
         return replace(cls(), **values)
 
 
-def _range(written: str) -> tuple[int, int]:
+Value = TypeVar("Value", int, float)
+
+
+def _range(kind: Callable[[str], Value], written: str) -> tuple[Value, Value]:
     least, dots, most = written.partition("..")
-    return int(least), int(most if dots else least)
+    return kind(least), kind(most if dots else least)
 
 
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
-    "rows": _range,
+    "rows": partial(_range, int),
     "missing": float,
     "skew": float,
     "recordings": Path,
     "speakers": lambda written: tuple(written.split("+")),
+    "floor": partial(_range, float),
+    "pool": int,
+    "drawn": int,
+    "deaf": int,
 }
-_EXAMPLE: Final = "rows=1..32, missing=0.3, skew=5, recordings=FOLDER, speakers=one+another"
+_EXAMPLE: Final = "rows=1..32, missing=0.3, skew=5, floor=0.7..0.9, recordings=FOLDER, speakers=one+another"
 
 
 class DigitsAvPayloads:
     """Jobs of rows whose handwriting and voices neither training nor the measured accuracies have drawn this way."""
 
     def __init__(self, seed: int = 0, options: JobOptions | None = None) -> None:
-        from trimtab_model_servers.senses.items import ItemSource  # noqa: PLC0415 - slow to import
-
         self._seed = seed
-        self._options = options or JobOptions()
-        source = ItemSource("held-out", seed, _recordings(self._options))
-        self._pool = source.items(0, POOL_ROWS)
+        self._options = options = options or JobOptions()
+        own = seed if options.drawn < 0 else options.drawn
+        self._pool = _drawn(own, options.recordings, options.speakers, options.pool or POOL_ROWS)
         weights = np.where(self._pool.digit < 5, self._options.skew, 1.0)
         self._likely = weights / weights.sum()
 
@@ -101,21 +122,25 @@ class DigitsAvPayloads:
         """Draw a job: some of `audio`, `video`, `text`, all of the same rows."""
         random = np.random.default_rng([self._seed, index])
         least, most = self._options.rows
-        rows = random.choice(POOL_ROWS, int(random.integers(least, most + 1)), p=self._likely)
-        inputs = self._pool.inputs()
+        rows = random.choice(self._likely.size, int(random.integers(least, most + 1)), p=self._likely)
+        inputs = {name: array[rows] for name, array in self._pool.inputs().items()}
+        if 0 <= self._options.deaf <= index:
+            inputs["audio"] = random.integers(-LOUDEST, LOUDEST, inputs["audio"].shape, dtype=np.int16)
         for name in _absent(self._options.missing, tuple(inputs), random):
             del inputs[name]
-        return Payload(
-            tuple(Tensor.of(name, array[rows]) for name, array in inputs.items()), truth=self._pool.digit[rows]
-        )
+        tensors = tuple(Tensor.of(name, array) for name, array in inputs.items())
+        return Payload(tensors, self._pool.digit[rows], self._wishes(random))
+
+    def _wishes(self, random: np.random.Generator) -> Mapping[str, float]:
+        lowest, highest = self._options.floor
+        return {ACCURACY_FLOOR: round(float(random.uniform(lowest, highest)), 4)} if highest else {}
 
     def score(self, truth: object, outputs: Outputs) -> Score:
         """Count the rows whose digit is named; KeyError where the answer has no `digit`."""
         digits: NDArray[Any] = outputs["digit"].reshape(-1)
         expected = np.asarray(truth)
-        return Score(
-            correct=int((digits == expected).sum()) if digits.shape == expected.shape else 0, total=expected.size
-        )
+        right = digits == expected if digits.shape == expected.shape else np.zeros(expected.size, dtype=np.bool_)
+        return Score(int(right.sum()), expected.size, right)
 
 
 def _absent(share: float, names: tuple[str, ...], random: np.random.Generator) -> tuple[str, ...]:
@@ -125,10 +150,13 @@ def _absent(share: float, names: tuple[str, ...], random: np.random.Generator) -
     return tuple(str(name) for name in random.choice(names, int(random.integers(1, len(names))), replace=False))
 
 
-def _recordings(options: JobOptions) -> Any:
-    if options.recordings is None:
-        return None
+@lru_cache(maxsize=1)
+def _drawn(seed: int, recordings: Path | None, speakers: tuple[str, ...], rows: int) -> "Items":
+    """The rows that jobs are made of; kept, since several loads after each other may be made of the same."""
+    from trimtab_model_servers.senses.items import ItemSource  # noqa: PLC0415 - slow to import
     from trimtab_model_servers.senses.recordings import load_recordings, unheard  # noqa: PLC0415 - as above
 
-    found = load_recordings(options.recordings)
-    return found.of(*(options.speakers or unheard(found)))
+    found = None if recordings is None else load_recordings(recordings)
+    if found is not None:
+        found = found.of(*(speakers or unheard(found)))
+    return ItemSource("held-out", seed, found).items(0, rows)

@@ -1,9 +1,10 @@
 """What every source of payloads makes: requests with what is true of them, and how much of an answer is right."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_protocol import Tensor
@@ -13,15 +14,20 @@ Outputs = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payload:
-    """One request: its input tensors, and what is true of it (None where nothing is known)."""
+    """One request: its input tensors, what is true of it (None where nothing is known), and what it wishes."""
 
     inputs: tuple[Tensor, ...]
     truth: object = None
+    parameters: Mapping[str, str | int | float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How much of an answer is right; the accuracy over many answers is Σ correct / Σ total."""
+    """How much of an answer is right; the accuracy over many answers is Σ correct / Σ total.
+
+    `right`, where truth is known row by row: whether each is. Shape [rows].
+    """
 
     correct: int = 0
     total: int = 0
+    right: NDArray[np.bool_] | None = field(default=None, compare=False)

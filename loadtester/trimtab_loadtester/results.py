@@ -33,6 +33,18 @@ class Visit(NamedTuple):
     service_seconds: float = float("nan")
 
 
+_NUMBERS = {
+    "scheduled": "f8",
+    "sent": "f8",
+    "latency_seconds": "f8",
+    "outcome": "u1",
+    "correct": "i4",
+    "total": "i4",
+    "expected_accuracy": "f8",
+    "floor": "f8",
+    "provisional": "i4",
+    "provisional_correct": "i4",
+}
 _VISIT_COLUMNS = {"variant": "U63", "batch_size": "i4", "queue_seconds": "f8", "service_seconds": "f8"}
 
 
@@ -40,7 +52,9 @@ class Record(NamedTuple):
     """One request; times in seconds from the start of the run.
 
     `detail` is the server's message where it refused, `expected_accuracy` what the plan that served it promised (NaN
-    where unknown), `visits` how each stage served it.
+    where unknown), `floor` the accuracy it asked for (NaN where none), `provisional` how many of its rows have an
+    answer from before their second look and `provisional_correct` how many of these are right, `visits` how each stage
+    served it.
     """
 
     scheduled: float
@@ -52,6 +66,9 @@ class Record(NamedTuple):
     correct: int = 0
     total: int = 0
     expected_accuracy: float = float("nan")
+    floor: float = float("nan")
+    provisional: int = 0
+    provisional_correct: int = 0
     drop_stage: str = ""
     drop_reason: str = ""
     visits: Mapping[str, Visit] = {}
@@ -110,7 +127,7 @@ class Results:
     def of(cls, facts: RunFacts, records: Sequence[Record]) -> "Results":
         """Lay records out as one array, sorted by their schedule."""
         array = np.zeros(len(records), dtype=_dtype(facts.stages))
-        for column in ("scheduled", "sent", "latency_seconds", "outcome", "correct", "total", "expected_accuracy"):
+        for column in _NUMBERS:
             array[column] = [getattr(record, column) for record in records]
         for column in _TEXT_LENGTHS:
             array[column] = [getattr(record, column) for record in records]
@@ -212,8 +229,7 @@ def percentiles(latencies_seconds: NDArray[np.float64]) -> dict[str, float]:
 def _dtype(stages: tuple[str, ...]) -> np.dtype[Any]:
     texts = [(name, f"U{length}") for name, length in _TEXT_LENGTHS.items()]
     visits = [(f"{column}:{stage}", kind) for stage in stages for column, kind in _VISIT_COLUMNS.items()]
-    times = [(name, "f8") for name in ("scheduled", "sent", "latency_seconds", "expected_accuracy")]
-    return np.dtype([*times, ("outcome", "u1"), ("correct", "i4"), ("total", "i4"), *texts, *visits])
+    return np.dtype([*_NUMBERS.items(), *texts, *visits])
 
 
 def _ratio(part: Any, whole: Any) -> float | None:

@@ -26,6 +26,7 @@ from trimtab_model_servers.host import Host, host
 from trimtab_model_servers.logs import LOGGING
 from trimtab_model_servers.ports import ReservedPort
 from trimtab_model_servers.settings import server_settings
+from trimtab_pipelines.processes.allocation import keep_freed_memory
 from trimtab_pipelines.processes.announced import ReplicaPorts
 from trimtab_protocol.mutual_tls import MutualTls
 
@@ -34,6 +35,8 @@ _POLL_SECONDS = 0.005
 _LOOPBACK = "127.0.0.1"
 _ANY_PORT = ReplicaPorts(0, 0, 0)
 LONGEST_DRAIN_SECONDS = 20.0
+LARGEST_KEPT_BYTES, MOST_KEPT_BYTES = 32 * 2**20, 256 * 2**20
+"""Of the memory that a batch frees: got anew for each, its page faults took as long as a small network's computing."""
 
 
 def run(
@@ -64,6 +67,7 @@ def run(
         ModelError: a model cannot be loaded, or the folder holds none.
         OSError: a port is taken.
     """
+    keep_freed_memory(LARGEST_KEPT_BYTES, MOST_KEPT_BYTES)
     gc.freeze()  # or each full collection would walk all of torch, and a fork would copy what it walks
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         doors = _Doors(address, plain_address, ports, identity, health_port)

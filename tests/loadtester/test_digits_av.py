@@ -62,6 +62,24 @@ def test_answers_are_scored_row_by_row():
         source.score(truth, {})
 
 
+def test_which_rows_are_right_is_told_row_by_row():
+    source = DigitsAvPayloads(1)
+
+    right = source.score(np.array([1, 2, 3]), {"digit": np.array([1, 5, 3])}).right
+
+    assert right is not None
+    assert right.tolist() == [True, False, True]
+
+
+def test_jobs_may_ask_for_accuracy():
+    source = DigitsAvPayloads(1, JobOptions.parse("floor=0.7..0.9"))
+    floors = [float(source.payload(index).parameters["trimtab.accuracy_floor"]) for index in range(200)]
+
+    assert 0.7 <= min(floors) < 0.72
+    assert 0.88 < max(floors) <= 0.9
+    assert not DigitsAvPayloads(1).payload(0).parameters
+
+
 def test_the_sound_may_be_recorded_by_speakers_that_the_weights_have_not_heard(tmp_path):
     folder = a_recording_file(tmp_path, [*HEARD, "stranger"])
     synthesised = DigitsAvPayloads(1).payload(0)
@@ -82,6 +100,7 @@ def test_the_sound_may_be_recorded_by_speakers_that_the_weights_have_not_heard(t
         ("colour=red", "'colour=red' is not one of rows, missing"),
         ("rows=1, rows=2", "each once"),
         ("skew=0", "must be above 0"),
+        ("floor=0.9..0.7", "the lesser first"),
     ],
 )
 def test_wrong_options_are_named(written, words):

@@ -326,7 +326,7 @@ class Desk:
         )
         self._uses += 1
         for piece in batch:
-            piece.work.promised += parcel.promises(piece)
+            parcel.promise(piece)
         slot.take(parcel, self._uses)
         self.outlook.departed(rows)
         if parcel.found_idle:

@@ -55,7 +55,7 @@ class Returns:
         """Give every member what the ending means for it."""
         if not isinstance(ending, Answered):
             for piece in parcel.batch:
-                piece.work.promised -= parcel.promises(piece)
+                parcel.promise(piece, -1)
         match ending:
             case Answered():
                 self._hand_out(parcel, ending, now)
@@ -133,7 +133,7 @@ class Returns:
             first, last = piece.start + start, piece.start + stop
             piece.work.add_piece(first, stop - start, own, record)
             if doubtful and not piece.work.closed:
-                known = replace(record, accuracy=before)
+                known = replace(record, accuracy=again.of_doubted(before))
                 self._tally.looks_again(stop - start)
                 self._queue.push(Slice(piece.work, first, last, provisional=known, again=again))
 

@@ -39,7 +39,13 @@ class Parcel:
         """What it runs: variant and operating point."""
         return self.variant, self.point.name
 
-    def promises(self, piece: Slice) -> float:
+    def promise(self, piece: Slice, sign: int = 1) -> None:
+        """Note what is expected of a member, or take it back."""
+        piece.work.promised += sign * self._promises(piece)
+        if piece.provisional is None:
+            piece.work.promised_rows += sign * piece.rows
+
+    def _promises(self, piece: Slice) -> float:
         """How many more of a work's rows are expected to be right once this member has been served."""
         before = piece.provisional.accuracy if piece.provisional is not None else 0.0
         if piece.again is not None and piece.again.accuracy is not None:

@@ -70,11 +70,17 @@ class Again:
         below: certainty, as the model tells it.
         point: the operating point meant for the second look.
         accuracy: expected of all rows of the batch once that is done; None: each row has that of the point it ran at.
+        share: of all rows, how many are less certain where that was measured; None where nobody knows.
     """
 
     below: float
     point: str
     accuracy: float | None = None
+    share: float | None = None
+
+    def of_doubted(self, first: float) -> float:
+        """Expected of the rows that are less certain after a first look which has `first` over all rows."""
+        return first if self.share is None else self.accuracies(first, self.share)[1]
 
     def accuracies(self, first: float, share: float) -> tuple[float, float]:
         """Expected of the rows that are kept, and of the others as long as they have no second look.
@@ -133,6 +139,7 @@ class Work:
         "inputs",
         "owner",
         "promised",
+        "promised_rows",
         "queued_rows",
         "rows",
         "signature",
@@ -167,8 +174,17 @@ class Work:
         self.queued_rows = 0
         self.promised = 0.0
         """How many of the rows that have left are expected to be right."""
+        self.promised_rows = 0
+        """How many these are; those that wait for a second look are among them."""
         self._missing = runnable.rows
         self._pieces: list[_Piece] = []
+
+    @property
+    def missing_accuracy(self) -> float:
+        """The mean accuracy that the rows which have not left must have, so that all together reach the floor."""
+        if not self.accuracy_floor:
+            return 0.0
+        return (self.accuracy_floor * self.rows - self.promised) / max(self.rows - self.promised_rows, 1)
 
     @property
     def answered(self) -> bool:

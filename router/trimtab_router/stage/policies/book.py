@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab_pipelines.splits import UNIT, Batches, Floats, Front, Integers, Way, cheapest_batches, escalated, fronts
 from trimtab_pipelines.splits import unbeaten as unbeaten_ways
@@ -16,6 +17,10 @@ from trimtab_router.stage.policies.view import Point, SecondLook
 
 MOST_ROWS = 64
 """More rows than that are planned in parts."""
+NONE = -1
+HARDLY = 0.0025
+"""Accuracy that a held-out set of thousands does not tell apart: nobody waits for it."""
+Truths = NDArray[np.bool_]
 _FIRST_PAGES = 8
 
 
@@ -37,11 +42,15 @@ class Page:
         accuracy: expected of a row on average, ascending. Shape (splits,).
         parts: seconds at each point, as profiled. Shape (splits, points).
         rows: how many rows each line gets. Shape (splits, lines).
+        line: the line that all rows go by; NONE where there are several. Shape (splits,).
+        twice: whether any of the rows may be looked at again. Shape (splits,).
     """
 
     accuracy: Floats
     parts: Floats
     rows: Integers
+    line: Integers
+    twice: Truths
 
     def seconds(self, ratios: Floats) -> Floats:
         """Seconds of each split. Shape (splits,).
@@ -54,7 +63,7 @@ class Page:
 
     def only(self, places: Integers) -> "Page":
         """Some of its splits."""
-        return Page(self.accuracy[places], self.parts[places], self.rows[places])
+        return Page(*(getattr(self, name)[places] for name in ("accuracy", "parts", "rows", "line", "twice")))
 
 
 class Book:
@@ -64,7 +73,9 @@ class Book:
         self.costs = costs
         self.batches = [cheapest_batches(cost.seconds, MOST_ROWS) for cost in costs]
         lines = {line.way.name: line for line in self._every_line()}
-        self.lines = [lines[way.name] for way in unbeaten_ways([line.way for line in lines.values()])]
+        self.lines = [lines[way.name] for way in worthwhile([line.way for line in lines.values()])]
+        self.looked_at_again = np.array([line.look is not None for line in self.lines])
+        self.first_points = np.array([line.point for line in self.lines])
         self._mixed: list[Page] = []
         self._plain: dict[int, Page] = {}
 
@@ -93,7 +104,10 @@ class Book:
             parts[:, line.point] += np.array(self.batches[line.point].seconds)[given]
             if line.look is not None and line.then is not None:
                 parts[:, line.then] += np.array(self.batches[line.then].seconds)[doubted(line.look, given)]
-        return Page(front.accuracy, parts, front.rows)
+        used = front.rows > 0
+        only: Integers = np.where(used.sum(axis=1) == 1, used.argmax(axis=1), NONE)
+        twice: Truths = np.any(used[:, self.looked_at_again], axis=1)
+        return Page(front.accuracy, parts, front.rows, only, twice)
 
     def _every_line(self) -> list[Line]:
         places = {cost.name: place for place, cost in enumerate(self.costs)}
@@ -119,6 +133,17 @@ class Costs:
     accuracy: float
     seconds: tuple[float, ...]
     looks: tuple[SecondLook, ...]
+
+
+def worthwhile(ways: Sequence[Way]) -> list[Way]:
+    """The ways that no other beats, but those that take longer than another for hardly more accuracy."""
+    kept = unbeaten_ways(ways)
+    return [way for way in kept if not any(_hardly_less(other, way) for other in kept if other is not way)]
+
+
+def _hardly_less(one: Way, other: Way) -> bool:
+    near = other.accuracy - HARDLY <= one.accuracy < other.accuracy
+    return near and all(mine <= theirs for mine, theirs in zip(one.seconds, other.seconds, strict=True))
 
 
 def doubted(look: SecondLook, rows: Integers) -> Integers:
@@ -147,4 +172,4 @@ def profiled(point: Point, most_rows: int) -> tuple[float, ...]:
     return point.profiled[:most_rows] or tuple(point.seconds(rows) for rows in range(1, most_rows + 1))
 
 
-__all__ = ["MOST_ROWS", "Batches", "Book", "Costs", "Line", "Page", "book_of", "doubted", "profiled"]
+__all__ = ["MOST_ROWS", "NONE", "Batches", "Book", "Costs", "Line", "Page", "book_of", "doubted", "profiled"]

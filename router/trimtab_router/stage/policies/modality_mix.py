@@ -18,6 +18,7 @@ import numpy as np
 
 from trimtab_router.stage.policies import slack_fit
 from trimtab_router.stage.policies.book import Line
+from trimtab_router.stage.policies.menu import Menu
 from trimtab_router.stage.policies.schedule import DROPPED, Job, Schedule, Step, Together, pressure, shared_out, solve
 from trimtab_router.stage.policies.units import (
     SMALL_SHARE,
@@ -25,7 +26,6 @@ from trimtab_router.stage.policies.units import (
     Unit,
     departure,
     offers,
-    points_of,
     shares_batch,
     units,
 )
@@ -72,11 +72,12 @@ def decide(view: View, *, splits: bool = True) -> Departure | NotBefore:
         splits: whether the rows of one job may go in several ways; else each job goes in one.
     """
     start = max(view.now, min(view.free_at(), default=view.now))
-    planned, hopeless = _planned(view, start, splits=splits)
+    menu = Menu(view)
+    planned, hopeless = _planned(menu, start, splits=splits)
     planned = _own(view, planned)
     if not planned:
         return NotBefore(view.now, hopeless) if hopeless else slack_fit.decide(view)
-    planned[0] = _grouped(view, planned)
+    planned[0] = _grouped(menu, planned)
     jobs = [each.job(last=len(planned) == 1) for each in planned]
     head = planned[0].unit.head.work
     given = head.deadline - head.enqueued_at - view.later_seconds
@@ -88,19 +89,20 @@ def decide(view: View, *, splits: bool = True) -> Departure | NotBefore:
     unit, choice = planned[step.place].chosen(step)
     line, rows = choice.lines(step.option)[0]
     behind = found.steps[found.steps.index(step) + 1 :]
-    mates = _mates(view, unit, line, [(planned[each.place], each) for each in behind])
-    leaving = departure(view, unit, line, rows, mates, _spare_seconds(planned, found, step, start))
+    mates = _mates(menu, unit, line, [(planned[each.place], each) for each in behind])
+    leaving = departure(menu, unit, line, rows, mates, _spare_seconds(planned, found, step, start))
     return replace(leaving, drops=hopeless)
 
 
-def _planned(view: View, start: float, *, splits: bool) -> tuple[list[_Planned], list[Slice]]:
+def _planned(menu: Menu, start: float, *, splits: bool) -> tuple[list[_Planned], list[Slice]]:
     """The first units of the queue that can be served, and who can not even by the fastest ways to their floors."""
+    view = menu.view
     quarter = max(view.most_rows // SMALL_SHARE, 1)
     sizes = (1, quarter, quarter, 2 * quarter, view.most_rows)
     found: list[_Planned] = []
     hopeless: list[Slice] = []
-    for unit in units(view, 2 * MOST_UNITS, sizes):
-        choice = offers(view, unit, mixed=splits and len(unit.slices) == 1)
+    for unit in units(menu, 2 * MOST_UNITS, sizes):
+        choice = offers(menu, unit, mixed=splits and len(unit.slices) == 1)
         if choice is None:
             continue
         if view.drop_policy == "Predicted" and start + choice.seconds[0] > unit.deadline and len(unit.slices) == 1:
@@ -120,9 +122,9 @@ def _own(view: View, planned: list[_Planned]) -> list[_Planned]:
     return [planned[place] for place in shares[0]]
 
 
-def _grouped(view: View, planned: list[_Planned]) -> _Planned:
+def _grouped(menu: Menu, planned: list[_Planned]) -> _Planned:
     """The most urgent, which may also leave as one batch with those behind it, as far as they are of its kind."""
-    first, groups = planned[0], []
+    view, first, groups = menu.view, planned[0], []
     together = Unit([], 0, inf)
     for count, each in enumerate(planned, 1):
         if not _goes_with(first.unit, each.unit, view) or together.rows + each.unit.rows > view.most_rows:
@@ -132,7 +134,7 @@ def _grouped(view: View, planned: list[_Planned]) -> _Planned:
         if count > 1:
             whole = Unit([*together.slices], together.rows, together.deadline)
             whole.floor, whole.weight, whole.known = together.floor, together.weight, together.known
-            choice = offers(view, whole, mixed=False)
+            choice = offers(menu, whole, mixed=False)
             if choice is not None:
                 groups.append((count, whole, _unhurried(view, whole, choice)))
     return _Planned(first.unit, first.offers, tuple(groups))
@@ -164,18 +166,18 @@ def _unhurried(view: View, unit: Unit, found: Offers) -> Offers:
     return Offers(found.book, found.page, found.places[places], found.seconds[places], found.values[places], least)
 
 
-def _mates(view: View, unit: Unit, line: Line, behind: list[tuple[_Planned, Step]]) -> list[Slice]:
+def _mates(menu: Menu, unit: Unit, line: Line, behind: list[tuple[_Planned, Step]]) -> list[Slice]:
     """Rows behind a unit that are planned to go as it goes, and may go with it."""
-    point = points_of(view, unit.slices)[line.point]
+    point = menu.fare(unit.slices).points[line.point]
     found: list[Slice] = []
     for planned, step in behind:
-        if step.option == DROPPED or line.look is not None:
+        if step.option == DROPPED:
             continue
         other, choice = planned.chosen(step)
         rows = sum(
             count
             for own, count in choice.lines(step.option)
-            if own.look is None and choice.book.costs[own.point].name == point.name
+            if own.look == line.look and choice.book.costs[own.point].name == point.name
         )
         for piece in other.slices:
             if rows > 0 and piece not in unit.slices and shares_batch(point, unit.head, piece):

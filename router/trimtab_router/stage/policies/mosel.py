@@ -7,6 +7,7 @@ nobody looks at again. Where nothing makes it, the violator is passed over, unti
 """
 
 from trimtab_router.stage.policies import slack_fit
+from trimtab_router.stage.policies.menu import Menu
 from trimtab_router.stage.policies.modality_mix import MOST_UNITS
 from trimtab_router.stage.policies.schedule import DROPPED, Job, solve
 from trimtab_router.stage.policies.units import Offers, Unit, departure, offers, units
@@ -42,7 +43,8 @@ def decide(view: View) -> Departure | NotBefore:
 
 def jobs_of(view: View) -> list[Kept]:
     """The first jobs, each with its strategies: all its rows at one point."""
-    found = ((unit, offers(view, unit, mixed=False, looks=False)) for unit in units(view, MOST_UNITS))
+    menu = Menu(view)
+    found = ((unit, offers(menu, unit, mixed=False, looks=False)) for unit in units(menu, MOST_UNITS))
     return [Kept(unit, choice) for unit, choice in found if choice is not None]
 
 
@@ -51,7 +53,7 @@ def leave(view: View, kept: list[Kept]) -> Departure | NotBefore:
     if not kept:
         return slack_fit.decide(view)
     line, rows = kept[0].choice.lines(kept[0].option)[0]
-    return departure(view, kept[0].unit, line, rows)
+    return departure(Menu(view), kept[0].unit, line, rows)
 
 
 def _replanned(kept: list[Kept], start: float) -> bool:

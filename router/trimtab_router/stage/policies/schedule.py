@@ -83,16 +83,17 @@ def shared_out(jobs: Sequence[Job], free_at: Sequence[float]) -> list[list[int]]
 
 
 def pressure(least_seconds: float, given_seconds: float) -> float:
-    """How dear time is by what waits: nothing where nobody does, its price at an eighth of the time jobs are given.
+    """How many times its price time costs, by what waits: more than once from the first on, and rising.
 
-    One price for all would serve either everybody at a better option or nobody, as long as load does not change. It
-    rises early, since what is spent is gone when a burst comes.
+    One price for all would serve either everybody at a better option or nobody, as long as load does not change, so it
+    rises with what waits. It is due before anybody waits, too: what an empty queue spends on accuracy, those miss who
+    come while it is spent.
 
     Args:
         least_seconds: of all that waits, at its fastest.
         given_seconds: to a job, from when it comes to its deadline.
     """
-    return 8.0 * least_seconds / given_seconds if given_seconds > 0 else 0.0
+    return 1.5 + (4.0 * least_seconds / given_seconds if given_seconds > 0 else 0.0)
 
 
 def options_of(jobs: Sequence[Job], step: Step) -> Job | Together:

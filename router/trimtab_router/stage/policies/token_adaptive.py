@@ -154,7 +154,7 @@ def _departure(view: View, menu: Menu, planned: list[Planned], found: Schedule, 
     takes = first_rows(leaving.batch.slices, rows)
     if choice.look is not None:
         look = choice.look
-        return Departure(choice.point, takes, again=Again(look.below, look.point, look.accuracy))
+        return Departure(choice.point, takes, again=Again(look.below, look.point, look.accuracy, look.share))
     behind = found.steps[found.steps.index(step) :]
     spare = _spare_seconds(planned, behind, start)
     if spare > 0 and not takes[0].alone and rows < view.most_rows:

@@ -82,7 +82,9 @@ class Point:
 
     def suits(self, piece: Slice) -> bool:
         """Whether it keeps the floor of these rows, and a second look by it is worth having."""
-        before = piece.provisional
+        before, meant = piece.provisional, piece.again
+        if before is not None and meant is not None and meant.accuracy is not None:
+            return self.name == meant.point  # on rows that were picked out no other one was measured
         if before is not None and self.accuracy_for(piece.work.wish.task) <= before.accuracy:
             return False
         return self.reaches(piece.work)

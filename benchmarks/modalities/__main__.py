@@ -1,0 +1,91 @@
+"""digits-av served, method by method, on the same jobs. The last line is JSON.
+
+Jobs of several rows ask for an accuracy that no two senses have. Phases, each within six minutes:
+
+- carried: the most each method carries with one violation in a hundred;
+- quarter: at the load where all senses for everybody violates one job in four, classes even and 5 : 1 skewed;
+- twice: at twice what all senses carry;
+- absent: three jobs in ten lack a sense;
+- wrong: latencies thought half as long again, and half as long, as they are;
+- deaf: a microphone that gives noise alone, with the adapter watching.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.modalities import phases
+from benchmarks.modalities.phases import Bench, Found
+from benchmarks.modalities.run import HEADS
+from trimtab.decisions import terminal_table
+from trimtab.options import console
+from trimtab_pipelines.documents import load_pipeline, load_profiles
+from trimtab_pipelines.verdict import Outcome
+from trimtab_profiler.profile import PROFILE_FILE, ProfileOptions, profile, write_profiles
+
+SOURCE = Path(__file__).parents[2] / "pipelines" / "digits-av"
+PHASES: Mapping[str, Callable[[Bench], Awaitable[Found]]] = {
+    "carried": phases.carried,
+    "quarter": phases.quarter,
+    "twice": phases.twice,
+    "absent": phases.absent,
+    "wrong": phases.wrong,
+    "deaf": phases.deaf,
+}
+
+
+def main() -> int:
+    """Run it; 0 where every bar holds."""
+    parser = argparse.ArgumentParser(prog="benchmarks.modalities", description=__doc__)
+    parser.add_argument("--phase", choices=list(PHASES), action="append", help="only this one; repeatable")
+    parser.add_argument("--recordings", type=Path, help="folder of real recordings; else synthesised voices")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of load in each run of a search")
+    parser.add_argument("--cores", type=float, default=0.5, help="that the replica is held to")
+    parser.add_argument("--rows", default="8..24", help="of a job")
+    parser.add_argument("--floor", type=float, default=0.78, help="accuracy that jobs ask for")
+    parser.add_argument("--out", type=Path, default=Path("out/modalities"))
+    given = parser.parse_args()
+    outcome = uvloop.run(_measured(given))
+    for each in outcome.bars:
+        console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}")
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+async def _measured(given: argparse.Namespace) -> Outcome:
+    given.out.mkdir(parents=True, exist_ok=True)
+    if not (given.out / PROFILE_FILE).exists():
+        pipeline = load_pipeline(SOURCE / "pipeline.yaml")
+        write_profiles(await profile(pipeline, SOURCE, ProfileOptions.quick(pipeline), lambda _: None), given.out)
+    told = Found({}, [])
+    with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
+        bench = Bench(
+            folder=Path(folder),
+            source=SOURCE,
+            profiles=load_profiles(given.out / PROFILE_FILE),
+            known=given.out / "loads.json",
+            recordings=given.recordings,
+            seconds=given.seconds,
+            cores=given.cores,
+            rows=given.rows,
+            floor=given.floor,
+        )
+        bench.draw()
+        for name in given.phase or PHASES:
+            found = await PHASES[name](bench)
+            told.figures.update({f"{name}: {key}": value for key, value in found.figures.items()})
+            told.bars.extend(found.bars)
+            console.print(terminal_table(HEADS, [run.line(phases.POOL) for run in bench.taken()], name))
+    figures = {"recordings": str(given.recordings or "synthesised"), "floor": given.floor, "rows": given.rows}
+    figures |= {"replica held to its cores": int(bench.is_held), "cores": given.cores}
+    (given.out / "modalities.json").write_text(json.dumps(told.figures, indent=1), encoding="utf-8")
+    return Outcome(name="bench-modalities", figures=figures | told.figures, bars=tuple(told.bars))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Serves one setting with its router, its door and a replica, and offers it one load after the other."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import psutil
+
+from benchmarks.modalities.holding import held
+from benchmarks.modalities.run import Run
+from benchmarks.modalities.setting import Jobs, Setting, plan_for, slowed
+from trimtab.local.supervisor import Setup, Supervisor
+from trimtab_loadtester.attack import AttackOptions, attack_async
+from trimtab_loadtester.load import LoadSpec
+from trimtab_pipelines.documents import load_pipeline, write_json
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_profiler.profile import write_profiles
+
+FOLLOWED_TRIES = 600
+SETTLED_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Serving:
+    """A setting that is being served."""
+
+    setting: Setting
+    pipeline: InferencePipeline
+    profiles: Mapping[str, ModelProfile]
+    local: Supervisor
+    is_held: bool
+    generation: int = field(default=1)
+
+    async def offer(self, jobs: Jobs, jobs_rps: float, seconds: float, seed: int = 1) -> Run:
+        """Offer a load in open loop, under the plan for it, and wait for the last answer."""
+        await self._follow(jobs, jobs_rps)
+        await asyncio.sleep(SETTLED_SECONDS)
+        return await self.load(jobs, jobs_rps, seconds, seed)
+
+    async def load(self, jobs: Jobs, jobs_rps: float, seconds: float, seed: int = 1) -> Run:
+        """The same under whatever plan is in force."""
+        asked = load_pipeline(self.setting.asked(jobs))
+        options = AttackOptions(duration_seconds=seconds, seed=seed)
+        before = self._cpu_seconds()
+        address, load = f"127.0.0.1:{self.local.rest_port}", LoadSpec.parse(f"constant:{jobs_rps:g}")
+        results = await attack_async(asked, address, load, options)
+        after = self._cpu_seconds()
+        busy = {name: (after[name] - before[name]) / seconds for name in after}
+        return Run(self.setting.method, jobs_rps, results, busy, options.seed)
+
+    async def _follow(self, jobs: Jobs, jobs_rps: float) -> None:
+        self.generation += 1
+        planned = partial(plan_for, self.setting, self.pipeline, self.profiles, jobs_rps, jobs.mean_rows)
+        write_json(self.local.plan_file, planned(self.generation))
+        for _ in range(FOLLOWED_TRIES):
+            if (await self.local.client.state()).plan_generation >= self.generation:
+                return
+            await asyncio.sleep(0.05)
+        raise RuntimeError("the router does not follow its plan")
+
+    def _cpu_seconds(self) -> dict[str, float]:
+        fronts = {"router": self.local.router, "door": self.local.door}
+        pids = {name: front.pid for name, front in fronts.items() if front is not None}
+        pids |= {**self.local.fleet.pids, "generator": psutil.Process().pid}
+        times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items()}
+        return {name: one.user + one.system for name, one in times.items()}
+
+
+@asynccontextmanager
+async def serving(
+    setting: Setting, profiles: Mapping[str, ModelProfile], *, watched: bool = False
+) -> AsyncIterator[Serving]:
+    """Serve a setting while the block runs, its replica held to its cores; profiles are those of a whole core.
+
+    With `watched` the adapter plans; else it keeps to the plan of each load.
+    """
+    pipeline, known = setting.write(), slowed(profiles, setting.misjudged / setting.cores)
+    file = write_profiles(known, setting.folder) if watched else None
+    plan = plan_for(setting, pipeline, known, 1.0, 1.0, 1)
+    setup = Setup(setting.file, setting.folder / "run", profiles_file=file, plan=plan)
+    async with Supervisor(setup) as local:
+        await local.ready()
+        with held(local.fleet.pids.values(), setting.cores) as is_held:
+            yield Serving(setting, pipeline, known, local, is_held)

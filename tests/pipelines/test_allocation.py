@@ -1,0 +1,32 @@
+"""What is freed is there for what comes next: no page faults for it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from trimtab_pipelines.processes.allocation import keep_freed_memory
+
+FAULTS = """
+import resource
+from trimtab_pipelines.processes.allocation import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        [b"x" * size for size in (900_000, 500_000, 300_000)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+given_back = faults()
+keep_freed_memory(2**20, 2**23)
+print(given_back, faults())
+"""
+
+
+@pytest.mark.skipif(not keep_freed_memory(2**20, 2**23), reason="the C library is another than GNU's")
+def test_a_request_takes_up_the_memory_of_the_one_before():
+    told = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, timeout=60)
+    given_back, kept = map(int, told.stdout.split())
+
+    assert given_back > 5_000, "each request had pages of its own"
+    assert kept < given_back / 4

@@ -1,0 +1,122 @@
+"""What a decision may choose among, kept between decisions: the same as worked out anew, and quickly found."""
+
+import numpy as np
+import pytest
+
+from benchmarks.schedule import deciding
+from tests.router.test_queue import Caller
+from trimtab_router.graph import Runnable
+from trimtab_router.stage.policies import modality_mix
+from trimtab_router.stage.policies.menu import Menu, unbeaten
+from trimtab_router.stage.policies.units import Unit, offers, units
+from trimtab_router.stage.policies.view import Departure, View
+from trimtab_router.stage.queue import DeadlineQueue
+from trimtab_router.stage.work import Again, Served, Slice, Work
+from trimtab_router.wish import Wish
+
+SENSES = ("audio", "video", "text")
+
+
+def a_job(rows, floor=0.0, deadline=1.0, senses=SENSES):
+    inputs = {name: np.zeros((rows, 1), np.uint8) for name in senses}
+    runnable = Runnable("name", rows, inputs)
+    wish = Wish(accuracy_floor=floor)
+    return Work(Caller(), runnable, deadline=deadline, now=0.0, wish=wish, accuracy_floor=floor)
+
+
+def a_view(*pieces):
+    queue = DeadlineQueue(10_000)
+    for piece in pieces:
+        queue.push(piece)
+    return View(0.0, queue, deciding.POINTS, 64, 0.0, "Predicted", free_at=lambda: (0.0,), mixes=True)
+
+
+def whole(work, **changes):
+    return Slice(work, 0, work.rows, **changes)
+
+
+def a_unit(*works):
+    unit = Unit([], 0, 1.0)
+    for work in works:
+        unit.add(whole(work), work.rows, work.deadline)
+    return unit
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.5, 0.78, 0.9])
+@pytest.mark.parametrize("drift", [{}, {"all": 1.6, "text": 3.0}])
+def test_offers_are_all_splits_that_reach_the_floor_and_that_no_other_beats(floor, drift, monkeypatch):
+    monkeypatch.setattr(deciding, "DRIFT", drift)
+    menu = Menu(a_view())
+    found = offers(menu, a_unit(a_job(9, floor)), mixed=True)
+    assert found is not None
+
+    fare = menu.fare([whole(a_job(9))])
+    page = fare.book.mixed(9)
+    seconds = page.seconds(np.array(fare.ratios))
+    reaching = np.flatnonzero(page.accuracy >= floor - 5e-5)
+    kept = reaching[unbeaten(seconds[reaching], page.accuracy[reaching])]
+    own = found.places[1:] if found.least < 1 else found.places
+    assert own.tolist() == kept.tolist()
+    assert found.seconds[-own.size :] == pytest.approx(seconds[kept])
+    assert found.values[-own.size :] == pytest.approx(9 * page.accuracy[kept])
+
+
+def test_of_a_floor_that_needs_a_second_look_the_first_may_be_all_there_is_time_for():
+    found = offers(Menu(a_view()), a_unit(a_job(9, 0.86)), mixed=False)
+
+    assert found is not None
+    assert found.least == 0.5
+    line, rows = found.lines(0)[0]
+    assert line.look is not None
+    assert rows == 9
+    assert found.seconds[0] < found.seconds[1:].min()
+
+
+def test_small_jobs_go_together_where_one_way_for_all_costs_no_more_than_a_mix_for_each():
+    jobs = [whole(a_job(8, 0.78, deadline=1.0 + place)) for place in range(9)]
+    view = a_view(*jobs)
+
+    sizes = [unit.rows for unit in units(Menu(view), 20, (1, 16, 16, 32, 64))]
+    assert sizes == [8, 16, 16, 32]
+
+
+def test_only_the_point_that_was_measured_looks_again():
+    job = a_job(4, 0.78)
+    served = Served("late", "audio-text", 4, 0.0, 0.0, 1, 0.33, 0.0)
+    doubted = Slice(job, 0, 1, provisional=served, again=Again(0.43, "all", 0.7847, 0.1263))
+    view = a_view(doubted)
+
+    found = offers(Menu(view), units(Menu(view), 20)[0], mixed=True)
+    assert found is not None
+    assert [line.way.name for option in range(found.places.size) for line, _ in found.lines(option)] == ["all"]
+    assert found.values == pytest.approx([0.7847 - 0.33])
+    assert [point.name for point in view.points if point.suits(doubted)] == ["all"]
+    leaving = modality_mix.decide(view)
+    assert isinstance(leaving, Departure)
+    assert leaving.point.name == "all"
+
+
+def test_what_is_known_of_doubted_rows_is_what_the_others_leave():
+    assert Again(0.43, "all", 0.7847, 0.1263).of_doubted(0.7275) == pytest.approx(0.3318, abs=1e-4)
+    assert Again(0.43, "all").of_doubted(0.7275) == 0.7275
+
+
+def test_rows_that_wait_for_a_second_look_are_not_asked_for_accuracy_once_more():
+    job = a_job(10, 0.8)
+    assert job.missing_accuracy == pytest.approx(0.8)
+    job.promised, job.promised_rows, job.queued_rows = 6 * 0.82, 6, 4 + 2  # two of the six wait again
+
+    assert job.missing_accuracy == pytest.approx((8.0 - 4.92) / 4)
+
+
+def test_rows_of_different_senses_are_offered_what_reads_no_more_than_both_have():
+    menu = Menu(a_view())
+    fare = menu.fare([whole(a_job(1, senses=("audio", "text"))), whole(a_job(1))])
+
+    assert sorted(point.name for point in fare.points) == ["audio", "audio-text", "text"]
+
+
+def test_a_decision_among_twenty_jobs_is_made_in_milliseconds():
+    spent = deciding.milliseconds((1, 15), views=60)
+
+    assert np.median(spent) < 8.0, "about one millisecond on a machine that has nothing else to do"

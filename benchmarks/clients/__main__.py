@@ -1,7 +1,7 @@
 """`python -m benchmarks.clients`: clients that nobody here wrote call a pipeline, and each answer is checked.
 
-Without addresses a small pipeline is served for them, as `trimtab up` serves one: first in plain text, then through TLS
-and for callers with an API key alone. With `--rest` and `--grpc` they call
+Without addresses small pipelines are served for them, as `trimtab up` serves one, one of them for those who chat: first
+in plain text, then through TLS and for callers with an API key alone. With `--rest` and `--grpc` they call
 what runs there: any pipeline whose input `x` is a row of four FP32 and whose output `y` is x + 2; through TLS with
 `--ca`, and with an API key in the environment variable TRIMTAB_API_KEY. The last line is one of JSON.
 """
@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.clients import scripted, triton
+from benchmarks.clients.chats import CHAT_CLIENTS
 from benchmarks.clients.grpc_tools import GRPC_TOOLS
 from benchmarks.clients.h2spec import h2spec
 from benchmarks.clients.http_tools import HTTP_TOOLS
-from benchmarks.clients.serving import served
+from benchmarks.clients.serving import served, served_chats
 from benchmarks.clients.target import Target
 from benchmarks.clients.tools import AbsentError
 from trimtab_pipelines.verdict import Outcome, bar
 
-CLIENTS: Mapping[str, Callable[[Target], str]] = {
+Client = Callable[[Target], str]
+
+CLIENTS: Mapping[str, Client] = {
     "tritonclient_http": triton.over_http,
     "tritonclient_grpc": triton.over_grpc,
     "tritonclient_http_aio": triton.over_http_aio,
@@ -49,7 +52,7 @@ class Verdict:
     words: str
 
 
-def try_out(name: str, client: Callable[[Target], str], target: Target) -> Verdict:
+def try_out(name: str, client: Client, target: Target) -> Verdict:
     """Run one client; nothing it does stops the others."""
     called = f"{name}{target.manner}"
     try:
@@ -76,27 +79,34 @@ def judge(verdicts: Sequence[Verdict], *, all_required: bool) -> Outcome:
 async def call_all(given: argparse.Namespace) -> list[Verdict]:
     """Let the clients call one after the other, in each manner in turn."""
     verdicts = []
-    for opening in _targets(given):
-        async with opening as target:
-            verdicts += [await _called(name, target) for name in given.only or CLIENTS]
+    for clients, opening in _targets(given):
+        chosen = {name: clients[name] for name in given.only or clients if name in clients}
+        if chosen:
+            async with opening as target:
+                verdicts += [await _called(name, client, target) for name, client in chosen.items()]
     return verdicts
 
 
-async def _called(name: str, target: Target) -> Verdict:
+async def _called(name: str, client: Client, target: Target) -> Verdict:
     """Let one call, and say on stderr how it fares."""
     began = time.monotonic()
-    verdict = await asyncio.to_thread(try_out, name, CLIENTS[name], target)
+    verdict = await asyncio.to_thread(try_out, name, client, target)
     spent = time.monotonic() - began
     sys.stderr.write(f"{verdict.outcome:8}{verdict.client:32}{spent:6.1f} s  {verdict.words}\n")
     return verdict
 
 
-def _targets(given: argparse.Namespace) -> Iterator[AbstractAsyncContextManager[Target]]:
+def _targets(given: argparse.Namespace) -> Iterator[tuple[Mapping[str, Client], AbstractAsyncContextManager[Target]]]:
+    """Who calls, and where."""
     if given.rest:
-        yield nullcontext(Target(given.rest, given.grpc, given.model, given.ca, os.environ.get("TRIMTAB_API_KEY")))
+        yield (
+            CLIENTS,
+            nullcontext(Target(given.rest, given.grpc, given.model, given.ca, os.environ.get("TRIMTAB_API_KEY"))),
+        )
         return
-    yield served(secured=False)
-    yield served(secured=True)
+    for secured in (False, True):
+        yield CLIENTS, served(secured=secured)
+        yield CHAT_CLIENTS, served_chats(secured=secured)
 
 
 def main() -> int:
@@ -106,7 +116,9 @@ def main() -> int:
     parser.add_argument("--grpc", metavar="HOST:PORT")
     parser.add_argument("--model", default="echo", help="its name")
     parser.add_argument("--ca", type=Path, help="speak TLS, and trust this certificate authority")
-    parser.add_argument("--only", action="append", choices=sorted(CLIENTS), help="only this client; may be repeated")
+    parser.add_argument(
+        "--only", action="append", choices=sorted({**CLIENTS, **CHAT_CLIENTS}), help="only this client; may be repeated"
+    )
     parser.add_argument("--require-all", action="store_true", help="a client that cannot be installed fails the run")
     given = parser.parse_args()
     if bool(given.rest) != bool(given.grpc):

@@ -77,6 +77,8 @@ class RouterState(Told):
     plan_applied_at: float | None = None
     ready: bool = False
     served: Served | None = None
+    accuracy_sources: str = ""
+    """Where the accuracies that answers are expected to have come from, such as `measured`."""
     stages: dict[str, StageState]
 
 

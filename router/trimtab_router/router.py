@@ -11,6 +11,7 @@ from functools import partial
 
 from opentelemetry.trace import Tracer
 
+from trimtab_pipelines.accuracy import sources
 from trimtab_pipelines.codes import Code
 from trimtab_pipelines.ends import FAILED, End
 from trimtab_pipelines.plan import PipelinePlan, first_plan
@@ -264,6 +265,7 @@ class Router:
             plan_applied_at=self.plan_applied_at,
             ready=self.ready,
             served=self.accounts.recent.summary(now),
+            accuracy_sources=sources(self.pipeline.spec.stages),
             stages={
                 name: StageState(
                     variant=desk.variant,

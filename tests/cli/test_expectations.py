@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import a_pipeline
 from tests.cli.pipelines import write_echo_pipeline
 from tests.cli.runs import a_run
 from tests.cli.test_command_line import Captured, a_profile_file, said
 from trimtab import commands, record
 from trimtab.commands import run
+from trimtab.local.router_client import Counters
+from trimtab.verbs import status
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.router_state import RouterState, Served
 
 HEAVY = {"numpy", "torch", "grpc", "aiohttp", "httpx", "plotly", "uvloop", "trimtab_adapter", "trimtab_loadtester"}
 
@@ -138,3 +142,24 @@ def test_nothing_is_written_into_the_working_directory_unasked(
     assert not list(here.iterdir())
     assert (tmp_path / "cache" / "reports" / "simulate.html").exists()
     assert "reports/simulate.html" in capsys.readouterr().out
+
+
+def test_status_tells_where_accuracies_come_from(capsys: Captured) -> None:
+    served = Served(received=10, ok=9, dropped=1, p99_seconds=0.2, accuracy=0.9)
+    state = RouterState(ready=True, served=served, accuracy_sources="declared and measured", stages={})
+    counters = Counters(pipeline="mine", received=10, outcomes={"ok": 9, "dropped": 1})
+
+    status._show(state, counters)
+
+    assert "expected accuracy 0.9000, by declared and measured ones" in " ".join(capsys.readouterr().out.split())
+
+
+def test_pipelines_of_a_cluster_tell_it_too() -> None:
+    named = {"name": "echoes", "namespace": "here"}
+    written = a_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
+    known = {**written, "metadata": named, "status": {"accuracy": "0.900"}}
+    newer = {**known, "spec": {"unheard": "of"}}
+
+    columns = [list(column.cells) for column in status._pipelines([known, newer]).columns]
+
+    assert ["0.900 (declared)", "0.900 (of a source unknown here)"] in columns

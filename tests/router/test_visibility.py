@@ -199,6 +199,7 @@ async def test_load_and_state_as_the_adapter_reads_them():
 
         state = (await rig.get("/trimtab/v1/state"))[1]
         assert state["plan_generation"] == 1
+        assert state["accuracy_sources"] == "declared"
         assert state["stages"]["read"] | {"service_ratio": 1.0} == {
             "variant": "small",
             "batch_size": 4,

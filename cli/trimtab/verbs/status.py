@@ -51,7 +51,7 @@ def _show(state: RouterState, counters: Counters) -> None:
             if seen.refused:
                 console.print(f"stage {name}: {replica} gets no work: {seen.refused}", markup=False)
     if state.served is not None:
-        console.print(f"last minute: {_minute(state.served)}")
+        console.print(f"last minute: {_minute(state.served)}{_known_by(state.accuracy_sources)}")
     counts = " · ".join(f"{outcome} {count}" for outcome, count in counters.outcomes.items())
     theirs = f" · of these by callers' own doing {counters.callers_faults}" if counters.callers_faults else ""
     console.print(f"received {counters.received} · {counts}{theirs}")
@@ -63,6 +63,10 @@ def _minute(served: Served) -> str:
     p99 = "–" if served.p99_seconds is None else f"{1000 * served.p99_seconds:.0f} ms"
     accuracy = "–" if served.accuracy is None else f"{served.accuracy:.4f}"
     return f"{served.received} received, {served.answered} answered, p99 {p99}, expected accuracy {accuracy}"
+
+
+def _known_by(sources: str) -> str:
+    return f", by {sources} ones" if sources else ""
 
 
 def _stages(state: RouterState) -> Table:
@@ -85,12 +89,24 @@ def _pipelines(found: list[dict[str, Any]]) -> Table:
     table = Table(*columns, box=None, pad_edge=False)
     for one in sorted(found, key=lambda one: (one["metadata"]["namespace"], one["metadata"]["name"])):
         status, ready = one.get("status") or {}, condition_of(one, "Ready")
-        amounts = (status.get(name, "–") for name in ("rps", "forecastRps", "accuracy", "p99", "cores"))
+        rps, forecast, p99, cores = (status.get(name, "–") for name in ("rps", "forecastRps", "p99", "cores"))
+        accuracy = f"{status['accuracy']} ({_sources(one)})" if "accuracy" in status else "–"
         latest: dict[str, Any] = next(iter(status.get("history") or ()), {})
         plan = "; ".join(f"{stage}: {line}" for stage, line in latest.get("stages", {}).items())
         named = (one["metadata"]["namespace"], one["metadata"]["name"])
-        table.add_row(*named, ready.get("status", "Unknown"), ready.get("reason", "–"), *amounts, plan or "–")
+        condition = (ready.get("status", "Unknown"), ready.get("reason", "–"))
+        table.add_row(*named, *condition, rps, forecast, accuracy, p99, cores, plan or "–")
     return table
+
+
+def _sources(pipeline: dict[str, Any]) -> str:
+    from trimtab_pipelines.accuracy import sources  # noqa: PLC0415  (these take long, and a router needs none of them)
+    from trimtab_pipelines.spec import InferencePipeline  # noqa: PLC0415
+
+    try:
+        return sources(InferencePipeline.model_validate(pipeline).spec.stages)
+    except ValueError:  # of another version than this command
+        return "of a source unknown here"
 
 
 async def _listed(namespace: str | None) -> list[dict[str, Any]]:

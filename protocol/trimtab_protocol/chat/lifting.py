@@ -15,12 +15,13 @@ from trimtab_protocol.chat.errors import InvalidChat
 
 LEAST_BYTES = 256
 """Shorter ones stay where they are."""
-_BEGIN = re.compile(rb'"data:')
 _END = re.compile(rb'"')
 _ESCAPES = ((b"\\/", b"/"), (b"\\n", b""), (b"\\r", b""))
 """What encoders of JSON, and of base64, put into base64 that is none of it."""
-_HEAD = re.compile(rb"data:([\w.+-]+(?:\\?/[\w.+-]+)?)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.ASCII)
+_HEAD = re.compile(rb"data:(?:[\w.+-]++(?:\\?/[\w.+-]++)?+)?+(?:;[\w.+-]++=[\w.+-]++)*+;base64,", re.ASCII)
 _LONGEST_HEAD_BYTES = 200
+_BEGIN = re.compile(b'"' + _HEAD.pattern + b'[^"]{%d}' % LEAST_BYTES, re.ASCII)
+_LONGEST_BEGIN_BYTES = _LONGEST_HEAD_BYTES + LEAST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +50,30 @@ def lift(body: Buffer, most_json_bytes: int, most_urls: int) -> Lifted:
     """
     view, pieces, urls = memoryview(body).cast("B"), list[bytes](), dict[str, memoryview]()
     nonce = secrets.token_hex(8)  # so that nobody can write a mark himself
-    position = kept = left = 0
-    while True:
-        begin = _BEGIN.search(view, position, min(len(view), kept + most_json_bytes - left + len(b'"data:') + 1))
-        if begin is None:
-            break
-        position = begin.end()
-        if begin.start() and view[begin.start() - 1] == ord("\\"):  # inside another string
-            continue
-        end = _end_of_string(view, position)
-        head = view[begin.start() + 1 : begin.start() + _LONGEST_HEAD_BYTES]
-        if end - begin.start() > LEAST_BYTES and _HEAD.match(head):
-            if len(urls) == most_urls:
-                message = f"the body has more than {most_urls} images; send at most {most_urls}"
-                raise InvalidChat(message, param="messages", code="too_many_images")
-            mark = f"lifted:{nonce}:{len(urls)}"
-            pieces.append(bytes(view[kept : begin.start() + 1]) + mark.encode())
-            urls[mark] = view[begin.start() + 1 : end]
-            left, kept = left + len(pieces[-1]), end
-        position = end + 1
+    kept = left = 0
+    while (found := _next_url(view, kept, kept + most_json_bytes - left)) is not None:
+        begin, end = found
+        if len(urls) == most_urls:
+            message = f"the body has more than {most_urls} images; send at most {most_urls}"
+            raise InvalidChat(message, param="messages", code="too_many_images")
+        mark = f"lifted:{nonce}:{len(urls)}"
+        pieces.append(bytes(view[kept:begin]) + mark.encode())
+        urls[mark] = view[begin:end]
+        left, kept = left + len(pieces[-1]), end
     left += len(view) - kept
     if left > most_json_bytes:
         raise InvalidChat(f"the body has {left} bytes beside its images; at most {most_json_bytes} are taken")
     return Lifted(b"".join([*pieces, view[kept:]]), urls)
+
+
+def _next_url(view: memoryview, position: int, begins_before: int) -> tuple[int, int] | None:
+    """Where the next data URL begins and ends, without its quotes; None where none begins in time."""
+    most = min(len(view), begins_before + _LONGEST_BEGIN_BYTES)
+    while (found := _BEGIN.search(view, position, most)) is not None:
+        if not found.start() or view[found.start() - 1] != ord("\\"):
+            return found.start() + 1, _end_of_string(view, found.end())
+        position = found.end()  # inside another string
+    return None
 
 
 def _end_of_string(view: memoryview, position: int) -> int:

@@ -120,6 +120,10 @@ reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in
 reproduce-mosel: venv ## MOSEL's five models under its load, its policies beside ours, in the simulator; out/mosel/mosel.html
 	$(PY) -m benchmarks.mosel --data $(DATA) --out $(OUT)/mosel $(if $(TRACE),--trace $(TRACE)) $(MOSEL)
 
+.PHONY: reproduce-otas
+reproduce-otas: venv ## OTAS's model under its loads, its policy and baselines beside ours, in the simulator; out/otas/otas.html
+	$(PY) -m benchmarks.otas --data $(DATA) --out $(OUT)/otas $(if $(TRACE),--trace $(TRACE)) $(OTAS)
+
 .PHONY: bench-modalities
 bench-modalities: venv ## digits-av served on the same jobs by ours, one look and all senses (MODALITIES="--phase quarter --recordings DIR")
 	$(PY) -m benchmarks.modalities --out $(OUT)/modalities $(MODALITIES)

@@ -21,11 +21,17 @@ from tests.router.schedules import (
     kept,
     senses,
 )
+from tests.router.token_queues import a_random_view, eight_points
 from trimtab_pipelines.strategies import PointCost, Variant, strategies_of
 from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_router.stage.policies import token_adaptive
 from trimtab_router.stage.policies.schedule import Job, solve
+from trimtab_router.stage.policies.token_adaptive import MOST_BATCHES
+from trimtab_router.stage.policies.token_batches import batches_of
+from trimtab_router.stage.policies.view import View
 
 CASES, TIMED, COMPARED = 10_000, 400, 40
+DECIDED, DECIDED_ROWS = 100, 1_400
 LOADS = (0.9, 1.0, 1.1)
 Figures = dict[str, float | str]
 console = Console(highlight=False)
@@ -35,6 +41,12 @@ def main() -> int:
     """Measure all; 1 where a bar is missed."""
     figures = _offline() | _timed() | _decided() | _compared() | _feasible() | _priced()
     bars = (
+        bar(
+            "40 batches gathered from a queue, 8 points: whole decision, p99 processor ms",
+            float(figures["tokens_p99_ms"]),
+            "<=",
+            3.0,
+        ),
         bar(
             "strategies of 7 subsets and sizes 1 to 64, processor seconds", float(figures["offline_seconds"]), "<=", 1.0
         ),
@@ -76,7 +88,25 @@ def _timed() -> Figures:
             f"{name}_p50_ms": 1e3 * float(np.median(spent)),
             f"{name}_p99_ms": 1e3 * float(np.quantile(spent, 0.99)),
         }
-    return figures
+    return figures | _of_tokens(rng)
+
+
+def _of_tokens(rng: np.random.Generator) -> Figures:
+    """Of whole decisions by utility times accuracy: what waits, gathered into 40 batches of mixed tasks, and solved."""
+    views = [a_random_view(rng, DECIDED_ROWS, eight_points()) for _ in range(DECIDED)]
+    batches = float(np.mean([len(batches_of(view, MOST_BATCHES)) for view in views]))
+    spent = [min(_decision_seconds(view) for _ in range(3)) for view in views]
+    return {
+        "tokens_batches": batches,
+        "tokens_p50_ms": 1e3 * float(np.median(spent)),
+        "tokens_p99_ms": 1e3 * float(np.quantile(spent, 0.99)),
+    }
+
+
+def _decision_seconds(view: View) -> float:
+    begun = time.process_time()
+    token_adaptive.decide(view)
+    return time.process_time() - begun
 
 
 def _decided() -> Figures:

@@ -153,14 +153,26 @@ class InferencePipelineSpec(Model):
         description="Drop a request once its predicted finish misses its deadline, once the deadline is past, or never",
     )
     departure_policy: Literal[
-        "UrgentFirst", "SlackFit", "ModalityMix", "Mosel", "AllModalities", "Aggressive", "Random"
+        "UrgentFirst",
+        "SlackFit",
+        "ModalityMix",
+        "TokenAdaptive",
+        "Mosel",
+        "AllModalities",
+        "Aggressive",
+        "Random",
+        "Otas",
+        "PetsLike",
+        "InfaasLike",
     ] = Field(
         default="UrgentFirst",
         description="How a batch leaves. UrgentFirst: the most urgent rows at the planned operating point. SlackFit: "
         "the largest batch at the most accurate point that its most urgent row still has time for. ModalityMix: what "
-        "the best plan for all that waits says, which may split a request's rows over points. For comparison: Mosel, "
-        "as its paper has it; AllModalities, the most accurate point; Aggressive, the fastest that reaches the floor; "
-        "Random, faster in random order until nobody is late",
+        "the best plan for all that waits says, which may split a request's rows over points. TokenAdaptive: what that "
+        "plan says by utility times accuracy, batches mixed of all tasks. For comparison: Mosel and Otas, as their "
+        "papers have them; AllModalities, the most accurate point; Aggressive, the fastest that reaches the floor; "
+        "Random, faster in random order until nobody is late; PetsLike, in the order of arrival at the planned point; "
+        "InfaasLike, in that order at the most accurate point that carries the load",
     )
     queue: Queue = Queue()
     chat: Chat | None = Field(
@@ -191,7 +203,7 @@ class InferencePipelineSpec(Model):
     @property
     def looks_twice(self) -> bool:
         """Whether rows the model is not certain of may be answered again at another operating point."""
-        return self.departure_policy == "ModalityMix"
+        return self.departure_policy in {"ModalityMix", "TokenAdaptive"}
 
     @cached_property
     def chats(self) -> Chat | None:

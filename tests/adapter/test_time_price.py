@@ -2,7 +2,8 @@
 
 import pytest
 
-from trimtab_adapter.planning.time_price import BUSY_SHARE, best_mixes, time_price
+from trimtab_adapter.planning.time_price import BUSY_SHARE, time_price
+from trimtab_pipelines.mixes import best_mixes
 
 POINTS = [(0.001, 0.6), (0.004, 0.7), (0.003, 0.75), (0.01, 0.8)]
 

@@ -9,6 +9,7 @@ right answers a second than elsewhere; where there are seconds for the best poin
 from collections.abc import Sequence
 from itertools import pairwise
 
+from trimtab_pipelines.mixes import best_mixes
 from trimtab_pipelines.plan import StagePlan
 
 BUSY_SHARE = 0.85
@@ -31,22 +32,6 @@ def time_price(points: Sequence[tuple[float, float]], rows_rps: float, replicas:
         if seconds < right:
             return (high - low) / (right - left)
     return 0.0
-
-
-def best_mixes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The corners of the upper hull of (seconds, accuracy), from no row served at all to the best point."""
-    hull = [(0.0, 0.0)]
-    for seconds, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
-        if seconds <= 0 or accuracy <= hull[-1][1]:
-            continue
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], (seconds, accuracy)):
-            hull.pop()
-        hull.append((seconds, accuracy))
-    return hull
-
-
-def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
-    return (other[1] - one[1]) / (other[0] - one[0])
 
 
 def priced(stage: StagePlan, rows_rps: float) -> StagePlan:

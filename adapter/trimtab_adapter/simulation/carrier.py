@@ -72,6 +72,7 @@ class DrawnCarrier:
         certainties: draws how certain the model is of each row, where the stage tells it: as second looks were
             measured to find it, else evenly from 0 to 1.
         transfer_seconds: of each service time, what passes on the way.
+        load_seconds: of operating points that are models of their own.
         machine: that all stages share.
         on_idle: called when a replica that drains has no batch left.
     """
@@ -88,6 +89,7 @@ class DrawnCarrier:
         fan_outs: Mapping[str, FanOut],
         certainties: np.random.Generator,
         transfer_seconds: float,
+        load_seconds: Mapping[str, float],
         machine: Machine,
         on_idle: Callable[[SimulatedReplica], None],
     ) -> None:
@@ -98,6 +100,7 @@ class DrawnCarrier:
         self._fan_outs = fan_outs
         self._certainties = certainties
         self._transfer_seconds = transfer_seconds
+        self._load_seconds = load_seconds
         self._machine = machine
         self._on_idle = on_idle
         self._by_slot: dict[Slot, SimulatedReplica] = {}
@@ -112,12 +115,18 @@ class DrawnCarrier:
         replica = self._by_slot[parcel.slot]
         one_way, others = self._transfer_seconds / 2.0, self._machine.busy - (not parcel.found_idle)
         seconds = self._draws.draw(*parcel.key, parcel.rows) - self._transfer_seconds
-        begin = max(parcel.departed_at + one_way, replica.computing_until)
+        loading = self._load(replica, parcel.point.name)
+        begin = max(parcel.departed_at + one_way, replica.computing_until) + loading
         replica.computing_until = self._machine.finish(begin, max(seconds, 0.0), others, replica.processor)
         self._machine.busy += parcel.found_idle
         replica.held.append((parcel, ended))
-        completed = partial(self._completed, replica, replica.computing_until - begin)
+        completed = partial(self._completed, replica, replica.computing_until - begin, loading)
         self._clock.at(replica.computing_until + one_way, completed)
+
+    def _load(self, replica: SimulatedReplica, point: str) -> float:
+        """Seconds to load what a batch runs; a replica that has run nothing yet came with it."""
+        before, replica.loaded = replica.loaded, point
+        return self._load_seconds.get(point, 0.0) if before not in {"", point} else 0.0
 
     def lose(self, replica: SimulatedReplica) -> None:
         """A replica died with all that it held."""
@@ -129,12 +138,13 @@ class DrawnCarrier:
         for parcel, ended in held:
             ended(parcel, Lost("the replica died"))
 
-    def _completed(self, replica: SimulatedReplica, compute_seconds: float) -> None:
+    def _completed(self, replica: SimulatedReplica, compute_seconds: float, loading_seconds: float) -> None:
         if replica.state == "gone":
             return
         parcel, ended = replica.held.pop(0)
         self._machine.busy -= not replica.held
-        ended(parcel, Answered(self._outputs(parcel), parcel.point.name, compute_seconds))
+        waited = loading_seconds or None
+        ended(parcel, Answered(self._outputs(parcel), parcel.point.name, compute_seconds, waited))
         if replica.state == "draining" and not replica.held:
             self._on_idle(replica)
 

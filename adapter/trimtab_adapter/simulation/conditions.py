@@ -35,6 +35,8 @@ class Conditions:
         size_ratios: the same by rows of a batch, on top of that, where sizes were measured; straight lines between.
         fan_out: by (stage, count output), the probabilities of 0, 1, 2 … rows for each input row; where there is none,
             the whole numbers around the `expectedRows` of the pipeline.
+        load_seconds: by operating point, where points are models of their own: how long a replica that ran another one
+            before needs to load it.
         failures: replicas that die.
     """
 
@@ -50,4 +52,5 @@ class Conditions:
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
     size_ratios: Mapping[tuple[str, str], Mapping[int, float]] = field(default_factory=dict)
     fan_out: Mapping[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
+    load_seconds: Mapping[str, float] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()

@@ -32,6 +32,7 @@ class Simulated:
         accuracy: [N], expected accuracy of the answer; NaN without one.
         reasons: of those without an answer, (stage, reason) by index.
         variants: by index, the variant that served each stage.
+        points: by index, the operating point that served each stage.
         seconds: one entry a second.
         plans: every decision, the first plan included.
         mean_cores: reserved on average, from the first arrival's second 0 to the end of the load.
@@ -48,6 +49,7 @@ class Simulated:
     accuracy: NDArray[np.float64]
     reasons: Mapping[int, tuple[str, str]]
     variants: tuple[Mapping[str, str], ...] = field(repr=False)
+    points: tuple[Mapping[str, str], ...] = field(repr=False)
     seconds: tuple[Second, ...] = field(repr=False)
     plans: tuple[PipelinePlan, ...] = field(repr=False)
     mean_cores: float

@@ -34,6 +34,7 @@ class SimulatedReplica:
         slot: what its stage's desk sees of it.
         held: the batches in its hands in the order in which they come back, and who is told of each.
         computing_until: when it will have computed them all.
+        loaded: the operating point it got last.
     """
 
     stage: str
@@ -43,6 +44,7 @@ class SimulatedReplica:
     slot: Slot = field(default_factory=Slot)
     held: list[tuple[Parcel, Callable[[Parcel, Ending], None]]] = field(default_factory=list)
     computing_until: float = 0.0
+    loaded: str = ""
 
     @property
     def inflight(self) -> int:

@@ -100,6 +100,7 @@ def carriers_of(
             fan_outs=fan_outs(stage, conditions, next(streams)),
             certainties=certainty,
             transfer_seconds=conditions.transfer_seconds,
+            load_seconds=conditions.load_seconds,
             machine=machine,
             on_idle=on_idle,
         )
@@ -135,6 +136,7 @@ class _Simulation:
         self.accuracy = [float("nan")] * size
         self.provisional = np.zeros(size, dtype=np.bool_)
         self.variants: list[Mapping[str, str]] = [{}] * size
+        self.points: list[Mapping[str, str]] = [{}] * size
         self.reasons: dict[int, tuple[str, str]] = {}
         self.counts = [0] * 5
         self.seconds: list[Second] = []
@@ -219,6 +221,7 @@ class _Simulation:
         self.latency[index], self.accuracy[index] = latency, journey.accuracy
         self.provisional[index] = any(piece.provisional for served in journey.served.values() for piece in served)
         self.variants[index] = {stage: served[0].variant for stage, served in journey.served.items()}
+        self.points[index] = {stage: served[0].operating_point for stage, served in journey.served.items()}
         self.rows.record(self.agenda.now, journey.rows_by_stage)
         self._end(index, OK if latency <= self._promised_seconds(journey.wish) else LATE)
 
@@ -297,6 +300,7 @@ class _Simulation:
             accuracy=np.array(self.accuracy),
             reasons=self.reasons,
             variants=tuple(self.variants),
+            points=tuple(self.points),
             seconds=tuple(self.seconds),
             plans=tuple(self.plans),
             mean_cores=mean_cores,

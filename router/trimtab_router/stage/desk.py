@@ -17,6 +17,7 @@ from trimtab_router.stage.accuracy_watch import AccuracyWatch
 from trimtab_router.stage.audits import Audits
 from trimtab_router.stage.endings import Answered, Ending
 from trimtab_router.stage.outlook import Carries, Outlook
+from trimtab_router.stage.pace import Pace
 from trimtab_router.stage.policies.view import ANSWER_SECONDS, Departure, DropPolicy, NotBefore, Policy, View
 from trimtab_router.stage.policies.worth import rows_ahead_of
 from trimtab_router.stage.ports import Carrier, Clock, Tally, Writer
@@ -90,6 +91,7 @@ class Desk:
         self._unready_since: float | None = clock.now
         self._uses = 0
         self._arrivals = 0
+        self._pace = Pace(clock.now)
         self._awake = False
         self._timer_due = NEVER
 
@@ -156,6 +158,7 @@ class Desk:
         piece = Slice(work, 0, work.rows)
         self.queue.push(piece)
         self._arrivals += 1
+        self._pace.note(work.rows, self._clock.now)
         for slot in self.slots:
             if slot.free or slot.takes_ahead:
                 self._wake()
@@ -251,7 +254,7 @@ class Desk:
         head = self.queue.head()
         return head is not None and not head.attempts and self.queue.beside(head).rows >= self.plan.batch_size
 
-    def _view(self, variant: str, now: float) -> View:
+    def _view(self, variant: str, now: float, loaded: str = "") -> View:
         return View(
             now=now,
             waiting=self.queue,
@@ -263,6 +266,8 @@ class Desk:
             free_at=self._free_at,
             mixes=self._policy.mixes,
             price=self.plan.time_price,
+            arrivals_rps=partial(self._pace.rps, now),
+            loaded=loaded,
         )
 
     def _free_at(self) -> list[float]:
@@ -281,7 +286,7 @@ class Desk:
     def _send_next(self, slot: Slot, now: float) -> bool:
         """Let one batch leave for a slot; False where none does."""
         variant = binding.variant_for(slot.ready_variants, self.plan.variant, self.variant) or self.variant
-        view = self._view(variant, now)
+        view = self._view(variant, now, slot.point)
         self._drop_hopeless(view)
         decision = self._decide(view)
         if isinstance(decision, Departure):

@@ -72,6 +72,7 @@ class Slot:
         transfer_seconds: what a batch takes there and back beyond its computing, as seen lately.
         computing: the batch it computes.
         ahead: the batch that waits there.
+        point: the operating point of the batch it got last.
         places: where its stage writes answers piece by piece, how many rows it writes side by side; else 0.
     """
 
@@ -85,6 +86,7 @@ class Slot:
     transfer_seconds: float = 0.0
     computing: Parcel | None = None
     ahead: Parcel | None = None
+    point: str = ""
     places: int = 0
 
     def offer(self, variants: frozenset[str]) -> None:
@@ -102,7 +104,7 @@ class Slot:
         else:
             self.ahead = parcel
         self.inflight += 1
-        self.last_used = use
+        self.last_used, self.point = use, parcel.point.name
         self.takes_ahead = False
         self._settle()
 

@@ -9,10 +9,14 @@ from collections.abc import Mapping
 from trimtab_router.stage.policies import (
     aggressive,
     all_modalities,
+    infaas,
     modality_mix,
     mosel,
+    otas,
+    pets,
     random_mix,
     slack_fit,
+    token_adaptive,
     urgent_first,
 )
 from trimtab_router.stage.policies.view import Policy
@@ -21,9 +25,13 @@ POLICIES: Mapping[str, Policy] = {
     "UrgentFirst": urgent_first.POLICY,
     "SlackFit": slack_fit.POLICY,
     "ModalityMix": modality_mix.POLICY,
+    "TokenAdaptive": token_adaptive.POLICY,
     "Mosel": mosel.POLICY,
     "AllModalities": all_modalities.POLICY,
     "Aggressive": aggressive.POLICY,
     "Random": random_mix.POLICY,
+    "Otas": otas.POLICY,
+    "PetsLike": pets.POLICY,
+    "InfaasLike": infaas.POLICY,
 }
 """By the names users know them by."""

@@ -215,9 +215,9 @@ def departure(
     """
     fare = menu.fare(unit.slices)
     point, size = fare.points[line.point], fare.book.batches[line.point].first[rows]
-    takes = _first(unit.slices, size)
+    takes = first_rows(unit.slices, size)
     if mates and spare_seconds > 0 and not unit.head.alone:
-        takes += _first(mates, _room(menu.view, point, size, spare_seconds))
+        takes += first_rows(mates, room_beside(menu.view, point, size, spare_seconds))
     look = line.look
     again = Again(look.below, look.point, look.accuracy, look.share) if look is not None else None
     return Departure(point, takes, again=again)
@@ -233,7 +233,8 @@ def _read_of(point: Point, piece: Slice) -> Signature:
     return signature if point.reads is None else tuple(entry for entry in signature if entry[0] in point.reads)
 
 
-def _first(slices: Iterable[Slice], rows: int) -> list[Slice]:
+def first_rows(slices: Iterable[Slice], rows: int) -> list[Slice]:
+    """The first so many rows of these."""
     taken: list[Slice] = []
     for piece in slices:
         if rows <= 0:
@@ -243,7 +244,7 @@ def _first(slices: Iterable[Slice], rows: int) -> list[Slice]:
     return taken
 
 
-def _room(view: View, point: Point, size: int, spare_seconds: float) -> int:
+def room_beside(view: View, point: Point, size: int, spare_seconds: float) -> int:
     """How many rows more the batch may have."""
     limit = point.seconds(size) + spare_seconds
     low, high = size, view.most_rows

@@ -124,6 +124,8 @@ class View:
         free_at: when each replica is expected to be free, those that are now first.
         price: λ, expected right answers that a second of a replica is worth to those who are yet to come.
         mixes: whether one request's rows may go at several points, so that none has to reach the floor alone.
+        arrivals_rps: rows a second that have come lately.
+        loaded: the operating point that the replica which is free now ran last; empty where it has run none.
     """
 
     now: float
@@ -136,6 +138,8 @@ class View:
     free_at: Callable[[], Sequence[float]] = tuple
     price: float = 0.0
     mixes: bool = False
+    arrivals_rps: Callable[[], float] = float
+    loaded: str = ""
 
     def points_for(self, piece: Slice) -> Sequence[Point]:
         """The points that may serve a slice, preferred first; none where none reaches its floor.

@@ -1,0 +1,113 @@
+"""All that was simulated, by load and method, and what is judged of it. Pure."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.otas.cells import SYNTHETIC, Cell, Measured
+from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, PETS_EVICTS, TOME, VPT
+from benchmarks.otas.paper import PAPER
+from trimtab_pipelines.verdict import Bar, Outcome, bar
+
+PAPER_LOAD = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The measured cells; `trace` says what the bursty load is."""
+
+    measured: Sequence[Measured]
+    trace: str
+    _by_cell: dict[tuple[str, str, float], list[Measured]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        for one in self.measured:
+            self._by_cell[one.cell.workload, one.cell.method, one.cell.factor].append(one)
+
+    @property
+    def settings(self) -> list[tuple[str, float]]:
+        """Loads and factors."""
+        return sorted({(one.cell.workload, one.cell.factor) for one in self.measured}, reverse=True)
+
+    @property
+    def workloads(self) -> list[str]:
+        """The loads, the synthetic first."""
+        return list(dict.fromkeys(workload for workload, _ in self.settings))
+
+    def factors(self, workload: str) -> list[float]:
+        """What a load was multiplied by, ascending."""
+        return sorted(factor for name, factor in self.settings if name == workload)
+
+    def mean(self, workload: str, method: str, of: Callable[[Measured], float], factor: float = PAPER_LOAD) -> float:
+        """The mean over seeds."""
+        return float(np.mean([of(one) for one in self._by_cell[workload, method, factor]]))
+
+    def type_share(self, workload: str, method: str, place: int) -> float:
+        """The mean share of one of the paper's four types, counted from 0."""
+        return self.mean(workload, method, lambda one: one.types[place])
+
+    def example(self, workload: str, method: str) -> Measured:
+        """The first seed at the paper's load."""
+        return min(self._by_cell[workload, method, PAPER_LOAD], key=lambda one: one.cell.seed)
+
+    def gain(self, workload: str, rival: str, factor: float = PAPER_LOAD, ours: str = OURS) -> float:
+        """By how much more utility ours has than another, as a share of that."""
+        pairs = (self.mean(workload, method, lambda one: one.utility, factor) for method in (ours, rival))
+        own, other = pairs
+        return own / other - 1.0
+
+
+def cells(factors: Sequence[float], seeds: int, workloads: Sequence[str]) -> list[Cell]:
+    """Every load, factor, method and seed."""
+    return [
+        Cell(workload, method, factor, seed)
+        for workload in workloads
+        for factor in factors
+        for method in METHODS
+        for seed in range(1, seeds + 1)
+    ]
+
+
+def judge(evaluation: Evaluation) -> Outcome:
+    """Judge ours against the paper's gains over its baselines, and against OTAS as printed in every setting."""
+    figures: dict[str, float | int | str | None] = {
+        "trace": evaluation.trace,
+        "cells": len(evaluation.measured),
+        "queries": sum(one.queries for one in evaluation.measured),
+    }
+    for workload in evaluation.workloads:
+        for method in METHODS:
+            key = f"{workload}_{_key(method)}"
+            figures[f"{key}_utility"] = evaluation.mean(workload, method, lambda one: one.utility)
+            figures[f"{key}_type_1"] = evaluation.type_share(workload, method, 0)
+            if method != OURS:
+                figures[f"{workload}_gain_over_{_key(method)}"] = evaluation.gain(workload, method)
+    return Outcome(name="reproduce-otas", figures=figures, bars=_bars(evaluation))
+
+
+def _bars(evaluation: Evaluation) -> tuple[Bar, ...]:
+    least = min(evaluation.gain(workload, OTAS, factor) for workload, factor in evaluation.settings)
+    fixed = min(
+        evaluation.gain(workload, method, factor)
+        for workload, factor in evaluation.settings
+        for method in (TOME, VPT, PETS_EVICTS)
+    )
+    right = evaluation.type_share(SYNTHETIC, OURS, 0)
+    return (
+        bar("synthetic: utility over PetS-like, %", 100 * evaluation.gain(SYNTHETIC, PETS), ">=", _paper("over PetS")),
+        bar("synthetic: utility over INFaaS-like, %", 100 * evaluation.gain(SYNTHETIC, INFAAS), ">=", _paper("INFaaS")),
+        bar("synthetic: right in time (type 1), %", 100 * right, ">=", 85.0),
+        bar("least utility over OTAS as printed in any setting, %", 100 * least, ">=", 1e-9),
+        bar("least utility over fixed ToMe, VPT, PetS-like that evicts, in any setting, %", 100 * fixed, ">=", 1e-9),
+    )
+
+
+def _paper(name: str) -> float:
+    return next(100 * value for key, value in PAPER.items() if name in key)
+
+
+def _key(method: str) -> str:
+    words = "".join(letter if letter.isalnum() else " " for letter in method.lower().replace("λ", "price"))
+    return "_".join(words.split())

@@ -1,0 +1,64 @@
+"""One model at many speeds, in simulated time: utility and what becomes of queries, by policy."""
+
+import numpy as np
+import pytest
+
+from benchmarks.otas import load
+from benchmarks.otas.cells import BURSTY, SYNTHETIC, Cell, Source, measure
+from benchmarks.otas.evaluation import Evaluation, judge
+from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, TOME, VPT
+from benchmarks.otas.page import render
+
+SHORT = Source(None, 0, 5)
+
+
+@pytest.fixture(scope="module")
+def overloaded():
+    """A rate above what the plain model carries."""
+    return {name: measure(SHORT, Cell(SYNTHETIC, name, 1.6)) for name in (OURS, OTAS, PETS, INFAAS, TOME, VPT)}
+
+
+def test_ours_has_more_utility_than_every_other_in_overload(overloaded):
+    best = max(one.utility for name, one in overloaded.items() if name != OURS)
+
+    assert overloaded[OURS].utility > best
+
+
+def test_every_query_is_of_one_type(overloaded):
+    for one in overloaded.values():
+        assert sum(one.types) == pytest.approx(1.0)
+        assert min(one.types) >= -1e-9
+
+
+def test_who_knows_no_deadlines_is_late_and_who_is_fixed_stays_there(overloaded):
+    assert overloaded[PETS].types[2] > 0.1
+    assert set(overloaded[TOME].shares) == {"g-15"}
+    assert len(overloaded[OURS].shares) > 2
+
+
+def test_a_model_that_must_be_loaded_keeps_its_queries_waiting():
+    one = measure(SHORT, Cell(SYNTHETIC, INFAAS, 1.0))
+
+    assert {"small", "base"} <= set(one.shares)
+    assert one.types[2] + one.types[3] > 0.02
+
+
+def test_the_loads_are_the_papers():
+    synthetic = load.synthetic_rps(2000, 1)
+    bursty = load.bursty_rps(None, 0, 2000)
+
+    assert synthetic.min() >= 200.0
+    assert synthetic.max() <= 700.0
+    assert np.quantile(bursty, 0.6) == pytest.approx(300.0)
+    assert bursty.max() > 600.0
+
+
+def test_the_page_and_the_verdict_name_every_method():
+    short = Source(None, 0, 2)
+    cells = [Cell(workload, method) for workload in (SYNTHETIC, BURSTY) for method in METHODS]
+    evaluation = Evaluation([measure(short, cell) for cell in cells], "made up")
+    html, outcome = render(evaluation), judge(evaluation)
+
+    assert all(method in html for method in METHODS)
+    assert len(outcome.bars) == 5
+    assert {"synthetic_otas_utility", "bursty_gain_over_vpt_2"} <= outcome.figures.keys()

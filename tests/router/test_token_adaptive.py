@@ -1,0 +1,160 @@
+"""Batches of many tasks by utility times accuracy: who leaves, at which point, and who is given up."""
+
+import time
+
+import numpy as np
+import pytest
+
+from tests.router.schedules import exact
+from tests.router.token_queues import POINTS, TASKS, a_point, a_random_view, a_view, a_work, eight_points
+from trimtab_router.stage.policies import token_adaptive
+from trimtab_router.stage.policies.schedule import DROPPED, solve
+from trimtab_router.stage.policies.token_batches import batches_of
+from trimtab_router.stage.policies.token_menu import Menu
+from trimtab_router.stage.policies.token_price import last_slope
+from trimtab_router.stage.policies.view import Departure, SecondLook
+
+
+def left(view):
+    """Point and works of the next batch."""
+    found = token_adaptive.decide(view)
+    assert isinstance(found, Departure)
+    return found.point.name, [piece.work for piece in found.takes]
+
+
+def test_few_rows_with_time_go_together_at_the_best_point_whatever_their_tasks_and_utilities():
+    works = [a_work(0.5, task=TASKS[n % 2], utility=(0.01, 0.2, 1.0)[n % 3]) for n in range(9)]
+
+    point, batch = left(a_view(works))
+
+    assert point == "more"
+    assert set(batch) == set(works)
+
+
+def test_a_high_rate_of_arrivals_makes_few_waiting_rows_pay_for_time():
+    works = [a_work(0.5, at=0.0) for _ in range(4)]
+
+    assert left(a_view(works, arrivals_rps=100.0))[0] == "more"
+    assert left(a_view(works, arrivals_rps=500.0))[0] == "some"
+    assert left(a_view(works, arrivals_rps=5000.0))[0] == "few"
+
+
+def test_of_those_that_cannot_all_be_served_who_is_worth_least_is_given_up():
+    cheap = [a_work(0.034, utility=0.01) for _ in range(32)]
+    dear = [a_work(0.036, utility=1.0) for _ in range(32)]
+
+    assert set(left(a_view([*cheap, *dear]))[1]) == set(dear)
+
+
+def test_the_next_batch_is_not_larger_than_its_most_urgent_has_time_for():
+    urgent = [a_work(0.012) for _ in range(4)]
+    patient = [a_work(1.0) for _ in range(60)]
+
+    _, batch = left(a_view([*urgent, *patient]))
+
+    assert set(urgent) <= set(batch)
+    assert len(batch) <= 10
+
+
+def test_a_floor_is_kept_for_the_task_it_is_asked_of():
+    point, _ = left(a_view([a_work(0.0055, task="birds", floor=0.89)], arrivals_rps=5000.0))
+
+    assert point == "all"
+
+
+def test_the_least_certain_are_looked_at_again_where_that_pays():
+    first = a_point("few", [SecondLook("more", 0.5, 0.2, 0.92)])
+    rest = [point for point in POINTS if point.name != "few"]
+    works = [a_work(0.09, task="") for _ in range(32)]
+
+    found = token_adaptive.decide(a_view(works, points=(*rest, first), arrivals_rps=50.0))
+
+    assert isinstance(found, Departure)
+    assert found.point.name == "few"
+    assert found.again is not None
+    assert (found.again.point, found.again.below, found.again.accuracy) == ("more", 0.5, 0.92)
+
+
+def test_where_nobody_is_dropped_the_largest_batches_leave_whatever_is_late():
+    view = a_view([a_work(-1.0) for _ in range(40)])
+    view.drop_policy = "Never"
+
+    assert len(left(view)[1]) == 32
+
+
+def test_a_large_request_leaves_in_parts():
+    _, batch = left(a_view([a_work(5.0, rows=100)]))
+    found = token_adaptive.decide(a_view([a_work(5.0, rows=100)]))
+
+    assert len(batch) == 1
+    assert isinstance(found, Departure)
+    assert sum(piece.rows for piece in found.takes) <= 32
+
+
+def test_the_last_second_goes_where_it_adds_most():
+    dear, cheap = [(1.0, 5.0), (2.0, 8.0)], [(1.0, 0.5), (3.0, 1.5)]
+    curves = [(10, dear), (10, cheap)]
+
+    assert last_slope(curves, 25.0) == 3.0
+    assert last_slope(curves, 35.0) == 0.5
+    assert last_slope(curves, 100.0) == 0.0
+    assert last_slope(curves, 1.0) == 3.0
+
+
+def test_the_choice_among_batches_is_within_a_thousandth_of_the_exact_one():
+    rng, gaps = np.random.default_rng(5), []
+    for _ in range(12):
+        view = a_random_view(rng, 400, eight_points())
+        jobs = [each.job(0.0) for each in token_adaptive.plan_of(view, Menu(view), joins=False)]
+        assert len(jobs) >= 12
+        gaps.append(1.0 - solve(jobs, 0.0).value / exact(jobs)[1])
+
+    assert np.mean(gaps) < 1e-3
+    assert min(gaps) > -1e-9
+
+
+def test_a_batch_is_of_one_level_of_utility_and_none_is_larger_than_may_be():
+    view = a_random_view(np.random.default_rng(1), 1500, POINTS)
+    batches = batches_of(view, 40)
+
+    assert len(batches) == 40
+    for batch in batches:
+        utilities = [piece.work.wish.utility for piece in batch.slices]
+        assert max(utilities) <= 2 * min(utilities)
+        assert sum(piece.rows for piece in batch.slices) == batch.rows <= 32
+    assert [b.deadline for b in batches] == sorted(b.deadline for b in batches)
+
+
+def test_deciding_over_forty_batches_and_eight_points_takes_milliseconds():
+    """The bar is 3 ms on a quiet machine (`make bench-schedule`); here the best of a few on one that may be busy."""
+    view = a_random_view(np.random.default_rng(2), 1400, eight_points())
+    spent = []
+    for _ in range(7):
+        begun = time.process_time()
+        token_adaptive.decide(view)
+        spent.append(time.process_time() - begun)
+
+    assert min(spent) < 0.015
+
+
+def test_what_was_given_up_stays_in_the_queue():
+    works = [a_work(0.05, utility=0.01) for _ in range(32)] + [a_work(0.06) for _ in range(32)]
+    found = token_adaptive.decide(a_view(works))
+
+    assert isinstance(found, Departure)
+    assert not found.drops
+
+
+@pytest.mark.parametrize("priced", [True, False])
+def test_rows_of_no_utility_do_not_stop_it(priced):
+    found = token_adaptive.decide(a_view([a_work(0.5, utility=0.0) for _ in range(5)]), priced=priced)
+
+    assert isinstance(found, Departure)
+    assert found.takes
+
+
+def test_all_that_cannot_be_served_is_dropped_by_the_plan_of_it():
+    view = a_view([a_work(0.001)])
+    jobs = [each.job(0.0) for each in token_adaptive.plan_of(view, Menu(view))]
+
+    assert [step.option for step in solve(jobs, 0.0).steps] == [DROPPED]

@@ -1,0 +1,147 @@
+"""OTAS as printed, PetS's order, INFaaS's models, a fixed point: each decides as its paper says, defects and all."""
+
+import numpy as np
+import pytest
+
+from tests.router.token_queues import POINTS, a_view, a_work
+from trimtab_router.stage.pace import Pace
+from trimtab_router.stage.policies import infaas, otas, pets
+from trimtab_router.stage.policies.fixed import fixed
+from trimtab_router.stage.policies.view import Departure
+
+FAST, SOME, ALL, BEST = "few", "some", "all", "more"
+BY_SPEED = sorted(POINTS, key=lambda point: point.seconds(32))
+
+
+def sizes(works):
+    return [batch.rows for batch in otas.batched(a_view(works))]
+
+
+def left(policy, view):
+    found = policy(view)
+    assert isinstance(found, Departure)
+    return found.point.name, [piece.work for piece in found.takes]
+
+
+@pytest.mark.parametrize(
+    ("second", "batches"),
+    [
+        ({"deadline": 1.4, "at": 0.4}, [2]),
+        ({"deadline": 1.4, "at": 0.6}, [1, 1]),
+        ({"deadline": 1.7, "at": 0.4}, [1, 1]),
+        ({"deadline": 1.4, "utility": 0.3}, [2]),
+        ({"deadline": 1.4, "utility": 0.1}, [1, 1]),
+        ({"deadline": 1.4, "rows": 32}, [1, 32]),
+    ],
+    ids=["near", "came later", "later deadline", "less utility", "far less", "no room"],
+)
+def test_a_query_joins_the_newest_batch_that_is_near_in_time_deadline_and_utility(second, batches):
+    assert sizes([a_work(1.0), a_work(**second)]) == batches
+
+
+def test_the_search_for_a_batch_ends_at_the_first_that_is_too_old():
+    """The newest is full of another utility; the one before it would do, and came in time."""
+    first, other, last = a_work(1.0), a_work(1.0, utility=0.1, at=0.1), a_work(1.0, at=0.2)
+
+    assert sizes([first, other, last]) == [2, 1]
+    assert sizes([first, other, a_work(1.0, at=0.55)]) == [1, 1, 1] or sizes([first, other]) == [1, 1]
+
+
+@pytest.mark.parametrize(("rps", "point"), [(100.0, BEST), (290.0, ALL), (380.0, SOME), (5000.0, FAST)])
+def test_few_batches_get_the_point_that_the_rate_of_arrivals_asks_for(rps, point):
+    works = [a_work(1.0, utility=0.5)]
+
+    assert left(otas.decide, a_view(works, arrivals_rps=rps))[0] == point
+
+
+def test_few_batches_of_high_utility_get_the_best_and_late_ones_the_fastest_whatever_the_rate():
+    assert left(otas.decide, a_view([a_work(1.0, utility=0.9)], arrivals_rps=5000.0))[0] == BEST
+    assert left(otas.decide, a_view([a_work(0.002, utility=0.5)], arrivals_rps=1.0))[0] == FAST
+
+
+def a_queue_of_batches(deadlines, utilities):
+    """Each by itself, since it is full."""
+    works = [a_work(d, rows=32, utility=u) for d, u in zip(deadlines, utilities, strict=True)]
+    view = a_view(works)
+    return view, otas.batched(view)
+
+
+def achieved(batches, points):
+    """The value of those that are in time, one after the other."""
+    end, value = 0.0, 0.0
+    for batch, point in zip(batches, points, strict=True):
+        if point is not None and end + point.seconds(batch.rows) <= batch.deadline + 1e-9:
+            end += point.seconds(batch.rows)
+            value += batch.value(point)
+    return value
+
+
+def test_more_batches_are_planned_and_the_exact_program_finds_more():
+    rng, found = np.random.default_rng(4), []
+    for _ in range(20):
+        deadlines = np.sort(rng.uniform(0.05, 0.8, 20))
+        view, batches = a_queue_of_batches(deadlines.tolist(), rng.choice([0.01, 0.2, 0.3, 1.0], 20).tolist())
+        programs = (otas.by_printed_program, otas.by_exact_program)
+        found.append([achieved(batches, program(view, BY_SPEED, batches, 0.0)) for program in programs])
+    printed, exact = np.array(found).T
+
+    assert (printed <= exact * 1.001).all()
+    assert printed.sum() < 0.99 * exact.sum()
+
+
+def test_what_the_printed_program_could_not_place_is_traced_to_the_first_point():
+    """Nothing can be in time before the last batch: the paper's S begins with 1, not with 0."""
+    view, batches = a_queue_of_batches([0.001, 0.002, 0.003, 0.004, 0.005, 1.0], [1.0] * 6)
+    printed = otas.by_printed_program(view, BY_SPEED, batches, 0.0)
+    exact = otas.by_exact_program(view, BY_SPEED, batches, 0.0)
+
+    assert printed[0] is not None
+    assert printed[0].name == FAST
+    assert [point and point.name for point in exact] == [None] * 5 + [BEST]
+
+
+def test_pets_takes_who_came_first_whatever_deadline_and_utility():
+    early = [a_work(9.0, utility=0.01, at=0.0) for _ in range(32)]
+    late = [a_work(0.5, utility=1.0, at=0.1, task="birds") for _ in range(32)]
+
+    assert left(pets.decide, a_view([*late, *early])) == (BEST, early)
+
+
+@pytest.mark.parametrize(
+    ("rps", "loaded", "point"),
+    [
+        (100.0, "", BEST),
+        (300.0, BEST, BEST),
+        (320.0, BEST, ALL),
+        (300.0, ALL, ALL),
+        (100.0, ALL, BEST),
+        (9000.0, BEST, FAST),
+    ],
+)
+def test_infaas_keeps_the_loaded_model_as_long_as_it_carries_the_load_and_no_better_one_does(rps, loaded, point):
+    view = a_view([a_work(1.0)], arrivals_rps=rps, loaded=loaded)
+
+    assert left(infaas.decide, view)[0] == point
+
+
+def test_a_fixed_point_is_kept_whatever_waits():
+    works = [a_work(0.05) for _ in range(60)]
+
+    assert left(fixed(ALL).decide, a_view(works))[0] == ALL
+
+
+def test_the_pace_counts_what_came_lately_and_forgets():
+    pace = Pace(0.0)
+    for n in range(100):
+        pace.note(1, n * 0.01)
+
+    assert pace.rps(1.0) == pytest.approx(100.0, rel=0.03)
+    assert pace.rps(1.25) == pytest.approx(50.0, rel=0.03)
+    assert pace.rps(5.0) == 0.0
+
+
+def test_the_pace_of_the_first_moments_is_not_taken_for_a_flood():
+    pace = Pace(0.0)
+    pace.note(1, 0.001)
+
+    assert pace.rps(0.001) <= 4.0

@@ -195,7 +195,7 @@ def _random(requests: int) -> Race:
 def _trained(architecture: Architecture, requests: int) -> Race:
     """The same with a trained model, chats about pages, encoding among what is timed."""
     model = trained.Trained(architecture)
-    asked = model.chats(requests, WRITTEN, seed=9)
+    asked = model.raced(requests, WRITTEN, seed=9)
     ways: Ways = {
         "sequential": lambda: [model.generate([each], each.written, to_the_end=True)[0] for each in asked],
         "static": lambda: trained.static_batches(model, asked, STREAMS),

@@ -1,5 +1,6 @@
 """The trained models in the engine beside transformers' ``generate``: the same chats about real pages, both ways."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,21 @@ class Trained:
                 ids = tuple(inputs["input_ids"][0].tolist())
                 drawn.append(Asked(ids, stacked, tuple(chosen), int(random.integers(*written))))
         return drawn
+
+    def raced(self, count: int, written: tuple[int, int], seed: int) -> list[Asked]:
+        """Draw chats that ``generate`` can answer in batches.
+
+        It takes the length of padded prompts from what the first layer keeps. Where that one attends to pages it is
+        theirs, so that only prompts go together that are equally long and about equally many pages.
+        """
+        if not self.family.across:
+            return self.chats(count, written, seed)
+        drawn = self.chats(8 * count, written, seed)
+        shapes = Counter((len(each.ids), len(each.pages)) for each in drawn)
+        commonest, found = shapes.most_common(1)[0]
+        if found < count:
+            raise RuntimeError(f"{found} of {8 * count} chats are alike, {count} are needed; ask for fewer requests")
+        return [each for each in drawn if (len(each.ids), len(each.pages)) == commonest][:count]
 
     @torch.inference_mode()
     def generate(self, batch: Sequence[Asked], written: int, *, to_the_end: bool) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """Serves vit-tasks' finer transformer by one policy, and offers it loads of plateaus and bursts."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ import numpy as np
 import psutil
 import yaml
 
+from benchmarks.modalities.holding import held
+from benchmarks.modalities.setting import slowed
 from benchmarks.tokens_served.outcome import Run
 from benchmarks.tokens_served.queries import QUERIES, Queries
 from trimtab.local.supervisor import Setup, Supervisor
@@ -18,11 +21,13 @@ from trimtab_adapter.planning.decide import Situation, decide
 from trimtab_loadtester.attack import AttackOptions, attack_async
 from trimtab_loadtester.load import LoadSpec
 from trimtab_pipelines.documents import load_pipeline, write_json
-from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PointPlan
+from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PointPlan, point_plan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
 
+CORES = 0.5
+"""What the replica is held to, so that all else has enough; profiles are those of a whole core."""
 STAGE, VARIANT, BATCH = "classify", "vit-fine", 8
 SHAPE = np.array([0.5, 0.5, 1.0, 1.0, 0.7, 2.0, 0.7, 0.4, 1.3, 1.3, 1.3, 0.6, 2.2, 0.5, 1.0, 1.0])
 """Plateaus and bursts: the rate in each second, as a multiple of what the load is said to be."""
@@ -37,6 +42,7 @@ class Serving:
     plan: PipelinePlan
     local: Supervisor
     pipeline: InferencePipeline
+    points: list[PointPlan]
     queries: Queries
 
     async def keep_to(self, point: PointPlan) -> None:
@@ -119,6 +125,20 @@ def plan_for(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) 
     return plan.model_copy(update={"spec": plan.spec.model_copy(update={"generation": 1})})
 
 
+def every_point(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> list[PointPlan]:
+    """All points of the finer transformer, those too that no plan would have."""
+    stage = pipeline.spec.stage(STAGE)
+    variant = stage.variant(VARIANT)
+    found = []
+    for point in variant.points:
+        known = profiles[STAGE].spec.point(VARIANT, point.name, variant.resources.cpu)
+        if known is None:
+            raise RuntimeError(f"point {point.name} was not measured")
+        seconds = {size: known.latency_seconds(size, 0.5) for size in stage.batch_sizes}
+        found.append(point_plan(point).model_copy(update={"service_seconds": seconds}))
+    return found
+
+
 @asynccontextmanager
 async def serving(
     source: Path,
@@ -130,8 +150,11 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """Serve by a policy while the block runs."""
     slo_seconds = max(queries.seconds(kind) for kind in range(len(QUERIES)))
-    pipeline = written(source, folder, policy, slo_seconds)
+    pipeline, profiles = written(source, folder, policy, slo_seconds), slowed(profiles, 1.0 / CORES)
     plan = plan_for(pipeline, profiles)
     async with Supervisor(Setup(folder / "pipeline.yaml", folder / "run", profiles_file=None, plan=plan)) as local:
         await local.ready()
-        yield Serving(method, plan, local, pipeline, queries)
+        with held(local.fleet.pids.values(), CORES) as is_held:
+            if not is_held:
+                sys.stderr.write("this machine holds no process to its cores: the replica takes what it gets\n")
+            yield Serving(method, plan, local, pipeline, every_point(pipeline, profiles), queries)

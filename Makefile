@@ -110,8 +110,12 @@ bench-departure: venv ## a load whose heads only the cheaper of two operating po
 	$(PY) -m benchmarks.departure --out $(OUT)
 
 .PHONY: bench-engine
-bench-engine: venv ## tokens a second of 16 streams in the engine on one core, against generate alone and in static batches
-	OMP_NUM_THREADS=1 $(PY) -m benchmarks.engine
+bench-engine: venv ## tokens a second of 16 streams in the engine on one core, against generate; 1,000 chats token for token
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.engine $(ENGINE)
+
+.PHONY: bench-chats
+bench-chats: venv ## a replica that answers chats: 10,000 hang-ups, one image from many callers, embeddings pulled
+	$(PY) -m benchmarks.chats $(CHATS)
 
 .PHONY: reproduce-ipa
 reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in the simulator; out/ipa/ipa.html

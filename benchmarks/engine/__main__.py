@@ -1,8 +1,10 @@
 """``python -m benchmarks.engine``: 16 streams on one thread, three ways in turn, the same requests.
 
-The last line is JSON. Prompts have 40 to 200 tokens and answers 16 to 128: a static batch waits for its longest, as
-such batches do. The engine must write the tokens that `generate` writes alone; answers that differ are counted. Times
-are this process's processor time, and each ratio is the median of the rounds'.
+The last line is JSON. First a model with random weights, prompts of 40 to 200 tokens; then the trained ones of
+pipelines/lmm-digits, chats about pages. Answers have 16 to 128 tokens: a static batch waits for its longest,
+as such batches do. The engine must write the tokens that `generate` writes alone; answers that differ are counted, and
+of each trained model 1,000 chats more, as they end by themselves. Times are this process's processor time, and each
+ratio is the median of the rounds'.
 """
 
 import argparse
@@ -10,20 +12,22 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 
+from benchmarks.engine import trained
 from trimtab_model_servers.engine.core import Core, Event
 from trimtab_model_servers.engine.families import family_of
 from trimtab_model_servers.engine.scheduler import Limits
 from trimtab_model_servers.engine.values import Piece, Request
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, Architecture
+from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 STREAMS: Final = 16
 ROUNDS: Final = 3
@@ -114,47 +118,97 @@ def continuous(model: Any, asked: list[Ask]) -> Answers:
     return answers
 
 
+Ways = dict[str, Callable[[], Answers]]
+
+
 def main() -> int:
     """Measure in turns, print a table's worth of lines and the verdict."""
     parser = argparse.ArgumentParser(description="Tokens a second of the engine against generate.")
     parser.add_argument("--requests", type=int, default=3 * STREAMS, help="how many requests a round (default 48)")
+    parser.add_argument("--compared", type=int, default=1_000, help="chats compared, each trained model (default 1000)")
+    parser.add_argument("--only", choices=(*ARCHITECTURES, "random"), action="append", help="repeatable")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    asked = ask(options.requests)
-    alone, served = tiny(), tiny()
-    ways: dict[str, Callable[[], Answers]] = {
+    chosen = options.only or ("random", *ARCHITECTURES)
+    figures: dict[str, float] = {"streams": STREAMS, "requests": options.requests}
+    bars: list[Bar] = []
+    with Progress(console=Console(stderr=True)) as progress:
+        for name in chosen:
+            measured = _random(options.requests) if name == "random" else _trained(name, options.requests)
+            figures |= {f"{name}_{key}": value for key, value in measured.race(progress, name).items()}
+            bars += measured.bars(name)
+            if name != "random":
+                told, bars_of_it = _identity(name, options.compared, progress)
+                figures |= told
+                bars += bars_of_it
+    outcome = Outcome(name="engine", figures=figures, bars=tuple(bars))
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+class Race:
+    """Three ways to answer the same requests, in turns."""
+
+    def __init__(self, ways: Ways, written: int) -> None:
+        self._ways = ways
+        self._written = written
+        self._seconds: dict[str, list[float]] = {name: [] for name in ways}
+        self._answers: dict[str, Answers] = {}
+
+    def race(self, progress: Progress, name: str) -> dict[str, float]:
+        """Run all ways in every round; return the tokens a second of each."""
+        task = progress.add_task(f"{name}, rounds", total=ROUNDS * len(self._ways))
+        for _ in range(ROUNDS):
+            for way, run in self._ways.items():
+                started = time.process_time()
+                self._answers[way] = run()
+                self._seconds[way].append(time.process_time() - started)
+                progress.advance(task)
+        return {f"{way}_tokens_per_second": round(self._written / min(took), 1) for way, took in self._seconds.items()}
+
+    def bars(self, name: str) -> list[Bar]:
+        """How much faster the engine is than each of the others, and how many of its answers differ."""
+        own = self._seconds["engine"]
+        over = {
+            way: round(statistics.median(other / mine for other, mine in zip(self._seconds[way], own, strict=True)), 3)
+            for way in ("sequential", "static")
+        }
+        pairs = zip(self._answers["sequential"], self._answers["engine"], strict=True)
+        differing = sum(one != other for one, other in pairs)
+        return [
+            bar(f"{name}: engine over sequential generate, tokens per processor second", over["sequential"], ">=", 4),
+            bar(f"{name}: engine over static batches of 16", over["static"], ">=", 1.3),
+            bar(f"{name}: long answers that differ from generate's", differing, "==", 0),
+        ]
+
+
+def _random(requests: int) -> Race:
+    asked, alone, served = ask(requests), tiny(), tiny()
+    ways: Ways = {
         "sequential": lambda: sequential(alone, asked),
         "static": lambda: static_batches(alone, asked),
         "engine": lambda: continuous(served, asked),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    answers: dict[str, Answers] = {}
-    for _ in track(range(ROUNDS), "rounds", console=Console(stderr=True)):
-        for name, run in ways.items():
-            started = time.process_time()
-            answers[name] = run()
-            seconds[name].append(time.process_time() - started)
-    written = sum(each.written for each in asked)
-    over = {
-        name: statistics.median(other / own for other, own in zip(seconds[name], seconds["engine"], strict=True))
-        for name in ("sequential", "static")
+    return Race(ways, sum(each.written for each in asked))
+
+
+def _trained(architecture: Architecture, requests: int) -> Race:
+    """The same with a trained model, chats about pages, encoding among what is timed."""
+    model = trained.Trained(architecture)
+    asked = model.raced(requests, WRITTEN, seed=9)
+    ways: Ways = {
+        "sequential": lambda: [model.generate([each], each.written, to_the_end=True)[0] for each in asked],
+        "static": lambda: trained.static_batches(model, asked, STREAMS),
+        "engine": lambda: trained.continuous(model, asked, STREAMS),
     }
-    differing = sum(one != other for one, other in zip(answers["sequential"], answers["engine"], strict=True))
-    outcome = Outcome(
-        name="engine",
-        figures={
-            "streams": STREAMS,
-            "requests": len(asked),
-            **{f"{name}_tokens_per_second": round(written / min(took), 1) for name, took in seconds.items()},
-        },
-        bars=(
-            bar("engine over sequential generate, tokens per processor second", round(over["sequential"], 3), ">=", 4),
-            bar("engine over static batches of 16", round(over["static"], 3), ">=", 1.3),
-            bar("answers that differ from generate's", differing, "==", 0),
-        ),
-    )
-    outcome.print()
-    return 0 if outcome.holds else 1
+    return Race(ways, sum(each.written for each in asked))
+
+
+def _identity(name: Architecture, count: int, progress: Progress) -> tuple[dict[str, float], list[Bar]]:
+    task = progress.add_task(f"{name}, compared with generate", total=count)
+    found = trained.identity(trained.Trained(name), count, lambda: progress.advance(task))
+    told = {f"{name}_{key}": value for key, value in asdict(found).items()}
+    return told, [bar(f"{name}: of {count} chats, cancels between, those that differ", found.differing, "==", 0)]
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """What is sent: real inputs with known truth where there are some, else random tensors; never one sample repeated.
 
 A pipeline names its payloads in the annotation `trimtab.dev/payloads`: `digits` for pages of handwritten digits whose
-truth is known, `digits-av` for jobs of digits heard, seen and typed (`trimtab_loadtester.digits_av`), `TENSOR=LAW, …`
-for inputs as long as a task's (`trimtab_pipelines.samples`), or `random`, the default, for tensors of the pipeline's
-input specs. In random tensors a dimension of any size (-1) gets what `trimtab.dev/default-dimension` says, else 16.
+truth is known, `digits-av` for jobs of digits heard, seen and typed (`trimtab_loadtester.digits_av`), `lmm-digits` for
+questions about pages (`trimtab_loadtester.chats`), `TENSOR=LAW, …` for inputs as long as a task's
+(`trimtab_pipelines.samples`), or `random`, the default, for tensors of the pipeline's input specs. In random tensors a
+dimension of any size (-1) gets what `trimtab.dev/default-dimension` says, else 16.
 """
 
 from typing import Protocol, cast
 
 import numpy as np
 
+from trimtab_loadtester.chats import ChatPayloads
 from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_loadtester.payload import Outputs, Payload, Score
 from trimtab_pipelines import samples
@@ -116,6 +118,8 @@ def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
         return DigitPayloads(seed)
     if kind.partition(":")[0] == samples.DIGITS_AV:
         return DigitsAvPayloads(seed, JobOptions.parse(kind.partition(":")[2]))
+    if kind.partition(":")[0] == samples.LMM_DIGITS:
+        return ChatPayloads(seed, kind.partition(":")[2])
     any_size = samples.default_dimension(pipeline)
     if kind == "random":
         return RandomPayloads(pipeline.spec.inputs, seed, any_size)

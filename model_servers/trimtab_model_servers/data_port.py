@@ -94,6 +94,8 @@ class DataPort:
             return _error(request, refusal.status_code, str(refusal))
         except ProtocolError as error:
             return _error(request, 400, str(error))
+        except ConnectionError:
+            raise  # nobody is left to tell
         except Exception as error:
             log.exception("%s %s failed", request.method, told(request.path, 200))
             return _error(request, 500, f"{type(error).__name__}: {error}")

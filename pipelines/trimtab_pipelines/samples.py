@@ -22,6 +22,7 @@ PAYLOADS_ANNOTATION = "trimtab.dev/payloads"
 DIMENSION_ANNOTATION = "trimtab.dev/default-dimension"
 DEFAULT_DIMENSION = 16
 DIGITS_AV = "digits-av"
+LMM_DIGITS = "lmm-digits"
 Array = NDArray[Any]
 NO_TOKEN = -1
 SAMPLES_PER_SECOND = 16_000
@@ -31,14 +32,14 @@ LENGTH_SUFFIX = "_length"
 
 
 def payloads_of(pipeline: InferencePipeline) -> str:
-    """What a pipeline's annotation says its inputs are: `digits`, `digits-av` with options, `random`, or laws by input.
+    """What an annotation says the inputs are: `digits`, `digits-av` or `lmm-digits` with options, `random`, or laws.
 
     Raises:
         ValueError: it says something else.
     """
     kind = pipeline.metadata.annotations.get(PAYLOADS_ANNOTATION, "random")
-    if kind.partition(":")[0] not in {"digits", "random", DIGITS_AV} and "=" not in kind:
-        known = f"digits, {DIGITS_AV}, random, TENSOR=LAW"
+    if kind.partition(":")[0] not in {"digits", "random", DIGITS_AV, LMM_DIGITS} and "=" not in kind:
+        known = f"digits, {DIGITS_AV}, {LMM_DIGITS}, random, TENSOR=LAW"
         raise ValueError(f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is not known; there are: {known}")
     return kind
 

@@ -40,6 +40,16 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
 
         items = ItemSource("held-out", seed).items(0, count)
         rows |= {f"{REQUEST}.inputs.{name}": array for name, array in items.inputs().items()}
+    elif kind.partition(":")[0] == samples.LMM_DIGITS:
+        from trimtab_model_servers.lmm_digits.chats import ChatSource  # noqa: PLC0415 - slow to import
+
+        source = ChatSource(seed, pages=(1, 1))
+        chats = [source.chat(index) for index in range(count)]
+        rows |= {
+            f"{REQUEST}.inputs.messages": _bytes([chat.messages for chat in chats]),
+            f"{REQUEST}.inputs.images": _bytes([chat.images[0] for chat in chats])[:, None],
+            f"{REQUEST}.inputs.options": _bytes([b"{}"] * count),
+        }
     elif kind != "random":
         laws = samples.read_laws(kind, pipeline.spec.inputs)
         drawn = samples.draw(laws, pipeline.spec.inputs, count, (seed,))
@@ -92,6 +102,12 @@ def random_rows(spec: TensorSpec, count: int, any_size: int, seed: int = 0) -> A
     if dtype.kind == "f":
         return random.random(shape, dtype=np.float32).astype(dtype)
     return random.integers(0, 2 if dtype.kind == "b" else 128, size=shape).astype(dtype)
+
+
+def _bytes(elements: Sequence[bytes]) -> Array:
+    array = np.empty(len(elements), dtype=object)
+    array[:] = elements
+    return array
 
 
 def _spec_of(pipeline: InferencePipeline, reference: str) -> TensorSpec:

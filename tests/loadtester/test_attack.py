@@ -229,5 +229,5 @@ async def test_an_endless_load_is_refused_before_anything_is_sent() -> None:
 
 
 async def test_unknown_payloads_are_refused() -> None:
-    with pytest.raises(ValueError, match="'cats' is not known; there are: digits, digits-av, random, TENSOR=LAW"):
+    with pytest.raises(ValueError, match="there are: digits, digits-av, lmm-digits, random, TENSOR=LAW"):
         await attack_async(a_pipeline(payloads="cats"), "127.0.0.1:1", LoadSpec.parse("steps:1x1"))

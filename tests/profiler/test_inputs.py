@@ -1,10 +1,13 @@
 """What variants are fed: real rows, rows another stage really answered, or random ones."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 
+from tests.builders import a_pipeline as a_document
+from tests.builders import a_stage
 from tests.profiler.builders import a_pipeline, a_variant
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_profiler import inputs
@@ -24,7 +27,7 @@ def test_random_rows_of_the_request_have_its_shape() -> None:
 @pytest.mark.parametrize(
     ("annotations", "message"),
     [
-        ({"trimtab.dev/payloads": "cats"}, "'cats' is not known; there are: digits, digits-av, random, TENSOR=LAW"),
+        ({"trimtab.dev/payloads": "cats"}, "there are: digits, digits-av, lmm-digits, random, TENSOR=LAW"),
         ({"trimtab.dev/default-dimension": "-1"}, "'-1' must be a positive integer"),
     ],
 )
@@ -60,3 +63,14 @@ def test_random_rows_of_every_kind_cross_the_wire(datatype: str) -> None:
 
     assert rows.shape == (4, 2, 3)
     assert Tensor.of("x", rows).datatype == datatype
+
+
+def test_chats_are_questions_about_one_page_without_options() -> None:
+    tensors = [{"name": name, "datatype": "BYTES"} for name in ("messages", "images", "options")]
+    pipeline = a_document([a_stage(source="request.inputs.messages")], inputs=tensors)
+    pipeline.metadata.annotations["trimtab.dev/payloads"] = "lmm-digits"
+    rows = inputs.request_rows(pipeline, 3)
+
+    assert rows["request.inputs.images"].shape == (3, 1)
+    assert [json.loads(text)[0]["content"][0]["type"] for text in rows["request.inputs.messages"]] == ["image"] * 3
+    assert rows["request.inputs.options"].tolist() == [b"{}"] * 3

@@ -21,7 +21,7 @@ from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import InferRequest, InferResponse, Tensor
 
-KEEP = "keep"
+KEEP, OF_IMAGES = "keep", "images"
 OPENING_THREADS = 2
 
 
@@ -113,11 +113,13 @@ class HostedEncoder:
         given = {tensor.name: tensor.array for tensor in request.inputs}
         tenant = words.read_options(bytes(given["options"][0]) if "options" in given else None).tenant
         files = files_of(given["images"][0]) if "images" in given else ()
+        images_of_chat = int(request.parameters.get(OF_IMAGES, len(files)))
         headers = [images.header(number, file) for number, file in enumerate(files)]
         seeing = self.encoding.seeing
         made = []
         for file, header in zip(files, headers, strict=True):
-            made.append(Held(await self.encoding.encode(file, header, tenant), f"{seeing.name}:{header.digest}"))
+            rows = await self.encoding.encode(file, header, tenant, images_of_chat)
+            made.append(Held(rows, f"{seeing.name}:{header.digest}:{len(rows)}"))
         return made
 
 

@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,8 @@ from trimtab_model_servers.chat.images import Header
 from trimtab_model_servers.chat.kit import Seeing
 from trimtab_model_servers.worker import BatchWorker
 
-Key = tuple[str, str]
-"""A tenant, and what an image shows."""
+Key = tuple[str, str, bool]
+"""A tenant, what an image shows, and whether it is alone in its chat: some models cut only such an image into tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Encoding:
         self._limits = limits
         self._cache = EmbeddingCache(limits.cache_bytes)
         self._flights: dict[Key, _Flight] = {}
-        self._opened: deque[tuple[Tensor, asyncio.Future[Tensor]]] = deque()
+        self._opened: deque[tuple[Any, asyncio.Future[Tensor]]] = deque()
         self._pump: asyncio.Task[None] | None = None
 
     @property
@@ -105,21 +106,26 @@ class Encoding:
         """Images on their way."""
         return len(self._flights)
 
-    async def encode(self, file: bytes, header: Header, tenant: str) -> Tensor:
-        """Return an image's embeddings, [rows, width] FP32.
+    def at_hand(self, header: Header, tenant: str, images: int = 1) -> Tensor | None:
+        """An image's embeddings, where they are kept."""
+        held = self._cache.get(_key(header, tenant, images))
+        self.counts.hits += held is not None
+        return held
+
+    async def encode(self, file: bytes, header: Header, tenant: str, images: int = 1) -> Tensor:
+        """Return the embeddings of an image of a chat of ``images``, [rows, width] FP32.
 
         Raises:
             RefusalError: the file cannot be decoded, or the encoder failed.
         """
-        key = (tenant, header.digest)
-        held = self._cache.get(key)
+        key = _key(header, tenant, images)
+        held = self.at_hand(header, tenant, images)
         if held is not None:
-            self.counts.hits += 1
             return held
         flight = self._flights.get(key)
         if flight is None:
             self.counts.misses += 1
-            flight = self._flights[key] = _Flight(asyncio.create_task(self._fly(key, file, header)))
+            flight = self._flights[key] = _Flight(asyncio.create_task(self._fly(key, file, header, images)))
         else:
             self.counts.hits += 1
         flight.waiting += 1
@@ -131,12 +137,12 @@ class Encoding:
                 self._flights.pop(key, None)
                 flight.task.cancel()
 
-    async def _fly(self, key: Key, file: bytes, header: Header) -> Tensor:
-        tokens = self.seeing.rule.count(header.width_px, header.height_px).encoded
+    async def _fly(self, key: Key, file: bytes, header: Header, images: int) -> Tensor:
+        tokens = self.seeing.rule.count(header.width_px, header.height_px, images=images).encoded
         self.counts.pending_tokens += tokens
         try:
             loop = asyncio.get_running_loop()
-            pixels = await loop.run_in_executor(self._openers, self.seeing.pixels, file)
+            pixels = await loop.run_in_executor(self._openers, self.seeing.pixels, file, images)
             done: asyncio.Future[Tensor] = loop.create_future()
             self._opened.append((pixels, done))
             if self._pump is None:
@@ -161,7 +167,7 @@ class Encoding:
         finally:
             self._pump = None
 
-    async def _encode(self, pixels: list[Tensor], waiting: Sequence["asyncio.Future[Tensor]"]) -> None:
+    async def _encode(self, pixels: list[Any], waiting: Sequence["asyncio.Future[Tensor]"]) -> None:
         """Encode one batch; one that fails is tried image by image, so that a mistake is its image's own."""
         loop, seeing = asyncio.get_running_loop(), self.seeing
         began = loop.time()
@@ -182,6 +188,10 @@ class Encoding:
                 done.set_result(rows)
 
 
+def _key(header: Header, tenant: str, images: int) -> Key:
+    return tenant, header.digest, images == 1
+
+
 def done_by(encoding: Encoding) -> dict[str, float]:
     """What an encoder has done since it started."""
     counts = encoding.counts
@@ -194,6 +204,6 @@ def done_by(encoding: Encoding) -> dict[str, float]:
     }
 
 
-def _computed(seeing: Seeing, pixels: Sequence[Tensor]) -> list[Tensor]:
+def _computed(seeing: Seeing, pixels: Sequence[Any]) -> list[Tensor]:
     with torch.inference_mode():
         return [rows.float().contiguous() for rows in seeing.encode(pixels)]

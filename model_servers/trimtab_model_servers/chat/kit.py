@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from trimtab_model_servers.chat.words import Message
-from trimtab_pipelines.image_tokens import ImageTokenRule
+from trimtab_pipelines.image_tokens import ImageTokenRule, ImageTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,14 @@ class Place:
 
     start: int
     placeholders: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How many rows an image's embeddings have, and how many of them, the last ones, are of tiles that show nothing."""
+
+    total: int
+    padding: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +75,18 @@ class Seeing(Protocol):
         """What encodes, and with which weights: embeddings of the same image under the same name are equal."""
         ...
 
-    def pixels(self, file: bytes) -> Tensor:
-        """Open a file and bring it into the encoder's form. Called on any thread, outside of inference mode.
+    def rows(self, count: ImageTokens) -> Rows:
+        """What the embeddings of an image of so many tokens have."""
+        ...
+
+    def pixels(self, file: bytes, images: int) -> Any:
+        """Open a file of a chat of ``images`` and bring it into the encoder's form. Called on any thread.
 
         Raises:
             RefusalError: 422, it is no image.
         """
         ...
 
-    def encode(self, pixels: Sequence[Tensor]) -> list[Tensor]:
-        """Encode images, [rows, width] FP32 each. Called in inference mode, by one thread at a time."""
+    def encode(self, pixels: Sequence[Any]) -> list[Tensor]:
+        """Encode images as ``pixels`` gives them, [rows, width] each. Called in inference mode, by one thread."""
         ...

@@ -45,7 +45,7 @@ class Puller:
         """
         began = asyncio.get_running_loop().time()
         try:
-            async with self._open().get(reference.url) as response:
+            async with self._open().get(reference.url, allow_redirects=False) as response:
                 if response.status != 200:
                     raise ImageRefusal(image, f"{reference.url} answered {response.status}: {await _reason(response)}")
                 rows = await _received(response, reference, image)

@@ -1,6 +1,5 @@
 """An inference request's tensors as chats, one a row."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,12 +27,14 @@ class Shown:
     Attributes:
         content: equal where embeddings are equal.
         rows: of its embeddings.
-        bring: fetches or makes them, [rows, width]; not begun before it is called.
+        source: them, [rows, width], where they are at hand, or what fetches or makes them once it is called.
+        padding: how many of the rows, the last ones, are of tiles that show nothing.
     """
 
     content: str
     rows: int
-    bring: Callable[[], Awaitable[Tensor]]
+    source: Tensor | Callable[[], Awaitable[Tensor]]
+    padding: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,15 +97,18 @@ def _shown(given: dict[str, Array], row: int, tenant: str, sources: Sources) -> 
 
 def _encoded_here(files: Sequence[bytes], tenant: str, encoding: Encoding) -> tuple[Shown, ...]:
     headers = [images.header(number, file) for number, file in enumerate(files)]
-    seeing = encoding.seeing
     return tuple(
-        Shown(
-            f"{seeing.name}:{header.digest}",
-            seeing.rule.count(header.width_px, header.height_px, images=len(files)).encoded,
-            partial(encoding.encode, file, header, tenant),
-        )
-        for file, header in zip(files, headers, strict=True)
+        _shown_here(file, header, tenant, len(files), encoding) for file, header in zip(files, headers, strict=True)
     )
+
+
+def _shown_here(file: bytes, header: images.Header, tenant: str, count: int, encoding: Encoding) -> Shown:
+    """An image that is encoded here, or was: one that is at hand costs its chat no step of its own."""
+    seeing = encoding.seeing
+    rows = seeing.rows(seeing.rule.count(header.width_px, header.height_px, images=count))
+    held = encoding.at_hand(header, tenant, count)
+    source = partial(encoding.encode, file, header, tenant, count) if held is None else held
+    return Shown(f"{seeing.name}:{header.digest}:{rows.total}", rows.total, source, rows.padding)
 
 
 def _inline(given: dict[str, Array], row: int) -> tuple[Shown, ...]:
@@ -125,13 +129,7 @@ def _inline(given: dict[str, Array], row: int) -> tuple[Shown, ...]:
         Shown(
             digests[number] if digests else uuid4().hex,
             count,
-            partial(_ready, torch.from_numpy(embeddings[starts[number] : starts[number + 1]])),
+            torch.from_numpy(embeddings[starts[number] : starts[number + 1]]),
         )
         for number, count in enumerate(rows)
     )
-
-
-def _ready(rows: Tensor) -> Awaitable[Tensor]:
-    there: asyncio.Future[Tensor] = asyncio.get_running_loop().create_future()
-    there.set_result(rows)
-    return there

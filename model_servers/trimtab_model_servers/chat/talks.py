@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
+from torch import Tensor
+
 from trimtab_model_servers.chat.kit import Prompt, Writing
-from trimtab_model_servers.chat.rows import Chat, Shown
+from trimtab_model_servers.chat.rows import Chat
 from trimtab_model_servers.chat.told import Last, Word, last_of, piece_of
 from trimtab_model_servers.engine.engine import Engine
 from trimtab_model_servers.engine.values import (
@@ -54,12 +56,14 @@ class Talks:
         prompt = self.prompt(chat)
         request = self._request(chat, prompt)
         failed: list[RefusalError] = []
+        there = [shown.source if isinstance(shown.source, Tensor) else None for shown in chat.images]
         bringing = [
-            asyncio.create_task(self._bring(request.id, number, image, failed))
-            for number, image in enumerate(chat.images)
+            asyncio.create_task(self._bring(request.id, number, shown.source, failed))
+            for number, shown in enumerate(chat.images)
+            if not isinstance(shown.source, Tensor)
         ]
         try:
-            async with contextlib.aclosing(self._engine.stream(request, [None] * len(chat.images))) as events:
+            async with contextlib.aclosing(self._engine.stream(request, there)) as events:
                 async for event in events:
                     if isinstance(event, Piece):
                         yield piece_of(event, logprobs=chat.options.logprobs)
@@ -74,10 +78,12 @@ class Talks:
             for task in bringing:
                 task.cancel()
 
-    async def _bring(self, request_id: str, number: int, image: Shown, failed: list[RefusalError]) -> None:
+    async def _bring(
+        self, request_id: str, number: int, source: Callable[[], Awaitable[Tensor]], failed: list[RefusalError]
+    ) -> None:
         """Have an image encoded or pulled, and hand it to the engine; an image that fails ends its chat alone."""
         try:
-            self._engine.supply(request_id, number, await image.bring())
+            self._engine.supply(request_id, number, await source())
         except RefusalError as refusal:
             failed.append(refusal)
             self._engine.fail(request_id, str(refusal))
@@ -89,7 +95,7 @@ class Talks:
         options, room = chat.options, self._lengths.slot_tokens - len(prompt.tokens)
         most = options.max_tokens or max(min(self._lengths.default_new_tokens, room), 1)
         images = tuple(
-            Image(shown.content, place.start, place.placeholders, shown.rows)
+            Image(shown.content, place.start, place.placeholders, shown.rows - shown.padding, shown.padding)
             for shown, place in zip(chat.images, prompt.places, strict=True)
         )
         try:

@@ -38,7 +38,7 @@ def encode_one(seeing: Seeing) -> list[Tensor]:
     file = io.BytesIO()
     Pillow.new("L", (_SIDE_PX, _SIDE_PX), 128).save(file, "PNG")
     with torch.inference_mode():
-        return seeing.encode([seeing.pixels(file.getvalue())])
+        return seeing.encode([seeing.pixels(file.getvalue(), 1)])
 
 
 def _ask(engine: Engine, writing: Writing, images: list[Tensor]) -> None:

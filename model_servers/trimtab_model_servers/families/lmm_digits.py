@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trimtab_model_servers.chat.images import opened
-from trimtab_model_servers.chat.kit import Place, Prompt
+from trimtab_model_servers.chat.kit import Place, Prompt, Rows
 from trimtab_model_servers.chat.parts import Built, ChatParameters
 from trimtab_model_servers.chat.words import Message
 from trimtab_model_servers.digits.pages import PAGE_SIDE_PX
@@ -26,7 +26,7 @@ from trimtab_model_servers.lmm_digits.models import END_ID, WIDTH, Architecture
 from trimtab_model_servers.lmm_digits.tokens import ASSISTANT, END, IMAGE, REGISTERS, USER, special_id
 from trimtab_model_servers.lmm_digits.tower import PAGE_TOKENS
 from trimtab_model_servers.store import Seed, find_weights
-from trimtab_pipelines.image_tokens import OneTile
+from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 from trimtab_pipelines.model_spec import ModelSpec
 
 
@@ -47,8 +47,13 @@ class PageReader:
         self._tower = models.tower(model)
         self._projector = model.model.multi_modal_projector
 
-    def pixels(self, file: bytes) -> Tensor:
+    def rows(self, count: ImageTokens) -> Rows:
+        """Every page's tokens."""
+        return Rows(count.encoded, 0)
+
+    def pixels(self, file: bytes, images: int) -> Tensor:
         """Open a page, grey, as large as the tower takes it: uint8 [1, 96, 96]."""
+        del images
         grey = opened(0, file, "L")
         if grey.size != (PAGE_SIDE_PX, PAGE_SIDE_PX):
             grey = grey.resize((PAGE_SIDE_PX, PAGE_SIDE_PX), Pillow.Resampling.BILINEAR)
@@ -66,9 +71,9 @@ class Questions:
 
     def __init__(self, tokenizer: Tokenizer, architecture: Architecture) -> None:
         self.tokenizer = tokenizer
-        self._placeholders, registers = models.text_of_page(architecture)
+        self._placeholders = models.placeholders(architecture)
         page = [special_id(tokenizer, IMAGE)] * self._placeholders
-        self._page = page + ([special_id(tokenizer, register) for register in REGISTERS] if registers else [])
+        self._page = page + [special_id(tokenizer, register) for register in REGISTERS]
         self._user, self._assistant, self._end = (special_id(tokenizer, token) for token in (USER, ASSISTANT, END))
 
     def prompt(self, messages: Sequence[Message], rows: Sequence[int]) -> Prompt:

@@ -47,7 +47,14 @@ FAMILIES = {
 }
 """Family name to the module here whose `build(spec)` makes it."""
 
-CHAT_FAMILIES = dict.fromkeys((f"lmm-digits/{part}" for part in ("whole", "encode", "text")), "lmm_digits")
+CHAT_FAMILIES = {
+    **dict.fromkeys((f"lmm-digits/{part}" for part in ("whole", "encode", "text")), "lmm_digits"),
+    **dict.fromkeys(
+        (f"{name}/{part}" for name in ("llava-onevision-7b", "internvl3-8b") for part in ("whole", "encode", "text")),
+        "published_chats",
+    ),
+    "llama-3.2-vision-11b/whole": "published_chats",
+}
 """Families that answer chats, or encode images for those that do; their `build(spec)` makes a `chat.parts.Built`."""
 
 

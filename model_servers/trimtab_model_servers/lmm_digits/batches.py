@@ -16,7 +16,7 @@ from torch import Tensor
 from trimtab_model_servers.lmm_digits.models import END_ID, PAD_ID
 from trimtab_model_servers.lmm_digits.pages import CELLS, CELLS_A_SIDE, EMPTY
 from trimtab_model_servers.lmm_digits.questions import PAGES, Kind, Question, ask, fits
-from trimtab_model_servers.lmm_digits.tokens import prompt, special_id
+from trimtab_model_servers.lmm_digits.tokens import END, prompt, special_id
 from trimtab_model_servers.lmm_digits.tower import PAGE_TOKENS, TOKENS_A_SIDE
 
 IGNORED: Final = -100
@@ -48,26 +48,29 @@ class Batch:
         labels: int64 [B, L], what should come next at each place, ``IGNORED`` elsewhere.
         cells: int64 [B, pages, 4], what the pages hold.
         drawn: int64 [B, pages], which page of the pool each is; -1 where it is a twin.
-        registers: int64 [B, L], the character of the cell a register stands for, ``IGNORED`` elsewhere.
+        hints: int64 [B, L], what else they are taught to say on the way: where a register stands, its cell's character;
+            where a digit is asked for, the register of the first cell that shows it, or that none does; where a page
+            is, what stands first on it.
     """
 
     ids: Tensor
     labels: Tensor
     cells: Tensor
     drawn: Tensor
-    registers: Tensor
+    hints: Tensor
 
 
 class Questioner:
     """Draws batches of questions about a pool of pages."""
 
-    def __init__(self, tokenizer: Tokenizer, cells: NDArray[np.int64], *, page: tuple[int, bool], seed: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, cells: NDArray[np.int64], *, page_tokens: int, seed: int) -> None:
         self._tokenizer = tokenizer
         self._cells = cells
-        self._page_tokens, self._registers = page
+        self._page_tokens = page_tokens
         self._random = np.random.default_rng(seed)
         self._characters = character_ids(tokenizer)
         self._spelled: dict[tuple[str, int], list[int]] = {}
+        self._nowhere = special_id(tokenizer, END)
         self._register_ids = [special_id(tokenizer, f"<|cell-{cell + 1}|>") for cell in range(CELLS)]
 
     def batch(self, size: int, twins: float) -> Batch:
@@ -76,21 +79,33 @@ class Questioner:
         rows = [self._row(pages, twins) for _ in range(size)]
         longest = max(len(ids) for ids, *_ in rows)
         ids = torch.full((size, longest), PAD_ID)
-        labels, registers = torch.full((size, longest), IGNORED), torch.full((size, longest), IGNORED)
+        labels, hints = torch.full((size, longest), IGNORED), torch.full((size, longest), IGNORED)
         for index, (row, asked, cells, _) in enumerate(rows):
             ids[index, : len(row)] = torch.tensor(row)
             answer = len(self._tokenizer.encode(asked.answer, add_special_tokens=False).ids) + 1
             labels[index, len(row) - 1 - answer : len(row) - 1] = torch.tensor(row[-answer:])
-            if self._registers:
-                at = [place for place, token in enumerate(row) if token in self._register_ids]
-                registers[index, at] = self._characters[torch.from_numpy(cells.reshape(-1))]
+            at = [place for place, token in enumerate(row) if token in self._register_ids]
+            hints[index, at] = self._characters[torch.from_numpy(cells.reshape(-1))]
+            if asked.kind in {Kind.PRESENT, Kind.READ_PAGE}:
+                self._hint_where(asked.kind, hints[index], row[: len(row) - answer], cells)
         return Batch(
             ids,
             labels,
             torch.from_numpy(np.stack([cells for *_, cells, _ in rows])),
             torch.from_numpy(np.stack([drawn for *_, drawn in rows])),
-            registers,
+            hints,
         )
+
+    def _hint_where(self, kind: Kind, hints: Tensor, asked: list[int], cells: NDArray[np.int64]) -> None:
+        """Teach the digit in a question to find itself on the page, or its page: answers alone teach that very late."""
+        characters = self._characters.tolist()
+        place = max(place for place, token in enumerate(asked) if token in characters[:EMPTY])
+        digit = characters.index(asked[place])
+        if kind is Kind.READ_PAGE:
+            hints[place] = characters[cells[digit - 1, 0]]
+            return
+        found = np.flatnonzero(cells[0] == digit)
+        hints[place] = self._register_ids[int(found[0])] if len(found) else self._nowhere
 
     def _row(self, pages: int, twins: float) -> tuple[list[int], Question, NDArray[np.int64], NDArray[np.int64]]:
         kinds = KINDS_OF_PAGES[pages]
@@ -109,9 +124,7 @@ class Questioner:
         asked = ask(kind, cells.tolist(), self._random)
         key = (asked.text, pages)
         if key not in self._spelled:
-            self._spelled[key] = prompt(
-                self._tokenizer, asked.text, pages, page_tokens=self._page_tokens, registers=self._registers
-            )
+            self._spelled[key] = prompt(self._tokenizer, asked.text, pages, page_tokens=self._page_tokens)
         answer = self._tokenizer.encode(asked.answer, add_special_tokens=False).ids
         return [*self._spelled[key], *answer, END_ID], asked, cells, drawn
 

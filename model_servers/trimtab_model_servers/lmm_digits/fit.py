@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from trimtab_model_servers import descent
 from trimtab_model_servers.digits.pool import invert_some
-from trimtab_model_servers.lmm_digits.batches import Batch, Questioner, token_cells
+from trimtab_model_servers.lmm_digits.batches import IGNORED, Batch, Questioner, token_cells
 from trimtab_model_servers.lmm_digits.models import IMAGE_ID, WIDTH, Architecture
 from trimtab_model_servers.lmm_digits.pages import EMPTY
 from trimtab_model_servers.lmm_digits.tower import PAGE_TOKENS, PageTower
 
 Advance = Callable[[float], None]
-REGISTER_WEIGHT: Final = 0.3
+HINT_WEIGHT: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class Answering:
             batch = questioner.batch(size, twins=0.4)
             flat = self.logits(batch).flatten(0, 1)  # so small that bfloat16 is no faster
             answers = fn.cross_entropy(flat, batch.labels.flatten())
-            if self.architecture == "decoder-only" or not batch.drawn.shape[1]:
+            if not bool((batch.hints != IGNORED).any()):
                 return answers
-            return answers + REGISTER_WEIGHT * fn.cross_entropy(flat, batch.registers.flatten())
+            return answers + HINT_WEIGHT * fn.cross_entropy(flat, batch.hints.flatten())
 
         descend([*learning, self.twin_places], loss, schedule, advance)
         self.model.eval()

@@ -58,10 +58,24 @@ def build(architecture: Architecture, *, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _llava() if architecture == "decoder-only" else _mllama()
+        look_for_likes(model)
     model.generation_config = _TRANSFORMERS.GenerationConfig(
         do_sample=False, eos_token_id=END_ID, pad_token_id=PAD_ID, bos_token_id=2
     )
     return model
+
+
+def look_for_likes(model: Any) -> None:
+    """Let one head of queries a head of keys begin by looking for what is like itself.
+
+    Whether a digit that is asked for stands on a page is such a look; from random weights it took them far longer to
+    learn than all else.
+    """
+    for layer in model.model.language_model.layers:
+        attention = layer.cross_attn if hasattr(layer, "cross_attn") else layer.self_attn
+        keys, size = _TEXT["num_key_value_heads"], WIDTH // _TEXT["num_attention_heads"]
+        queries = attention.q_proj.weight.data.view(keys, -1, size, WIDTH)
+        attention.k_proj.weight.data.copy_(queries[:, 0].reshape(keys * size, WIDTH))
 
 
 def tower(model: Any) -> PageTower:
@@ -70,9 +84,9 @@ def tower(model: Any) -> PageTower:
     return cast("PageTower", inner.vision_tower if hasattr(inner, "vision_tower") else inner.vision_model)
 
 
-def text_of_page(architecture: Architecture) -> tuple[int, bool]:
-    """How a page shows in the prompt: its placeholders, and whether registers follow (``tokens.prompt``)."""
-    return (PAGE_TOKENS, False) if architecture == "decoder-only" else (1, True)
+def placeholders(architecture: Architecture) -> int:
+    """How many placeholders a page has in the prompt; a register for each cell follows them."""
+    return PAGE_TOKENS if architecture == "decoder-only" else 1
 
 
 def for_serving(model: Any) -> Any:

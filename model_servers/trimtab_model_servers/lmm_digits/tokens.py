@@ -15,7 +15,7 @@ from trimtab_model_servers.lmm_digits.questions import PAGES, Kind, ask, fits
 
 PAD, END, USER, ASSISTANT, IMAGE = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|image|>"
 REGISTERS: Final = tuple(f"<|cell-{cell + 1}|>" for cell in range(CELLS))
-"""Stand behind each page of the model that attends across: where what was seen in a cell is kept."""
+"""Stand behind each page: where what was seen in a cell is kept."""
 
 SPECIAL: Final = (PAD, END, USER, ASSISTANT, IMAGE, *REGISTERS)
 VOCABULARY: Final = 384
@@ -70,18 +70,18 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
     return int(found)
 
 
-def prompt(tokenizer: Tokenizer, text: str, pages: int, *, page_tokens: int, registers: bool) -> list[int]:
+def prompt(tokenizer: Tokenizer, text: str, pages: int, *, page_tokens: int) -> list[int]:
     """Spell one turn: the user's pages, the question, and the assistant's turn to speak.
 
     Args:
         tokenizer: the models' own.
         text: what is asked.
         pages: how many pages come before it.
-        page_tokens: placeholders a page: its tokens in a decoder-only model, one in a model that attends across.
-        registers: whether one token a cell follows each page.
+        page_tokens: placeholders a page: its tokens in a decoder-only model, one in a model that attends across. A
+            register for each cell follows.
     """
     page = [special_id(tokenizer, IMAGE)] * page_tokens
-    page += [special_id(tokenizer, register) for register in REGISTERS] if registers else []
+    page += [special_id(tokenizer, register) for register in REGISTERS]
     words = tokenizer.encode(text, add_special_tokens=False).ids
     return [special_id(tokenizer, USER), *page * pages, *words, special_id(tokenizer, ASSISTANT)]
 

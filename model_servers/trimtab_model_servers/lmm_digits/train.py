@@ -30,11 +30,11 @@ from trimtab_model_servers.lmm_digits.tower import PageTower
 
 TRAINING_PAGES: Final = 20_000
 TRAINING_SEED: Final = 21
-TOWER: Final = Schedule(steps=2_000, batch=64, peak_rate=4e-3, seed=1)
+TOWER: Final = Schedule(steps=1_800, batch=64, peak_rate=4e-3, seed=1)
 ALIGNING: Final = Schedule(steps=400, batch=64, peak_rate=3e-3, seed=2)
 ANSWERING: Final[dict[Architecture, Schedule]] = {
-    "decoder-only": Schedule(steps=4_000, batch=64, peak_rate=2e-3, seed=3),
-    "cross-attention": Schedule(steps=4_000, batch=64, peak_rate=2e-3, seed=4),
+    "decoder-only": Schedule(steps=2_600, batch=64, peak_rate=2e-3, seed=3),
+    "cross-attention": Schedule(steps=2_600, batch=64, peak_rate=2e-3, seed=4),
 }
 
 
@@ -72,13 +72,13 @@ class Training:
         tokenizer = train_tokenizer()
         tokenizer.save(str(self._weights / "tokenizer.json"))
         pages, cells = self._draw()
-        started = time.perf_counter()
+        started = time.process_time()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(TOWER.seed)
             tower = PageTower(models.WIDTH).to(memory_format=torch.channels_last)
         fit_tower(tower, pages, cells, TOWER, self._advancer("tower", TOWER.steps))
         features = features_of(tower, pages)
-        tower_seconds = time.perf_counter() - started
+        tower_seconds = time.process_time() - started
         for architecture in architectures:
             self._train(architecture, tokenizer, tower, features, cells, tower_seconds)
 
@@ -91,7 +91,7 @@ class Training:
         cells: Tensor,
         tower_seconds: float,
     ) -> None:
-        started, schedule = time.perf_counter(), ANSWERING[architecture]
+        started, schedule = time.process_time(), ANSWERING[architecture]
         model = models.build(architecture, seed=schedule.seed)
         own = models.tower(model)
         own.load_state_dict(tower.state_dict())
@@ -100,21 +100,21 @@ class Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(schedule.seed)
             learner.align(cells, ALIGNING, self._advancer("align", ALIGNING.steps))
-            page = models.text_of_page(architecture)
-            questioner = Questioner(tokenizer, cells.numpy(), page=page, seed=schedule.seed)
+            page_tokens = models.placeholders(architecture)
+            questioner = Questioner(tokenizer, cells.numpy(), page_tokens=page_tokens, seed=schedule.seed)
             learner.answer(questioner, schedule, self._advancer(architecture, schedule.steps))
-        seconds = tower_seconds + time.perf_counter() - started
+        seconds = tower_seconds + time.process_time() - started
         told = {
             "seed": schedule.seed,
             "steps": schedule.steps,
             "batch": schedule.batch,
-            "training_seconds": round(seconds),
+            "processor_seconds": round(seconds),
         }
         models.for_serving(model)
         path = self._weights / f"{architecture}.safetensors"
         models.save(model, architecture, tokenizer, path, {name: str(value) for name, value in told.items()})
         self._progress.console.print(
-            f"{architecture} trained in {seconds:.0f} s, its tower's {tower_seconds:.0f} s among them"
+            f"{architecture} trained in {seconds:.0f} s of processor time, its tower's {tower_seconds:.0f} s among them"
         )
 
     def _draw(self) -> tuple[Tensor, Tensor]:
@@ -129,14 +129,14 @@ class Training:
         return torch.from_numpy(np.stack(pixels)), torch.tensor(cells)
 
     def _advancer(self, name: str, steps: int) -> Callable[[float], None]:
-        task, smooth, done, started = self._progress.add_task(name, total=steps, note=""), 0.0, 0, time.perf_counter()
+        task, smooth, done, started = self._progress.add_task(name, total=steps, note=""), 0.0, 0, time.process_time()
 
         def advance(loss: float) -> None:
             nonlocal smooth, done
             smooth, done = loss if smooth == 0 else 0.98 * smooth + 0.02 * loss, done + 1
             self._progress.update(task, advance=1, note=f"loss {smooth:.3f}")
             if done % 500 == 0:
-                spent = time.perf_counter() - started
+                spent = time.process_time() - started
                 self._progress.console.print(f"{name} {done} of {steps}: loss {smooth:.4f}, {spent:.0f} s")
 
         return advance

@@ -12,9 +12,10 @@ from torch import Tensor
 from trimtab_model_servers.chat.encoding import EmbeddingCache, Encoding, Limits
 from trimtab_model_servers.chat.images import Header
 from trimtab_model_servers.chat.kept import Held, Kept
+from trimtab_model_servers.chat.kit import Rows
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.worker import BatchWorker
-from trimtab_pipelines.image_tokens import OneTile
+from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 
 ROW_BYTES = 4 * 2
 
@@ -32,7 +33,11 @@ class Eye:
         self.begun = threading.Event()
         self.batches: list[int] = []
 
-    def pixels(self, file: bytes) -> Tensor:
+    def rows(self, count: ImageTokens) -> Rows:
+        return Rows(count.encoded, 0)
+
+    def pixels(self, file: bytes, images: int) -> Tensor:
+        del images
         return torch.tensor([*file][:1])
 
     def encode(self, pixels: Sequence[Tensor]) -> list[Tensor]:
@@ -126,12 +131,12 @@ async def test_what_nobody_waits_for_any_more_is_not_encoded(eye: Eye, encoding:
 def test_a_cache_never_holds_more_than_its_bytes_and_gives_up_the_least_used():
     cache, rows = EmbeddingCache(2 * 3 * ROW_BYTES), torch.zeros(3, 2)
     for name in "abc":
-        cache.put(("", name), rows)
-        cache.get(("", "a"))
+        cache.put(("", name, True), rows)
+        cache.get(("", "a", True))
 
-    assert [cache.get(("", name)) is not None for name in "abc"] == [True, False, True]
+    assert [cache.get(("", name, True)) is not None for name in "abc"] == [True, False, True]
     assert (cache.bytes, cache.evictions) == (2 * 3 * ROW_BYTES, 1)
-    cache.put(("", "large"), torch.zeros(99, 2))
+    cache.put(("", "large", True), torch.zeros(99, 2))
     assert cache.bytes == 2 * 3 * ROW_BYTES
 
 

@@ -46,8 +46,7 @@ async def asker(replica: Replica) -> AsyncIterator[Asker]:
 def alone(architecture: Architecture, text: str, images: int, seed: int, tokens: int) -> str:
     """What the model says when transformers' own ``generate`` runs it."""
     stored = models.random(1, architecture)
-    page_tokens, registers = models.text_of_page(architecture)
-    ids = prompt(stored.tokenizer, text, images, page_tokens=page_tokens, registers=registers)
+    ids = prompt(stored.tokenizer, text, images, page_tokens=models.placeholders(architecture))
     inputs: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
     if images:
         page = torch.from_numpy(np.array(Pillow.open(io.BytesIO(a_page(seed)))))

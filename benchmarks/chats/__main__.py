@@ -1,0 +1,64 @@
+"""``python -m benchmarks.chats``: what a replica that answers chats holds to, measured on one; the last line is JSON.
+
+Both trained models of pipelines/lmm-digits, each whole in a replica of its own process.
+"""
+
+import argparse
+import asyncio
+import sys
+from functools import partial
+
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.chats import phases
+from benchmarks.chats.replica import started, whole
+from trimtab_model_servers.lmm_digits.models import ARCHITECTURES
+from trimtab_pipelines.verdict import Bar, Outcome, bar
+
+CACHE_BYTES = 4 * 2**20
+
+
+async def measure(cancels: int, chats: int, models: list[str]) -> Outcome:
+    """Run every phase on every model."""
+    figures: dict[str, float] = dict(await phases.pulls())
+    bars = [bar("embeddings pulled, GB/s on loopback", figures["pulled_gigabytes_per_second"], ">=", 0.5)]
+    with Progress(console=Console(stderr=True)) as progress:
+        for model in models:
+            task = progress.add_task(f"{model}, cancels", total=cancels)
+            async with started(whole(model, cache_bytes=CACHE_BYTES)) as replica:
+                told = await phases.side_by_side(replica, model, chats)
+                told |= await phases.same_image(replica, model)
+                told |= await phases.seen_before(replica, model)
+                told |= await phases.cancels(replica, model, cancels, partial(progress.advance, task))
+            figures |= {f"{model}_{name}": value for name, value in told.items()}
+            bars += _bars(model, told)
+    return Outcome(name="chats", figures=figures, bars=tuple(bars))
+
+
+def _bars(model: str, told: dict[str, float]) -> list[Bar]:
+    return [
+        bar(f"{model}: answers otherwise than alone", told["answered_otherwise_than_alone"], "==", 0),
+        bar(f"{model}: encodes of an image that many show at once", told["encodes_per_image"], "==", 1),
+        bar(f"{model}: encodes of it for another tenant", told["encodes_for_another_tenant"], "==", 1),
+        bar(f"{model}: first word, image seen before over text alone", told["hit_over_text"], "<=", 1.1),
+        bar(f"{model}: seconds until nothing is held", told["seconds_until_all_gauges_are_zero"], "<=", 1),
+        bar(f"{model}: steps for nobody", told["steps_after_that"], "==", 0),
+        bar(f"{model}: memory growth over the cancels", told["memory_growth"], "<=", 0.02),
+    ]
+
+
+def main() -> int:
+    """Measure and print the verdict."""
+    parser = argparse.ArgumentParser(description="What a replica that answers chats holds to.")
+    parser.add_argument("--cancels", type=int, default=10_000, help="chats hung up on, each model (default 10000)")
+    parser.add_argument("--chats", type=int, default=500, help="chats answered side by side (default 500)")
+    parser.add_argument("--only", choices=ARCHITECTURES, action="append", help="this model; repeatable")
+    options = parser.parse_args()
+    outcome = asyncio.run(measure(options.cancels, options.chats, options.only or list(ARCHITECTURES)))
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

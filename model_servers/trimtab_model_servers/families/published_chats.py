@@ -1,0 +1,138 @@
+"""Published multimodal models by configuration, weights random: LLaVA-OneVision, InternVL and Llama 3.2 Vision.
+
+For planning and for trying out: layers, widths and image tokens are the published ones, words are spelled byte by byte.
+Where a cluster has an engine made for such models (vLLM, SGLang), that is what should answer with real weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from PIL import Image as Pillow
+from pydantic import Field
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from torch import Tensor
+
+from trimtab_model_servers.chat.images import opened
+from trimtab_model_servers.chat.kit import Place, Prompt, Rows
+from trimtab_model_servers.chat.parts import Built, ChatParameters
+from trimtab_model_servers.chat.words import Message
+from trimtab_model_servers.engine.families import family_of
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.parameters import read_parameters
+from trimtab_model_servers.families.published_shapes import SHAPES, Shape, Size
+from trimtab_model_servers.store import Seed, find_weights
+from trimtab_pipelines.image_tokens import ImageTokens
+from trimtab_pipelines.model_spec import ModelSpec
+
+BYTES: Final = 256
+
+
+class PublishedParameters(ChatParameters):
+    """Settings of the family."""
+
+    size: Size = Field(default="published", description="`tiny` has the same parts, each very small")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An image as its processor leaves it, and what else the encoder must know of it."""
+
+    inputs: Mapping[str, Tensor]
+    alone: bool
+
+
+class Encoder:
+    """Opens images with the model's own processor, and encodes them one by one: each has tiles enough for a batch."""
+
+    def __init__(self, shape: Shape, model: Any, name: str) -> None:
+        self.rule, self.name = shape.rule, name
+        self.width = int(model.config.text_config.hidden_size)
+        self._shape, self._model = shape, model
+        self._processor = shape.processor()
+
+    def rows(self, count: ImageTokens) -> Rows:
+        """What an image's embeddings have: the tokens it takes, or in a model that attends across every tile's."""
+        if self._shape.most_rows is None:
+            return Rows(count.placeholders, 0)
+        return Rows(self._shape.most_rows, self._shape.most_rows - count.encoded)
+
+    def pixels(self, file: bytes, images: int) -> Opened:
+        """Open an image of a chat of ``images``."""
+        alone = images == 1
+        pictures = [opened(0, file, "RGB")]
+        if self._shape.alone_only and not alone:
+            pictures.append(Pillow.new("RGB", (1, 1)))  # one is no longer alone beside another, whatever that shows
+        prepared = self._processor(images=[pictures], return_tensors="pt")
+        inputs = {name: tensor for name, tensor in prepared.items() if isinstance(tensor, Tensor)}
+        return Opened(inputs if alone or not self._shape.alone_only else {k: t[:1] for k, t in inputs.items()}, alone)
+
+    def encode(self, pixels: Sequence[Opened]) -> list[Tensor]:
+        """Encode images, [rows, width] each."""
+        return [self._shape.encode(self._model, one.inputs, one.alone) for one in pixels]
+
+
+class Speech:
+    """Spells chats byte by byte in the model's own template."""
+
+    def __init__(self, shape: Shape, model: Any) -> None:
+        text = model.config.text_config
+        ends = text.eos_token_id
+        self.end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+        self.tokenizer = spelled_out(int(text.vocab_size))
+        self._shape = shape
+
+    def prompt(self, messages: Sequence[Message], rows: Sequence[int]) -> Prompt:
+        """Spell a chat, a turn's images before its words."""
+        template, left = self._shape.template, list(rows)
+        tokens, places = list(template.begin.encode()), []
+        for message in messages:
+            tokens += template.opened(message.role).encode()
+            for _ in range(message.images):
+                count = 1 if self._shape.most_rows else left[0]
+                left = left[1:]
+                tokens += template.image[0].encode()
+                places.append(Place(len(tokens), count))
+                tokens += [self._shape.image_id] * count + list(template.image[1].encode())
+            tokens += (message.text + template.closing).encode()
+        return Prompt((*tokens, *template.opened("assistant").encode()), tuple(places))
+
+
+def spelled_out(vocabulary: int) -> Tokenizer:
+    """A tokenizer of bytes; every id above them says its number."""
+    alphabet = _byte_letters()
+    words = alphabet + [f"<{number}>" for number in range(BYTES, vocabulary)]
+    tokenizer = Tokenizer(BPE({word: number for number, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _byte_letters() -> list[str]:
+    """The letters that stand for the bytes 0 to 255 in byte-level BPE, in the bytes' order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(BYTES, 2 * BYTES))
+    return [chr(byte if byte in printable else next(others)) for byte in range(BYTES)]
+
+
+def build(spec: ModelSpec) -> Built:
+    """Build the part that the family's name ends in, with random weights."""
+    parameters = read_parameters(PublishedParameters, spec)
+    weights = find_weights(spec.storage_uri, spec.digest)
+    if not isinstance(weights, Seed):
+        raise ModelError(f"family {spec.family!r} has random weights alone; write storageUri random://?seed=1")
+    name, _, part = spec.family.partition("/")
+    shape = SHAPES[name](parameters.size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(weights.value)
+        model = shape.model().eval().requires_grad_(requires_grad=False)
+    writes, sees = part in {"whole", "text"}, part in {"whole", "encode"}
+    return Built(
+        "random",
+        parameters,
+        Speech(shape, model) if writes else None,
+        family_of(model) if writes else None,
+        Encoder(shape, model, f"{spec.family}:{weights.value}") if sees else None,
+    )

@@ -1,0 +1,110 @@
+"""Published architectures, tiny: what a replica answers is what ``generate`` answers from the model's own processor."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+from transformers import GenerationConfig
+
+from tests.model_servers.chat.asking import a_chat, a_chat_spec, text_of
+from trimtab_model_servers.chat.hosted import HostedWriter
+from trimtab_model_servers.chat.words import Message
+from trimtab_model_servers.chat_loading import load_chat
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.published_chats import Encoder, Speech
+from trimtab_model_servers.families.published_shapes import SHAPES, qwen2
+from trimtab_model_servers.families.registry import require_family
+from trimtab_model_servers.worker import BatchWorker
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.image_tokens import RULES
+
+TINY = {"size": "tiny", "slots": 2, "slot_tokens": 1500, "step_tokens": 90, "image_tokens": 200}
+SIZES = [(56, 56), (90, 40), (33, 120)]
+RULE_OF = dict(zip(SHAPES, ("llava-onevision", "internvl", "llama-3.2-vision"), strict=True))
+
+
+def a_photo(width: int, height: int) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(width).integers(256, size=(height, width, 3), dtype=np.uint8)
+    Pillow.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def loaded(name: str) -> HostedWriter:
+    hosted = load_chat(a_chat_spec("whole", family=f"{name}/whole", parameters=TINY), BatchWorker())
+    assert isinstance(hosted, HostedWriter)
+    return hosted
+
+
+def alone(name: str, photos: list[bytes], tokens: int) -> list[int]:
+    """What ``generate`` writes of pixels that the processor made of all photos at once."""
+    shape = SHAPES[name]("tiny")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = shape.model().eval()
+    encoder, speech = Encoder(shape, model, ""), Speech(shape, model)
+    pictures = [Pillow.open(io.BytesIO(photo)).convert("RGB") for photo in photos]
+    counts = [shape.rule.count(*picture.size, images=len(photos)) for picture in pictures]
+    message = json.loads(a_chat("whole", "What is it?", *photos).inputs[0].array[0])
+    rows = [encoder.rows(count).total for count in counts]
+    prompt = speech.prompt([Message.model_validate(one) for one in message], rows)
+    ids = torch.tensor([prompt.tokens])
+    inputs: dict[str, Any] = dict(shape.processor()(images=[pictures], return_tensors="pt")) if photos else {}
+    inputs.pop("num_patches", None)
+    if shape.most_rows and photos:
+        tiles = inputs.pop("num_tiles")
+        number = (ids == shape.image_id).cumsum(dim=1)
+        mask = torch.zeros(1, ids.shape[1], len(photos), 4, dtype=torch.int64)
+        for image, count in enumerate(tiles[0]):
+            mask[:, :, image, :count] = (number == image + 1)[..., None]
+        inputs["cross_attention_mask"] = mask
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+    with torch.inference_mode():
+        wrote = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **inputs)
+    return [int(token) for token in wrote[0, ids.shape[1] :]]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_answers_are_those_of_generate(name):
+    hosted = loaded(name)
+    worker = BatchWorker()
+    for photos in ([], [a_photo(*SIZES[1])], [a_photo(*size) for size in SIZES[:2]]):
+        asked = a_chat("whole", "What is it?", *photos, max_tokens=8, ignore_eos=True)
+        answer = await hosted.infer(asked, worker)
+        expected = alone(name, photos, 8)
+        told = hosted._writing.tokenizer.decode(expected)
+        assert text_of(answer) == [told.rstrip("�")]
+    await hosted.close()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_published_size_counts_as_the_published_rule_does(name):
+    rule = SHAPES[name]("published").rule
+
+    assert [rule.count(*size) for size in SIZES] == [RULES[RULE_OF[name]].count(*size) for size in SIZES]
+
+
+def test_stored_weights_are_refused_by_name(tmp_path):
+    (tmp_path / "own.safetensors").touch()
+    stored = str(tmp_path / "own.safetensors")
+    spec = a_chat_spec("whole", family="internvl3-8b/whole", parameters=TINY, storageUri=stored)
+
+    with pytest.raises(ModelError, match="random weights alone"):
+        load_chat(spec, BatchWorker())
+
+
+@pytest.mark.parametrize("pipeline", ["llava-onevision", "internvl", "llama-vision"])
+def test_a_pipelines_tensors_are_as_wide_as_its_model(pipeline):
+    spec = load_pipeline(Path(__file__).parents[3] / "pipelines" / pipeline / "pipeline.yaml").spec
+    for variant in (variant for stage in spec.stages for variant in stage.variants):
+        require_family(variant.family)
+    widths = {tensor.shape[-1] for stage in spec.stages for tensor in stage.outputs if tensor.name == "embeddings"}
+    family = spec.stages[0].variants[0].family.partition("/")[0]
+
+    assert widths <= {qwen2("published").hidden_size}
+    assert bool(widths) == (SHAPES[family]("published").most_rows is None)

@@ -12,6 +12,8 @@ from trimtab_pipelines.variants import Variant
 
 ANSWER = (("text", "BYTES", ()), ("finish_reason", "BYTES", ()), ("usage", "INT64", (5,)))
 """What a stage that writes puts out: names, datatypes and shapes of a row."""
+PULLED = "references"
+"""The input of a stage that writes which says where it pulls images' embeddings from."""
 
 Reference = Annotated[
     str,
@@ -132,6 +134,12 @@ class Stage(Model):
         if found != set(ANSWER):
             right = ", ".join(f"{name} {datatype} {list(shape)}" for name, datatype, shape in ANSWER)
             raise ValueError(f"stage {self.name} writes, so its outputs must be: {right}")
+        told = next((read for read in self.inputs if read.name == PULLED and read.source.startswith("request.")), None)
+        if told is not None:
+            raise ValueError(
+                f"stage {self.name}: {PULLED} are addresses that its replicas call, which no caller may choose; "
+                f"read them from a stage, not from {told.source}"
+            )
 
     def _require_modalities(self) -> None:
         inputs = {tensor.name for tensor in self.inputs}

@@ -1,12 +1,13 @@
 """A pipeline says what is wrong with it: which field, and what would be right."""
 
 import copy
+from pathlib import Path
 
 import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
 from trimtab_pipelines.cluster import advisory_name
-from trimtab_pipelines.documents import DocumentError, parse
+from trimtab_pipelines.documents import DocumentError, load_pipeline, parse
 from trimtab_pipelines.spec import InferencePipeline
 
 
@@ -146,3 +147,12 @@ def test_what_is_written_reads_back_as_the_same_pipeline():
     pipeline = a_pipeline(a_fan_out())
 
     assert InferencePipeline.model_validate(pipeline.model_dump(mode="json", by_alias=True)) == pipeline
+
+
+def test_no_caller_chooses_the_addresses_that_a_replica_calls():
+    document = load_pipeline(Path("pipelines/lmm-digits/pipeline.yaml")).model_dump(mode="json", by_alias=True)
+    document["spec"]["inputs"].append({"name": "places", "datatype": "BYTES", "optional": True})
+    read = {"name": "references", "from": "request.inputs.places", "optional": True}
+    document["spec"]["stages"][0]["inputs"].append(read)
+
+    assert "stage answer: references are addresses that its replicas call" in rejection(document)

@@ -67,6 +67,7 @@ models: venv ## train the models of digits, digits-av and vit-tasks anew (fixed 
 	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
 	$(PY) -m trimtab_model_servers.senses.train -o pipelines/digits-av $(if $(RECORDINGS),--recordings $(RECORDINGS))
 	$(PY) -m trimtab_model_servers.vit_tasks.train -o pipelines/vit-tasks
+	$(PY) -m trimtab_model_servers.vit_tasks.finer -o pipelines/vit-tasks
 
 .PHONY: train-lmm
 train-lmm: venv ## train two small multimodal models that answer questions about pages of digits; half an hour of one core each
@@ -99,6 +100,10 @@ bench-schedule: venv ## the best choice for all that waits: time, distance from 
 .PHONY: bench-tokens
 bench-tokens: venv ## vision transformers against tokens merged: speed-up beside what is computed, memory (TOKENS="--device cuda")
 	$(PY) -m benchmarks.tokens $(TOKENS)
+
+.PHONY: bench-tokens-served
+bench-tokens-served: venv ## one transformer at many speeds, served: ours, OTAS as printed, every point alone (TOKENS="--phase load")
+	$(PY) -m benchmarks.tokens_served --out $(OUT)/tokens-served $(TOKENS)
 
 .PHONY: bench-departure
 bench-departure: venv ## a load whose heads only the cheaper of two operating points can meet: who drops it, who answers it

@@ -26,6 +26,7 @@ VERBS = {
     "pipeline.",
     "points": "Find operating points for a vision transformer: how many tokens to merge, by which rule, in which "
     "precision.",
+    "train-task": "Train a new task for a vision transformer: a head, and prompts where its other tasks have some.",
     "plan": "Show what would run at a load, and why, without running it.",
     "explain": "Explain the plan for a load: what binds, what comes second, what a little more or less would cost.",
     "simulate": "Simulate a pipeline under a load with the router's own code: what would be late or dropped, and at "
@@ -96,7 +97,7 @@ def app_for(verb: str | None) -> typer.Typer:
 
 def verb_module(name: str) -> Any:
     """The module of a verb."""
-    return import_module(f"trimtab.verbs.{name}")
+    return import_module(f"trimtab.verbs.{name.replace('-', '_')}")
 
 
 def verb_in(arguments: Sequence[str]) -> str | None:

@@ -150,15 +150,21 @@ async def attack_async(
     options: AttackOptions | None = None,
     on_progress: OnProgress | None = None,
     stop: asyncio.Event | None = None,
+    *,
+    source: PayloadSource | None = None,
 ) -> Results:
-    """Like `attack`, in a running event loop; sends nothing more once `stop` is set."""
+    """Like `attack`, in a running event loop; sends nothing more once `stop` is set.
+
+    `source` says what is sent where neither the pipeline nor the options do.
+    """
     options = options or AttackOptions()
     rates = load.rates(options.duration_seconds)
     duration_seconds = options.duration_seconds or float(rates.size)
     arrivals = poisson_arrivals(rates, options.seed, duration_seconds)
     wire: Wire = (GrpcWire if options.wire == "gRPC" else RestWire)(address, pipeline.name, options.access)
-    source: PayloadSource
-    if options.samples is None:
+    if source is not None:
+        pass
+    elif options.samples is None:
         source = payload_source(pipeline, options.seed)
     else:
         source = LabelledPayloads(pipeline, options.samples, options.seed)

@@ -39,11 +39,18 @@ def initialise(transformer: VisionTransformer, seed: int) -> None:
 
 
 def fit_transformer(
-    transformer: VisionTransformer, images: Images, classes: int, training: Training, advance: Advance
+    transformer: VisionTransformer,
+    images: Images,
+    classes: int,
+    training: Training,
+    advance: Advance,
+    begun: Head | None = None,
 ) -> Head:
-    """Train the transformer with a head on one task; return the head."""
+    """Train the transformer with a head on one task, from the head it has or a new one; return the head."""
     random = torch.Generator().manual_seed(training.seed)
     head = nn.Linear(transformer.shape.width, classes)
+    if begun is not None:
+        head.load_state_dict({"weight": begun.weight, "bias": begun.bias})
 
     def loss() -> Tensor:
         chosen = torch.randint(len(images), (training.batch,), generator=random)

@@ -1,6 +1,6 @@
 """How often each task is answered rightly at each point, on images that nothing was trained or tuned on."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,16 +47,17 @@ def at_points(
     return found
 
 
-def report(found: Mapping[str, Hits]) -> dict[str, Any]:
+def report(
+    found: Mapping[str, Hits], variant: str = VARIANT, points: Sequence[OperatingPoint] = POINTS
+) -> dict[str, Any]:
     """Write what was measured as ``accuracy.json`` holds it."""
     full = share(np.concatenate(list(found[FULL.name].values())))
     return {
         "split": "held-out by photo column, by digit image and by portrait; crops of one photo overlap",
         "interval": "Wilson, 95 %; of a gain, 95 % from the images on which two points differ",
-        "variants": {VARIANT: {"accuracy" if key == "value" else key: number for key, number in full.items()}},
-        "points": {point.name: _by_task(found[point.name]) for point in POINTS},
-        "gains": gains(found),
-    }
+        "variants": {variant: {"accuracy" if key == "value" else key: number for key, number in full.items()}},
+        "points": {point.name: _by_task(found[point.name]) for point in points},
+    } | ({"gains": gains(found)} if points is POINTS else {})
 
 
 def share(right: NDArray[np.bool_]) -> dict[str, float | int]:

@@ -1,6 +1,6 @@
 """The ways in which the small transformer is served, and what is measured beside them to know why these."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -28,9 +28,14 @@ COMPARED: Final = tuple(merging(count) for count in STRONG)
 """What the rule for strong rates is held against."""
 
 
-def gains(found: Mapping[str, Hits]) -> list[dict[str, object]]:
-    """How much more is right by the rule for strong rates than by the first rule: task by task, on the same images."""
-    pairs = [(merging(count), merging(count, STRONG_RULE)) for count in STRONG]
+def gains(
+    found: Mapping[str, Hits], pairs: Sequence[tuple[OperatingPoint, OperatingPoint]] = ()
+) -> list[dict[str, object]]:
+    """How much more is right by one point than by another: task by task, on the same images.
+
+    Without `pairs`: by the rule for strong rates than by the first rule.
+    """
+    pairs = pairs or [(merging(count), merging(count, STRONG_RULE)) for count in STRONG]
     return [
         _gain(f"{other.name} against {first.name}", task, right, found[other.name][task])
         for first, other in pairs

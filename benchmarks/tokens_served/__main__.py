@@ -1,0 +1,176 @@
+"""One transformer at many speeds, served: the same queries by ours, OTAS as printed, and every point alone.
+
+Phases, each within six minutes; the first finds the load at which three in ten queries at the plain point are not
+answered in time, and the others use it:
+
+- load: that load;
+- shape: plateaus and bursts around it, every point alone and the policies;
+- queued: more than that, so that twenty batches wait.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.tokens_served.driving import BATCH, STAGE, VARIANT, serving
+from benchmarks.tokens_served.outcome import HEADS, Run
+from benchmarks.tokens_served.queries import Queries
+from trimtab.decisions import terminal_table
+from trimtab.options import console
+from trimtab_pipelines.documents import load_pipeline, load_profiles
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_profiler.profile import PROFILE_FILE, ProfileOptions, profile, write_profiles
+
+SOURCE = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
+PLAIN = "full"
+OURS, OTAS = "ours", "OTAS as printed"
+POLICIES = {OURS: "TokenAdaptive", OTAS: "Otas", "SlackFit": "SlackFit"}
+MISSED, CLOSE, TRIES = 0.3, 0.04, 5
+QUEUED_TIMES = 1.6
+Figures = dict[str, float | int | str | None]
+
+
+class Bench:
+    """What all phases share."""
+
+    def __init__(self, given: argparse.Namespace, folder: Path, profiles: Mapping[str, ModelProfile]) -> None:
+        self.given = given
+        self.folder = folder
+        self.profiles = profiles
+        self.queries = Queries(given.deadline)
+        self.known: Path = given.out / "load.json"
+        self.figures: Figures = {}
+        self.bars: list[Bar] = []
+
+    @property
+    def rps(self) -> float:
+        """The load that was found."""
+        return float(json.loads(self.known.read_text(encoding="utf-8"))["rps"])
+
+    async def load(self) -> None:
+        """Find the load at which the plain point misses three in ten, by regula falsi."""
+        runs: list[Run] = []
+        low, high, rps = 0.0, float("inf"), self.given.first_rps
+        async with serving(SOURCE, self.folder / "load", "", "UrgentFirst", self.profiles, self.queries) as served:
+            await served.keep_to(next(point for point in served.points if point.name == PLAIN))
+            for seed in range(1, TRIES + 1):
+                runs.append(await served.offer(rps, self.given.seconds, seed))
+                missed = runs[-1].missed
+                console.print(f"{rps:.0f}/s: {100 * missed:.1f} % not in time")
+                if abs(missed - MISSED) <= CLOSE:
+                    break
+                low, high = (rps, high) if missed < MISSED else (low, rps)
+                rps = (low + high) / 2 if low and high < float("inf") else rps * (1.0 + 1.2 * (MISSED - missed))
+        best = min(runs, key=lambda run: abs(run.missed - MISSED))
+        rate = len(best.results.records) / best.results.facts.duration_seconds
+        self.known.write_text(json.dumps({"rps": rate}), encoding="utf-8")
+        self.figures |= {"load: rps": rate, "load: missed at the plain point": best.missed}
+        self._tell("load", runs)
+
+    async def shape(self) -> None:
+        """All on the same queries."""
+        runs = [*await self._alone("shape", self.rps), *await self._policies("shape", self.rps, POLICIES)]
+        self._tell("shape", runs)
+        by_name = {run.method: run for run in runs}
+        ours = by_name[OURS]
+        best = max((run for name, run in by_name.items() if name.startswith("always")), key=lambda run: run.utility)
+        measured, *_ = ours.accuracy()
+        self.figures["shape: best point alone"] = best.method
+        self.bars += [
+            bar("utility over the best point alone, in hindsight, %", _gain(ours, best), ">=", 20.0),
+            bar("measured accuracy off what was promised, points", _off(measured, ours.expected_accuracy), "<=", 2.0),
+        ]
+
+    async def queued(self) -> None:
+        """Ours against OTAS where twenty batches and more wait."""
+        names = {name: POLICIES[name] for name in (OURS, OTAS)}
+        runs = await self._policies("queued", QUEUED_TIMES * self.rps, names)
+        self._tell("queued", runs)
+        ours, theirs = runs
+        self.figures["queued: batches waiting, most"] = theirs.most_queued / BATCH
+        self.bars += [
+            bar("queued: most batches that waited", theirs.most_queued / BATCH, ">=", 20.0),
+            bar("queued: utility over OTAS as printed, %", _gain(ours, theirs), ">=", 10.0),
+        ]
+
+    async def _alone(self, phase: str, rps: float) -> list[Run]:
+        """Each point by itself."""
+        folder = self.folder / f"{phase}-alone"
+        async with serving(SOURCE, folder, "", "SlackFit", self.profiles, self.queries) as served:
+            runs = []
+            for point in served.points:
+                await served.keep_to(point)
+                runs.append(await served.offer(rps, self.given.seconds))
+        return runs
+
+    async def _policies(self, phase: str, rps: float, policies: Mapping[str, str]) -> list[Run]:
+        runs = []
+        for name, policy in policies.items():
+            folder = self.folder / f"{phase}-{policy}"
+            async with serving(SOURCE, folder, name, policy, self.profiles, self.queries) as served:
+                runs.append(await served.offer(rps, self.given.seconds))
+        return runs
+
+    def _tell(self, phase: str, runs: list[Run]) -> None:
+        console.print(terminal_table(HEADS, [run.line() for run in runs], phase))
+        for run in runs if phase != "load" else ():
+            measured, low, high = run.accuracy()
+            low_utility, high_utility = run.interval()
+            self.figures |= {
+                f"{phase}: {run.method}: queries": len(run.results.records),
+                f"{phase}: {run.method}: utility": run.utility,
+                f"{phase}: {run.method}: utility, 95 %": f"{low_utility:.1f}–{high_utility:.1f}",
+                f"{phase}: {run.method}: utility by promise": run.expected_utility,
+                f"{phase}: {run.method}: type 1": run.types[0],
+                f"{phase}: {run.method}: not in time": run.missed,
+                f"{phase}: {run.method}: accuracy, 95 %": f"{measured:.4f} ({low:.4f}–{high:.4f})",
+                f"{phase}: {run.method}: promised": run.expected_accuracy,
+            }
+
+
+def _gain(one: Run, other: Run) -> float:
+    return 100 * (one.utility / max(other.utility, 1e-9) - 1.0)
+
+
+def _off(measured: float, promised: float) -> float:
+    return 100 * abs(measured - promised)
+
+
+def main() -> int:
+    """Run it; 0 where every bar holds."""
+    parser = argparse.ArgumentParser(prog="benchmarks.tokens_served", description=__doc__)
+    parser.add_argument("--phase", choices=["load", "shape", "queued"], action="append", help="only this; repeatable")
+    parser.add_argument("--seconds", type=int, default=16, help="of load in each run")
+    parser.add_argument("--deadline", type=float, default=1.2, help="seconds, of queries in a hurry")
+    parser.add_argument("--first-rps", type=float, default=200.0, help="where the search for the load begins")
+    parser.add_argument("--out", type=Path, default=Path("out/tokens-served"))
+    given = parser.parse_args()
+    outcome = uvloop.run(_measured(given))
+    for each in outcome.bars:
+        console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}")
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+async def _measured(given: argparse.Namespace) -> Outcome:
+    given.out.mkdir(parents=True, exist_ok=True)
+    if not (given.out / PROFILE_FILE).exists():
+        pipeline = load_pipeline(SOURCE / "pipeline.yaml")
+        options = ProfileOptions.quick(pipeline, {STAGE: [VARIANT]})
+        write_profiles(await profile(pipeline, SOURCE, options, lambda _: None), given.out)
+    with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
+        bench = Bench(given, Path(folder), load_profiles(given.out / PROFILE_FILE))
+        phases = {"load": bench.load, "shape": bench.shape, "queued": bench.queued}
+        for name in given.phase or phases:
+            await phases[name]()
+    return Outcome(name="bench-tokens-served", figures=bench.figures, bars=tuple(bench.bars))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

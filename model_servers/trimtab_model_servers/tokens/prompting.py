@@ -1,0 +1,94 @@
+"""Prompts and a head for one task are trained on a frozen transformer, on the course they will be served on.
+
+So they learn to make up for what merging loses there (the papers know prompts without merging alone). Prompts begin
+evenly between ±√(6 / (3·P² + d)), as VPT's do.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+
+from trimtab_model_servers import descent
+from trimtab_model_servers.tokens.preparation import Normalisation, prepared
+from trimtab_model_servers.tokens.tasks import Head
+from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
+
+Advance = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """How long and how fast prompts learn; `smoothing` of the labels."""
+
+    steps: int = 150
+    batch: int = 48
+    peak_rate: float = 1e-2
+    seed: int = 21
+    smoothing: float = 0.05
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labelled:
+    """Images of one task: pixels uint8 [n, channels, side, side], labels int64 [n]."""
+
+    pixels: Tensor
+    labels: Tensor
+
+
+def fit_prompts(
+    transformer: VisionTransformer,
+    images: Labelled,
+    normalisation: Normalisation,
+    course: Course,
+    *,
+    begun: Head,
+    count: int,
+    lesson: Lesson,
+    advance: Advance = lambda _: None,
+) -> Head:
+    """Train so many prompts a layer, and the head on from where it begins.
+
+    Args:
+        transformer: frozen, in evaluation.
+        images: to learn from.
+        normalisation: of images.
+        course: what the prompts are served with, merging and all.
+        begun: the head that training begins with.
+        count: prompts in each layer; 0 trains the head alone.
+        lesson: how long.
+        advance: told the loss of each step.
+    """
+    shape, random = transformer.shape, torch.Generator().manual_seed(lesson.seed)
+    reach = (6.0 / (3 * shape.patch**2 + shape.width)) ** 0.5
+    drawn = torch.rand(shape.depth, count, shape.width, generator=random)
+    prompts = nn.Parameter((2 * drawn - 1) * reach, requires_grad=count > 0)
+    weight, bias = nn.Parameter(begun.weight.clone()), nn.Parameter(begun.bias.clone())
+
+    def loss() -> Tensor:
+        chosen = torch.randint(len(images.labels), (lesson.batch,), generator=random)
+        shared = prompts.expand(lesson.batch, -1, -1, -1) if count else None
+        features = transformer(prepared(images.pixels[chosen], normalisation), replace(course, prompts=shared))
+        return cross_entropy(linear(features, weight, bias), images.labels[chosen], label_smoothing=lesson.smoothing)
+
+    groups = [{"params": [weight, bias], "weight_decay": 1e-4}]
+    groups += [{"params": [prompts], "weight_decay": 0.0}] if count else []
+    optimiser = torch.optim.AdamW(groups, lr=lesson.peak_rate)
+    descent.descend(optimiser, loss, peak_rate=lesson.peak_rate, steps=lesson.steps, advance=advance)
+    return Head(weight.detach(), bias.detach(), prompts.detach() if count else None)
+
+
+def answered(
+    transformer: VisionTransformer, pixels: Tensor, normalisation: Normalisation, course: Course, head: Head
+) -> Tensor:
+    """The label of every image: int64 [n]."""
+    found = []
+    with torch.inference_mode():
+        for low in range(0, len(pixels), 64):
+            images = prepared(pixels[low : low + 64], normalisation)
+            shared = None if head.prompts is None else head.prompts.expand(len(images), -1, -1, -1)
+            features = transformer(images, replace(course, prompts=shared))
+            found.append(linear(features, head.weight, head.bias).argmax(dim=1))
+    return torch.cat(found)

@@ -1,0 +1,168 @@
+"""``python -m trimtab_model_servers.vit_tasks.finer -o DIR``: train the small transformer's finer twin, and measure it.
+
+Its patches have 2 pixels a side instead of 4, so that it has 256 of them: enough that merging them saves time. It
+begins with what the small one has learned, resized, and learns on from the crops; then every other task gets a head.
+
+Writes ``DIR/weights/vit-fine.safetensors`` and ``DIR/accuracy-fine.json``.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, interpolate
+
+from trimtab_model_servers.tokens.enrolling import course_of, way_of
+from trimtab_model_servers.tokens.prompting import Labelled, Lesson, answered, fit_prompts
+from trimtab_model_servers.tokens.stored import Stored, load, save
+from trimtab_model_servers.tokens.transformer import VisionTransformer
+from trimtab_model_servers.tokens.ways import PLAIN, way
+from trimtab_model_servers.vit_tasks import measure, train
+from trimtab_model_servers.vit_tasks.fit import Training, fit_head, fit_transformer
+from trimtab_model_servers.vit_tasks.points import FULL, gains, merging
+from trimtab_model_servers.vit_tasks.samples import MOST, SEED
+from trimtab_model_servers.vit_tasks.sources import CLASSES, TASKS, Images
+from trimtab_pipelines.operating_point import Merging, OperatingPoint, Prompts
+
+VARIANT: Final = "vit-fine"
+WEIGHTS: Final = "weights/vit-fine.safetensors"
+ACCURACY: Final = "accuracy-fine.json"
+PATCH_PX: Final = 2
+TRAINING: Final = Training(steps=350, batch=48, peak_rate=1e-3, seed=11)
+PROMPTED: Final = tuple(
+    OperatingPoint(
+        name=f"merge-{count}-prompts",
+        merging=Merging(schedule=(count,)),
+        prompts=Prompts(count=2, mode="Replace"),
+        accuracy=0,
+    )
+    for count in (40, 48)
+)
+"""The strongest, with two prompts a layer that were trained while so much was merged."""
+LESSON: Final = Lesson(steps=80, batch=48, peak_rate=8e-3, seed=21)
+POINTS: Final = (FULL, *(merging(count) for count in (16, 24, 32, 40, 48)))
+"""Served. Of 256 patches 48 a layer leave a handful after the fifth."""
+
+
+def refined(stored: Stored, patch: int = PATCH_PX) -> VisionTransformer:
+    """The same transformer with patches half as wide: what it learned of a patch is summed, of a place interpolated."""
+    small = stored.transformer
+    shape = small.shape.model_copy(update={"patch": patch})
+    times, old = small.shape.patch // patch, small.state_dict()
+    side = small.shape.side // small.shape.patch
+    leading, places = old["pos_embed"][:, : small.shape.leading], old["pos_embed"][:, small.shape.leading :]
+    grid = places.view(1, side, side, shape.width).permute(0, 3, 1, 2)
+    finer = interpolate(grid, scale_factor=times, mode="bicubic", align_corners=False)
+    changed: dict[str, Tensor] = {
+        "patch_embed.proj.weight": avg_pool2d(old["patch_embed.proj.weight"], times) * times**2,
+        "pos_embed": torch.cat([leading, finer.flatten(2).transpose(1, 2)], dim=1),
+    }
+    transformer = VisionTransformer(shape)
+    transformer.load_state_dict({**old, **changed})
+    return transformer
+
+
+def trained(begun: Stored, training: Training, advance: Callable[[float], None]) -> Stored:
+    """The finer transformer, learned on from the crops; it has their head alone."""
+    transformer = refined(begun)
+    images, head = _images(train.LEARNED_FROM), begun.heads[PLAIN][train.LEARNED_FROM]
+    head = fit_transformer(transformer, images, len(head.bias), training, advance, head)
+    frozen = transformer.eval().requires_grad_(requires_grad=False)
+    return Stored(frozen, {PLAIN: {train.LEARNED_FROM: head}}, {}, "Image")
+
+
+def with_heads(stored: Stored) -> Stored:
+    """Every other task gets a head on what the transformer has learned."""
+    known = stored.heads[PLAIN][train.LEARNED_FROM]
+    heads = {
+        task: known
+        if task == train.LEARNED_FROM
+        else fit_head(stored.transformer, _images(task), len(CLASSES[task]), train.HEADS)
+        for task in TASKS
+    }
+    return Stored(stored.transformer, {PLAIN: heads}, CLASSES, "Image")
+
+
+def with_prompts(stored: Stored, tell: Callable[[str], None]) -> Stored:
+    """Every task gets prompts, and a head that goes on from its own, for each point that has some."""
+    heads = {PLAIN: stored.heads[PLAIN]}
+    for point in PROMPTED:
+        count = point.prompts.count if point.prompts else 0
+        course, own = course_of(point, stored.transformer.shape.depth), {}
+        for task, begun in stored.heads[PLAIN].items():
+            drawn = _images(task)
+            images = Labelled(drawn.pixels, drawn.labels)
+            own[task] = fit_prompts(
+                stored.transformer, images, stored.normalisation, course, begun=begun, count=count, lesson=LESSON
+            )
+            tell(f"{point.name} {task}")
+        heads[way(point)] = own
+    return replace(stored, heads=heads)
+
+
+def measured(stored: Stored, tell: Callable[[str], None]) -> dict[str, object]:
+    """Measure every served point on images that nothing was trained on."""
+    held_out = {task: draw("held-out", MOST, SEED) for task, draw in TASKS.items()}
+    found: dict[str, dict[str, NDArray[np.bool_]]] = {}
+    for point in (*POINTS, *PROMPTED):
+        course, heads = course_of(point, stored.transformer.shape.depth), stored.heads[way_of(stored, point)]
+        found[point.name] = {
+            task: (
+                answered(stored.transformer, one.pixels, stored.normalisation, course, heads[task]) == one.labels
+            ).numpy()
+            for task, one in held_out.items()
+        }
+        tell(point.name)
+    plain = {point.name: point for point in POINTS}
+    pairs = [(plain[point.name.removesuffix("-prompts")], point) for point in PROMPTED]
+    told = measure.report(found, VARIANT, (*POINTS, *PROMPTED))
+    return told | {"gains": gains(found, pairs)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, write, measure, write."""
+    parser = argparse.ArgumentParser(description="Train the finer twin of the small vision transformer.")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--prompts-only", action="store_true", help="train prompts alone, on the transformer there")
+    parser.add_argument("--measure-only", action="store_true", help="train none, measure what is there")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    path = options.output / WEIGHTS
+    columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as progress:
+        if not (options.measure_only or options.prompts_only):
+            _train(options.output, progress)
+        if not options.measure_only:
+            bar = progress.add_task("prompts", total=len(PROMPTED) * len(TASKS), note="")
+            made = with_prompts(load(path), lambda name: progress.update(bar, advance=1, note=name))
+            save(made, path, {"seed": str(TRAINING.seed)})
+        bar = progress.add_task("measure", total=len(POINTS) + len(PROMPTED), note="")
+        found = measured(load(path), lambda name: progress.update(bar, advance=1, note=name))
+    (options.output / ACCURACY).write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def _train(output: Path, progress: Progress) -> None:
+    bar = progress.add_task("transformer", total=TRAINING.steps, note="")
+    stored = trained(
+        load(output / train.WEIGHTS), TRAINING, lambda one: progress.update(bar, advance=1, note=f"{one:.3f}")
+    )
+    save(with_heads(stored), output / WEIGHTS, {"seed": str(TRAINING.seed)})
+
+
+def _images(task: str) -> Images:
+    return TASKS[task]("train", train.TRAINING_IMAGES[task], train.TRAINING_SEED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""`trimtab train-task`: a task for a model that serves others, judged at every point on images held out."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trimtab.commands import run
+from trimtab_model_servers.tokens.stored import load
+
+FOLDER = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
+HERE = "tests.cli.test_train_task"
+
+
+class Stripes:
+    """Stripes that lie, or stand."""
+
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        pixels = np.random.default_rng(index).integers(0, 60, (1, 32, 32))
+        pixels[:, ::2] += 150 * (index % 2)
+        pixels[:, :, ::2] += 150 * (1 - index % 2)
+        return {"image": pixels.astype(np.uint8)}, {"label": index % 2}
+
+
+class Named(Stripes):
+    """The same with labels that are words."""
+
+    def __getitem__(self, index):
+        image, truth = super().__getitem__(index)
+        return image, {"label": "lying" if truth["label"] else "standing"}
+
+
+def command(task, samples, out):
+    options = ["--samples", f"{HERE}:{samples}", "--variant", "vit-small", "--steps", "40", "-o", str(out)]
+    return run(["train-task", str(FOLDER), task, *options])
+
+
+def test_a_task_is_trained_written_and_judged_at_every_point(tmp_path, capsys):
+    code = command("stripes", "Stripes", tmp_path / "weights" / "more.safetensors")
+    told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["figures"]
+    stored = load(tmp_path / "weights" / "more.safetensors")
+
+    assert code == 0
+    assert list(stored.tasks)[-1] == "stripes"
+    assert told["held_out"] == 12
+    assert told["full_accuracy"] > 0.9
+    assert {name for name in told if name.endswith("_accuracy")} >= {"full_accuracy", "merge-4_accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("task", "samples", "words"),
+    [("digits", "Stripes", "there is a task 'digits' already"), ("new", "Named", "is no whole number")],
+)
+def test_what_cannot_be_is_said_in_words(tmp_path, capsys, task, samples, words):
+    code = command(task, samples, tmp_path / "more.safetensors")
+    found = capsys.readouterr()
+
+    assert code != 0
+    assert words in found.err + found.out
+    assert not (tmp_path / "more.safetensors").exists()

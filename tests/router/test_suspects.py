@@ -37,9 +37,9 @@ async def test_a_query_of_death_costs_two_replicas_and_is_then_refused():
         for replica in replicas:
             replica.gate.clear()
         first = []
-        for busy in range(1, 6):  # one after the other, else two would share a batch and leave a replica idle
+        for _ in replicas:  # one after the other, else two would share a batch and leave a replica idle
             first.append(asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT))))
-            await rig.until(lambda busy=busy: sum(replica.arrived.is_set() for replica in replicas) == busy)
+            await rig.until(lambda: sum(replica.arrived.is_set() for replica in replicas) == len(first))
         calls = [asyncio.ensure_future(rig.rest(a_request(value=value, parameters=PATIENT))) for value in (1, 13, 2, 3)]
         await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 4)
         for replica in replicas:

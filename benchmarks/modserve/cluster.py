@@ -13,7 +13,14 @@ from math import inf
 from typing import Final
 
 from benchmarks.modserve.load import Request
-from benchmarks.modserve.paper import IMAGE_GPUS, IMAGE_PROMPT_TOKENS, MEDIAN_TEXT_TOKENS, MONOLITH_GPUS, TEXT_GPUS, Profile
+from benchmarks.modserve.paper import (
+    IMAGE_GPUS,
+    IMAGE_PROMPT_TOKENS,
+    MEDIAN_TEXT_TOKENS,
+    MONOLITH_GPUS,
+    TEXT_GPUS,
+    Profile,
+)
 from trimtab_adapter.simulation.agenda import Agenda
 
 SLO_FACTOR: Final = 20.0
@@ -173,18 +180,18 @@ class Cluster:
             self.agenda.at(request.arrival, partial(self._arrives, request))
         longest = max((promise(self.profile, one, self._factor) for one in asked), default=0.0)
         self.agenda.run((asked[-1].arrival if asked else 0.0) + PATIENCE * longest)
-        met = {id(one.request) for one in self.answers}
-        lost = [Answered(one, inf, promise(self.profile, one, self._factor)) for one in asked if id(one) not in met]
         self.images.count()
         self.texts.count()
-        return sorted([*self.answers, *lost], key=lambda one: one.request.arrival)
+        met = {id(one.request): one for one in self.answers}
+        return [met.get(id(one)) or Answered(one, inf, promise(self.profile, one, self._factor)) for one in asked]
 
     def _arrives(self, request: Request) -> None:
         profile, by = self.profile, request.arrival + promise(self.profile, request, self._factor)
         first = partial(self._answered, request)
         if not request.images or not self.system.decoupled:
             self.agenda.at(
-                request.arrival + (profile.preprocess if request.images else 0.0), partial(self._reads, request, by, first)
+                request.arrival + (profile.preprocess if request.images else 0.0),
+                partial(self._reads, request, by, first),
             )
             return
         missing = [request.images]
@@ -210,8 +217,6 @@ class Cluster:
         self.texts.send(tokens, seconds, by - seconds, first)
 
     def _answered(self, request: Request) -> None:
-        answered = Answered(
-            request, self.agenda.now - request.arrival, promise(self.profile, request, self._factor)
-        )
+        answered = Answered(request, self.agenda.now - request.arrival, promise(self.profile, request, self._factor))
         self.answers.append(answered)
         self.lately.append((self.agenda.now, answered))

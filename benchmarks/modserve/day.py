@@ -20,7 +20,8 @@ WINDOW_MINUTES: Final = 5
 """Pools are sized for the busiest minute of so many, the paper's period (section 4.2)."""
 PLENTY: Final = 400
 """Instances of a pool that nobody waits for, while the other one is measured."""
-MEASURED: Final = 8
+MEASURED: Final = {"images": 16, "texts": 4, "monolith": 8}
+"""Instances of a pool that is measured. It is made no smaller: one of few carries less than one of many."""
 UTILISATIONS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 HEADROOM: Final = 1.2
 
@@ -47,14 +48,17 @@ def tokens(system: System, profile: Profile, asked: Sequence[Request]) -> tuple[
 @cache
 def measured(system: System, profile: Profile, which: str) -> PoolProfile:
     """What one instance of a pool carries, the other pool being in nobody's way; time as a share of the promise."""
-    instances = {"images": (MEASURED, PLENTY), "texts": (PLENTY, MEASURED), "monolith": (0, MEASURED)}[which]
+    count = MEASURED[which]
+    instances = {"images": (count, PLENTY), "texts": (PLENTY, count), "monolith": (0, count)}[which]
     gpus = {"images": IMAGE_GPUS, "texts": TEXT_GPUS, "monolith": MONOLITH_GPUS}[which]
     points = []
     for utilisation in UTILISATIONS:
-        rate = utilisation * MEASURED / _work(system, profile, which)
+        rate = utilisation * count / _work(system, profile, which)
         asked = load.requests([rate], REQUESTS / rate, seed=9)
-        shares = [_share(profile, which, one.request, one.seconds) for one in Cluster(system, profile, instances).run(asked)]
-        offered = tokens(system, profile, asked)[0 if which == "images" else 1] * rate / len(asked) / MEASURED
+        shares = [
+            _share(profile, which, one.request, one.seconds) for one in Cluster(system, profile, instances).run(asked)
+        ]
+        offered = tokens(system, profile, asked)[0 if which == "images" else 1] * rate / len(asked) / count
         points.append(CapacityPoint(offered, float(np.quantile([one for one in shares if one >= 0], 0.99))))
     return PoolProfile(tuple(points), gpus)
 
@@ -113,7 +117,7 @@ class Follower:
     def _needed(self, images: float, texts: float) -> tuple[int, int]:
         system, profile = self._cluster.system, self._cluster.profile
         if not system.decoupled:
-            return 0, int(measured(system, profile, "monolith").replicas(texts, 1.0))
+            return 0, max(MEASURED["monolith"], int(measured(system, profile, "monolith").replicas(texts, 1.0)))
         found = divide(
             measured(system, profile, "images"),
             measured(system, profile, "texts"),
@@ -121,7 +125,9 @@ class Follower:
             text_tokens_per_second=texts,
             slo_seconds=1.0,
         )
-        return (1, 1) if found is None else (found.image_replicas, found.text_replicas)
+        if found is None:
+            raise ValueError("no split keeps the promise: measured pools are slower than it alone")
+        return max(MEASURED["images"], found.image_replicas), max(MEASURED["texts"], found.text_replicas)
 
     def _resize(self, pool: Pool, wanted: int, attainment: float) -> None:
         state = scale(self._states.get(id(pool), Scaling(pool.wanted)), wanted, attainment)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Final
 
 import numpy as np
@@ -16,9 +15,6 @@ ATTAINMENT: Final = 0.99
 """P99 within the promise, in each kind of request."""
 REQUESTS: Final = 8_000
 HALVINGS: Final = 9
-TEXT_SHARES: Final = (4, 8, 12, 16, 20, 24, 28)
-"""Text instances of 128 GPUs among which the layout is chosen; encoders have the rest."""
-
 Draw = Callable[[float, int], list[Request]]
 
 
@@ -73,18 +69,18 @@ def most_load(
     return low
 
 
-def best_layout(system: System, profile: Profile, gpus: int, draw: Draw, seed: int) -> tuple[int, float]:
-    """The text instances (of 128 GPUs) that carry the most, and what they carry."""
-    found = [(most_load(system, profile, sizes(system, gpus, texts), draw, seed), texts) for texts in TEXT_SHARES]
-    rate, texts = max(found)
-    return texts, rate
+def balanced(profile: Profile, draw: Draw, seed: int) -> int:
+    """The text instances (of 128 GPUs) with which both pools are equally busy, by the mean work of a request."""
+    asked = draw(1.0, seed)
+    encode = sum(one.images for one in asked) * profile.encode_alone
+    prefill = sum(profile.prefill(one.text_tokens, one.images) for one in asked)
+
+    def carried(texts: int) -> float:
+        return min((GPUS - texts * TEXT_GPUS) / max(encode, 1e-9), texts / prefill)
+
+    return max(range(1, GPUS // TEXT_GPUS), key=carried)
 
 
 def at_load(system: System, profile: Profile, size: tuple[int, int], rate: float, seed: int) -> Figures:
     """Seconds to the first token at a load."""
     return figures(Cluster(system, profile, size).run(mixture(rate, seed)))
-
-
-def gain(ours: float, theirs: float) -> float:
-    """How many times as much."""
-    return ours / theirs if theirs > 0 else inf

@@ -21,6 +21,7 @@ _TEXT_QUANTILES: Final = (
     (0.5, 779), (0.6, 993), (0.7, 1267), (0.75, 1446), (0.8, 1765), (0.85, 2201), (0.9, 3066), (0.92, 3500),
     (0.94, 3824), (0.95, 4132), (0.96, 5097), (0.97, 5819), (0.98, 7179), (0.99, 14080), (1.0, 20000),
 )  # fmt: skip
+_QUANTILES: Final = np.array(_TEXT_QUANTILES)
 _IMAGES: Final = (1, 4, 9, 16)
 _IMAGE_WEIGHTS: Final = (0.660, 0.047, 0.149, 0.019)
 BURST_FACTOR: Final = 6.0
@@ -62,9 +63,11 @@ def requests(
     for at, rate in enumerate(rates):
         count = int(random.poisson(rate * second))
         arrivals = np.sort(at * second + random.uniform(0, second, count))
-        shown = _images(random, count, at < len(bursts) and bursts[at]) if images is None else np.full(count, images)
+        shown = (
+            _images(random, count, burst=at < len(bursts) and bursts[at]) if images is None else np.full(count, images)
+        )
         shown = np.where(random.uniform(size=count) < image_share, shown, 0)
-        texts = np.interp(random.uniform(size=count), *zip(*_TEXT_QUANTILES, strict=True))
+        texts = np.interp(random.uniform(size=count), _QUANTILES[:, 0], _QUANTILES[:, 1])
         texts = np.where(shown > 0, prompt_tokens * random.lognormal(0, 0.5, count), texts)
         found += [
             Request(float(arrival), max(1, int(text)), int(image))
@@ -73,7 +76,7 @@ def requests(
     return found
 
 
-def _images(random: np.random.Generator, count: int, burst: bool) -> NDArray[np.int64]:
+def _images(random: np.random.Generator, count: int, *, burst: bool) -> NDArray[np.int64]:
     weights = np.array(_IMAGE_WEIGHTS)
     if burst:
         weights = weights * np.array([1.0, *[BURST_FACTOR] * (len(weights) - 1)])

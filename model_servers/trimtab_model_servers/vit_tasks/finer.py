@@ -49,7 +49,7 @@ PROMPTED: Final = tuple(
     for count in (40, 48)
 )
 """The strongest, with two prompts a layer that were trained while so much was merged."""
-LESSON: Final = Lesson(steps=80, batch=48, peak_rate=8e-3, seed=21)
+LESSON: Final = Lesson(steps=300, batch=48, peak_rate=8e-3, seed=21)
 POINTS: Final = (FULL, *(merging(count) for count in (16, 24, 32, 40, 48)))
 """Served. Of 256 patches 48 a layer leave a handful after the fifth."""
 

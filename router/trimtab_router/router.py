@@ -49,7 +49,7 @@ from trimtab_router.telling.load import ArrivalCounter
 from trimtab_router.telling.metrics import Metrics
 from trimtab_router.telling.tally import StageTally
 from trimtab_router.telling.telemetry import record_request
-from trimtab_router.wish import granted
+from trimtab_router.wish import granted, sooner
 
 LONGEST_TIMEOUT_SLOS = 10.0
 """Of the SLO, how long a caller's own deadline may be: one who waits much longer than all others is served last as long
@@ -263,8 +263,7 @@ class Router:
 
     def enrol(self, stage: str, variant: str, task: str, card: TaskCard) -> None:
         """Know a task that joined a variant while it runs."""
-        basis = self.pipeline.spec.objective.accuracy_basis
-        accuracies = {point: accuracy.on(basis) for point, accuracy in card.accuracy_by_point.items()}
+        accuracies = card.accuracies(self.pipeline.spec.objective.accuracy_basis)
         self._desks[stage].outlook.enrol(variant, task, accuracies)
         self._classes.setdefault(task, card)
 
@@ -383,7 +382,7 @@ class Router:
         admitted = call.admitted or self._admitted(call.request)
         slo = self.pipeline.spec.slo
         wish = granted(admitted.wish, self._classes.get(admitted.wish.task))
-        asked = _sooner(wish.timeout_seconds, call.deadline_seconds)
+        asked = sooner(wish.timeout_seconds, call.deadline_seconds)
         timeout = slo.start_seconds if asked is None else min(asked, LONGEST_TIMEOUT_SLOS * slo.latency_seconds)
         if self.draining:
             raise Refusal(
@@ -449,8 +448,3 @@ def _images(inputs: Mapping[str, Array]) -> int:
     """How many images a chat shows."""
     images = inputs.get(IMAGES)
     return images.shape[1] if images is not None and images.ndim > 1 else 0
-
-
-def _sooner(first: float | None, second: float | None) -> float | None:
-    given = [seconds for seconds in (first, second) if seconds is not None]
-    return min(given, default=None)

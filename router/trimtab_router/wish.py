@@ -94,6 +94,11 @@ def granted(wish: Wish, task: TaskClass | None) -> Wish:
     )
 
 
+def sooner(first: float | None, second: float | None) -> float | None:
+    """The shorter of two times; None where neither is given."""
+    return min((seconds for seconds in (first, second) if seconds is not None), default=None)
+
+
 def _timeout_seconds(parameters: Parameters) -> float | None:
     """None where it is absent or 0."""
     timeout = parameters.get(TIMEOUT, 0)

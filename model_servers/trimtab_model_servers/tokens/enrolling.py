@@ -36,9 +36,13 @@ def way_of(stored: Stored, point: OperatingPoint) -> str:
 
 def right_of(stored: Stored, point: OperatingPoint, task: str, images: Labelled) -> int:
     """How many images of a task are answered rightly at a point."""
+    return int((answers_of(stored, point, task, images) == images.labels).sum())
+
+
+def answers_of(stored: Stored, point: OperatingPoint, task: str, images: Labelled) -> Tensor:
+    """The labels that a task's images get at a point: int64 [n]."""
     head, course = stored.heads[way_of(stored, point)][task], course_of(point, stored.transformer.shape.depth)
-    told = answered(stored.transformer, images.pixels, stored.normalisation, course, head)
-    return int((told == images.labels).sum())
+    return answered(stored.transformer, images.pixels, stored.normalisation, course, head)
 
 
 def enrolled(

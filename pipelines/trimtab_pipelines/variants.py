@@ -105,6 +105,11 @@ class Variant(Model):
         )
         return (only,)
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where all that its replicas load is: weights, then tasks."""
+        return (self.storage_uri, *(task.storage_uri for task in self.tasks))
+
     def point(self, name: str) -> OperatingPoint:
         """The operating point of that name; KeyError names the ones there are."""
         for point in self.points:
@@ -122,6 +127,8 @@ class Variant(Model):
             raise ValueError(f"{where}: give family and storageUri, or a container")
         if self.container is not None and self.family:
             raise ValueError(f"{where}: give either a family or a container, not both")
+        if self.container is not None and self.tasks:
+            raise ValueError(f"{where}: tasks are for a family of ours; a container of yours loads its own")
         stated(self.accuracy, self.accuracy_evidence)
         if self.operating_points and self.accuracy_by_task:
             raise ValueError(f"{where}: accuracyByTask belongs to each of its operatingPoints, not beside them")

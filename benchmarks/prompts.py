@@ -46,7 +46,7 @@ def hits(stored: Stored, point: OperatingPoint, most: int) -> Hits:
 
 def prompts(stored: Stored, most: int, progress: Progress) -> tuple[Figures, list[Bar]]:
     """What was lost by merging, and won back by prompts."""
-    pairs = [(merging(_count(point)), point) for point in finer.PROMPTED]
+    pairs = list(zip(finer.COMPARED, finer.PROMPTED, strict=True))
     bar_ = progress.add_task("prompts", total=1 + 2 * len(pairs))
     plain = hits(stored, FULL, most)
     progress.advance(bar_)
@@ -99,12 +99,6 @@ def rules(stored: Stored, most: int) -> tuple[Figures, list[Bar]]:
     found = gain(*(hits(stored, point, most)[train.LEARNED_FROM] for point in (first, other)))
     figures: Figures = {f"{other.name}: over ToMe's, 95 %": f"{100 * found['low']:.2f}–{100 * found['high']:.2f}"}
     return figures, [bar(f"{other.name}: over ToMe's rule on crops, points", 100 * found["gain"], ">=", 2.0)]
-
-
-def _count(point: OperatingPoint) -> int:
-    if point.merging is None:
-        raise ValueError(f"point {point.name} merges nothing")
-    return point.merging.schedule[0]
 
 
 def main() -> int:

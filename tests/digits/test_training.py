@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab_model_servers.digits.fit import Schedule, calibrate, fit_locator, fit_reader
+from trimtab_model_servers.descent import Schedule
+from trimtab_model_servers.digits.fit import calibrate, fit_locator, fit_reader
 from trimtab_model_servers.digits.locator import Locator, cut_crops, decode
 from trimtab_model_servers.digits.measure import locate_all
 from trimtab_model_servers.digits.networks import VARIANTS, build, for_serving

@@ -78,13 +78,16 @@ async def test_a_file_that_does_not_end_is_given_up_when_it_is_too_large():
 async def test_a_file_that_does_not_come_is_given_up(monkeypatch):
     monkeypatch.setattr(fetching, "FETCH_SECONDS", 0.05)
 
+    given_up = asyncio.Event()
+
     async def answer(request):
-        await asyncio.sleep(60)
+        await given_up.wait()
         return web.Response()
 
     async with a_store(answer) as store:
         with pytest.raises(InvalidChat, match="did not come within"):
             await fetch(store, "a.png")
+        given_up.set()
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["93.184.216.34", "10.0.0.1"], ["::ffff:169.254.169.254"]])

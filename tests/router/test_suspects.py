@@ -36,8 +36,10 @@ async def test_a_query_of_death_costs_two_replicas_and_is_then_refused():
     async with a_rig(a_pipeline(1), {"stage-0": replicas}, batchSize=4) as rig:
         for replica in replicas:
             replica.gate.clear()
-        first = [asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT))) for _ in range(5)]
-        await asyncio.gather(*(replica.arrived.wait() for replica in replicas))
+        first = []
+        for _ in replicas:  # one after the other, else two would share a batch and leave a replica idle
+            first.append(asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT))))
+            await rig.until(lambda: sum(replica.arrived.is_set() for replica in replicas) == len(first))
         calls = [asyncio.ensure_future(rig.rest(a_request(value=value, parameters=PATIENT))) for value in (1, 13, 2, 3)]
         await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 4)
         for replica in replicas:

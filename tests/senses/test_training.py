@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from tests.senses.test_items import a_recording_file
+from trimtab_model_servers.descent import Schedule
 from trimtab_model_servers.senses import SUBSETS, networks, subset_name, train
-from trimtab_model_servers.senses.fit import Schedule, best_temperature, fit
+from trimtab_model_servers.senses.fit import best_temperature, fit
 from trimtab_model_servers.senses.items import ItemSource
 from trimtab_model_servers.senses.measure import Scored, calibration_error, report
 from trimtab_model_servers.senses.recordings import HEARD

@@ -1,30 +1,21 @@
 """Training loops of the two families: pool of pages in, network with folded weights and calibrated threshold out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 import torch.nn.functional as fn
-from torch import Tensor, nn
+from torch import Tensor
 
+from trimtab_model_servers.descent import Schedule, learn
 from trimtab_model_servers.digits.locator import Locator, decode
 from trimtab_model_servers.digits.pages import PageScore, PageSource, score_page
 from trimtab_model_servers.digits.pool import Pool, draw_crops, invert_some, locator_target
 from trimtab_model_servers.digits.reader import Reader
 
 _GEOMETRY_WEIGHT: Final = 0.7
+_MOST_GRADIENT_NORM: Final = 5.0
 _THRESHOLDS: Final = tuple(step / 50 for step in range(5, 40))
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How long and how fast one network learns."""
-
-    steps: int
-    batch: int
-    peak_rate: float
-    seed: int
 
 
 def fit_locator(locator: Locator, pool: Pool, schedule: Schedule, advance: Callable[[float], None]) -> None:
@@ -39,7 +30,7 @@ def fit_locator(locator: Locator, pool: Pool, schedule: Schedule, advance: Calla
             maps = locator.network(invert_some(pool.images[chosen], random))
         return _locator_loss(maps.float(), target.heat, target.geometry)
 
-    _descend(locator.network, loss, schedule, advance)
+    learn(locator.network, loss, schedule, most_gradient_norm=_MOST_GRADIENT_NORM, advance=advance)
 
 
 def fit_reader(reader: Reader, pool: Pool, schedule: Schedule, advance: Callable[[float], None]) -> None:
@@ -52,7 +43,7 @@ def fit_reader(reader: Reader, pool: Pool, schedule: Schedule, advance: Callable
             logits = reader.logits(invert_some(crops, random))
         return fn.cross_entropy(logits.float(), labels, label_smoothing=0.05)
 
-    _descend(reader, loss, schedule, advance)
+    learn(reader, loss, schedule, most_gradient_norm=_MOST_GRADIENT_NORM, advance=advance)
 
 
 def calibrate(locator: Locator, source: PageSource, start: int, count: int) -> float:
@@ -81,23 +72,3 @@ def _locator_loss(maps: Tensor, heat: Tensor, geometry: Tensor) -> Tensor:
     near = torch.where(heat > 0.3, heat, 0.0)
     off = fn.smooth_l1_loss(maps[:, 1:], geometry, reduction="none", beta=0.2).sum(dim=1)
     return (centre_loss + _GEOMETRY_WEIGHT * (near * off).sum()) / near.sum().clamp(min=1)
-
-
-def _descend(
-    network: nn.Module, loss: Callable[[], Tensor], schedule: Schedule, advance: Callable[[float], None]
-) -> None:
-    """AdamW along one cycle of the learning rate."""
-    optimiser = torch.optim.AdamW(network.parameters(), lr=schedule.peak_rate, weight_decay=0.02)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, max_lr=schedule.peak_rate, total_steps=schedule.steps, pct_start=0.15
-    )
-    network.train()
-    for _ in range(schedule.steps):
-        optimiser.zero_grad(set_to_none=True)
-        step_loss = loss()
-        torch.autograd.backward(step_loss)
-        nn.utils.clip_grad_norm_(network.parameters(), 5.0)
-        optimiser.step()
-        cycle.step()
-        advance(float(step_loss.detach()))
-    network.eval()

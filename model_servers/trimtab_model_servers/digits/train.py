@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from safetensors import safe_open
 
+from trimtab_model_servers.descent import Schedule
 from trimtab_model_servers.digits import measure
-from trimtab_model_servers.digits.fit import Schedule, calibrate, fit_locator, fit_reader
+from trimtab_model_servers.digits.fit import calibrate, fit_locator, fit_reader
 from trimtab_model_servers.digits.locator import Locator
 from trimtab_model_servers.digits.networks import VARIANTS, build, for_serving, load, save
 from trimtab_model_servers.digits.pages import Page, PageSource

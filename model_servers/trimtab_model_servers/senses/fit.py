@@ -7,7 +7,6 @@ lose more than what knows less. After it each subset gets the temperature that f
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor
 
+from trimtab_model_servers.descent import Schedule, learn
 from trimtab_model_servers.senses import MODALITIES, SUBSETS
 from trimtab_model_servers.senses.items import Items
 from trimtab_model_servers.senses.late import LateNetwork
@@ -22,19 +22,10 @@ from trimtab_model_servers.senses.network import parts, strict_pairs
 from trimtab_model_servers.senses.networks import Network
 
 RANKING_WEIGHT: Final = 0.5
+_MOST_GRADIENT_NORM: Final = 2.0
 _TEMPERATURES: Final = np.geomspace(0.3, 3.0, 60)
 _PAIRS: Final = strict_pairs()
 Inputs = dict[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How long and how fast one network learns."""
-
-    steps: int
-    batch: int
-    peak_rate: float
-    seed: int
 
 
 def to_tensors(items: Items) -> tuple[Inputs, Tensor]:
@@ -51,23 +42,14 @@ def fit(network: Network, items: Items, schedule: Schedule, advance: Callable[[f
     random = np.random.default_rng(schedule.seed)
     inputs, _ = to_tensors(items)
     same = [np.flatnonzero(items.digit == digit) for digit in range(10)]
-    optimiser = torch.optim.AdamW(network.parameters(), lr=schedule.peak_rate, weight_decay=0.02)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, max_lr=schedule.peak_rate, total_steps=schedule.steps, pct_start=0.15
-    )
-    network.train()
-    for _ in range(schedule.steps):
+
+    def loss() -> Tensor:
         shown = random.integers(10, size=schedule.batch)
         chosen = {name: torch.from_numpy(_of_each(same, shown, random)) for name in MODALITIES}
         batch = {name: inputs[name][rows] for name, rows in chosen.items()}
-        optimiser.zero_grad(set_to_none=True)
-        loss = _loss(network, batch, torch.from_numpy(shown), random)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 2.0)
-        optimiser.step()
-        cycle.step()
-        advance(float(loss.detach()))
-    network.eval()
+        return _loss(network, batch, torch.from_numpy(shown), random)
+
+    learn(network, loss, schedule, most_gradient_norm=_MOST_GRADIENT_NORM, advance=advance)
 
 
 def _of_each(same: Sequence[np.ndarray], shown: np.ndarray, random: np.random.Generator) -> np.ndarray:

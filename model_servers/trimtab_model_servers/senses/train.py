@@ -20,8 +20,9 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from trimtab_model_servers.descent import Schedule
 from trimtab_model_servers.senses import SUBSETS, subset_name
-from trimtab_model_servers.senses.fit import Schedule, fit
+from trimtab_model_servers.senses.fit import fit
 from trimtab_model_servers.senses.items import Items, ItemSource
 from trimtab_model_servers.senses.manifest import write_points
 from trimtab_model_servers.senses.measure import Scored, Subset, report, together

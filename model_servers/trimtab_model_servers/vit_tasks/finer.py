@@ -22,8 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-from trimtab_model_servers.tokens.enrolling import course_of, way_of
-from trimtab_model_servers.tokens.prompting import Labelled, Lesson, answered, fit_prompts
+from trimtab_model_servers.tokens.enrolling import answers_of, course_of
+from trimtab_model_servers.tokens.prompting import Labelled, Lesson, fit_prompts
 from trimtab_model_servers.tokens.stored import Stored, load, save
 from trimtab_model_servers.tokens.transformer import VisionTransformer
 from trimtab_model_servers.tokens.ways import PLAIN, way
@@ -49,7 +49,7 @@ PROMPTED: Final = tuple(
     for count in (40, 48)
 )
 """The strongest, with two prompts a layer that were trained while so much was merged."""
-LESSON: Final = Lesson(steps=80, batch=48, peak_rate=8e-3, seed=21)
+LESSON: Final = Lesson(steps=300, batch=48, peak_rate=8e-3, seed=21)
 POINTS: Final = (FULL, *(merging(count) for count in (16, 24, 32, 40, 48)))
 """Served. Of 256 patches 48 a layer leave a handful after the fifth."""
 
@@ -115,11 +115,8 @@ def measured(stored: Stored, tell: Callable[[str], None]) -> dict[str, object]:
     held_out = {task: draw("held-out", MOST, SEED) for task, draw in TASKS.items()}
     found: dict[str, dict[str, NDArray[np.bool_]]] = {}
     for point in (*POINTS, *PROMPTED):
-        course, heads = course_of(point, stored.transformer.shape.depth), stored.heads[way_of(stored, point)]
         found[point.name] = {
-            task: (
-                answered(stored.transformer, one.pixels, stored.normalisation, course, heads[task]) == one.labels
-            ).numpy()
+            task: (answers_of(stored, point, task, Labelled(one.pixels, one.labels)) == one.labels).numpy()
             for task, one in held_out.items()
         }
         tell(point.name)

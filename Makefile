@@ -105,6 +105,10 @@ bench-tokens: venv ## vision transformers against tokens merged: speed-up beside
 bench-tokens-served: venv ## one transformer at many speeds, served: ours, OTAS as printed, every point alone (TOKENS="--phase load")
 	$(PY) -m benchmarks.tokens_served --out $(OUT)/tokens-served $(TOKENS)
 
+.PHONY: bench-prompts
+bench-prompts: venv ## what prompts trained with merging win back of what merging lost, and what they take; two rules at the strongest
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.prompts
+
 .PHONY: bench-departure
 bench-departure: venv ## a load whose heads only the cheaper of two operating points can meet: who drops it, who answers it
 	$(PY) -m benchmarks.departure --out $(OUT)

@@ -5,7 +5,8 @@ answered in time, and the others use it:
 
 - load: that load;
 - shape: plateaus and bursts around it, every point alone and the policies;
-- queued: more than that, so that twenty batches wait.
+- queued: more than that, so that twenty batches wait;
+- tasks: tasks registered under load, mixed in batches, and after all replicas have died. Needs no load from before.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import uvloop
 from benchmarks.tokens_served.driving import BATCH, STAGE, VARIANT, serving
 from benchmarks.tokens_served.outcome import HEADS, Run
 from benchmarks.tokens_served.queries import Queries
+from benchmarks.tokens_served.tasks import Tasks
 from trimtab.decisions import terminal_table
 from trimtab.options import console
 from trimtab_pipelines.documents import load_pipeline, load_profiles
@@ -99,6 +101,15 @@ class Bench:
             bar("queued: utility over OTAS as printed, %", _gain(ours, theirs), ">=", 10.0),
         ]
 
+    async def tasks(self) -> None:
+        """Tasks that join while others are served."""
+        found = Tasks(SOURCE, self.folder / "tasks", self.queries)
+        await found.run()
+        for name, figure in found.figures.items():
+            console.print(f"{name}: {figure:.4g}" if isinstance(figure, float) else f"{name}: {figure}", markup=False)
+        self.figures |= found.figures
+        self.bars += found.bars
+
     async def _alone(self, phase: str, rps: float) -> list[Run]:
         """Each point by itself."""
         folder = self.folder / f"{phase}-alone"
@@ -145,7 +156,9 @@ def _off(measured: float, promised: float) -> float:
 def main() -> int:
     """Run it; 0 where every bar holds."""
     parser = argparse.ArgumentParser(prog="benchmarks.tokens_served", description=__doc__)
-    parser.add_argument("--phase", choices=["load", "shape", "queued"], action="append", help="only this; repeatable")
+    parser.add_argument(
+        "--phase", choices=["load", "shape", "queued", "tasks"], action="append", help="only this; repeatable"
+    )
     parser.add_argument("--seconds", type=int, default=16, help="of load in each run")
     parser.add_argument("--deadline", type=float, default=1.2, help="seconds, of queries in a hurry")
     parser.add_argument("--first-rps", type=float, default=200.0, help="where the search for the load begins")
@@ -166,7 +179,7 @@ async def _measured(given: argparse.Namespace) -> Outcome:
         write_profiles(await profile(pipeline, SOURCE, options, lambda _: None), given.out)
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
         bench = Bench(given, Path(folder), load_profiles(given.out / PROFILE_FILE))
-        phases = {"load": bench.load, "shape": bench.shape, "queued": bench.queued}
+        phases = {"load": bench.load, "shape": bench.shape, "queued": bench.queued, "tasks": bench.tasks}
         for name in given.phase or phases:
             await phases[name]()
     return Outcome(name="bench-tokens-served", figures=bench.figures, bars=tuple(bench.bars))

@@ -32,12 +32,16 @@ def prepare(pipeline_file: Path) -> InferencePipeline:
     for stage in pipeline.spec.stages:
         for variant in stage.variants:
             _require_servable(variant, f"{pipeline_file}: stage {stage.name}, variant {variant.name}")
-            parts = urlsplit(resolve_uri(variant.storage_uri, folder))
-            path = Path(url2pathname(parts.path)) if parts.scheme in ("", "file") else None
-            if path is not None and not path.exists():
-                where = f"{pipeline_file}: stage {stage.name}, variant {variant.name}: storageUri {variant.storage_uri}"
-                raise DocumentError(f"{where}: there is no {path}")
+            for address in variant.addresses:
+                _require_there(address, folder, f"{pipeline_file}: stage {stage.name}, variant {variant.name}")
     return pipeline
+
+
+def _require_there(address: str, folder: Path, where: str) -> None:
+    parts = urlsplit(resolve_uri(address, folder))
+    path = Path(url2pathname(parts.path)) if parts.scheme in ("", "file") else None
+    if path is not None and not path.exists():
+        raise DocumentError(f"{where}: storageUri {address}: there is no {path}")
 
 
 def _require_servable(variant: Variant, where: str) -> None:

@@ -1,5 +1,6 @@
 """A loaded model, apart from any server: a request of the protocol in, an answer of the protocol out."""
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,10 +8,11 @@ from functools import partial
 from time import perf_counter
 
 import torch
+from watchfiles import awatch
 
 from trimtab_model_servers.described import Fact, Weights, facts_of, metadata_of
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families.network import Network
+from trimtab_model_servers.families.network import Enrolling, Network
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.requests import checked_rows, chosen_outputs, chosen_point
 from trimtab_model_servers.tensors import DATATYPES, to_torch, to_wire, torch_dtype
@@ -22,6 +24,8 @@ from trimtab_protocol import InferRequest, InferResponse, Parameter, Tensor
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 
 WARM_UP_SECONDS = 0.5
+TASKS_POLL_MILLISECONDS = 500
+"""How often a folder of tasks is looked at, in case that no change of it is told."""
 log = logging.getLogger(__name__)
 
 
@@ -93,7 +97,18 @@ class HostedModel:
 
     def facts(self) -> dict[str, Fact]:
         """What this model is, beyond its tensors."""
-        return facts_of(self.spec, self.weights, self.further)
+        own = self.network.facts() if isinstance(self.network, Enrolling) else {}
+        return facts_of(self.spec, self.weights, {**self.further, **own})
+
+    async def follow_tasks(self) -> None:
+        """Take tasks as they come and go, for ever; returns where there is nothing to follow."""
+        folder, network = self.spec.tasks_folder, self.network
+        if not folder or not isinstance(network, Enrolling):
+            return
+        async for _ in awatch(
+            folder, recursive=False, step=20, debounce=100, rust_timeout=TASKS_POLL_MILLISECONDS, yield_on_timeout=True
+        ):
+            await asyncio.to_thread(network.reread)
 
     def _trial(self, rows: int, point: OperatingPoint) -> dict[str, torch.Tensor]:
         carried = point.carried(self.spec.inputs)

@@ -4,6 +4,7 @@ Started by plain `mlserver start FOLDER` it also opens the process's data port, 
 TRIMTAB_DATA_PORT names one.
 """
 
+import asyncio
 import os
 
 import grpc
@@ -18,6 +19,7 @@ from trimtab_model_servers.host import host
 from trimtab_model_servers.hosting import Counting, Hosted
 from trimtab_model_servers.loading import load
 from trimtab_model_servers.mlserver_messages import request_of, response_of, wants_raw
+from trimtab_model_servers.model import HostedModel
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import ProtocolError
 
@@ -37,6 +39,7 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
     """One variant in MLServer."""
 
     _hosted: Hosted | None = None
+    _following: "asyncio.Task[None] | None" = None
 
     async def load(self) -> bool:
         """Load the weights, check the model against its stage, warm it up.
@@ -49,6 +52,8 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         try:
             spec = _spec(self)
             self._hosted = await process.worker.run(lambda: load(spec, process.worker))
+            if isinstance(self._hosted, HostedModel):
+                self._following = asyncio.create_task(self._hosted.follow_tasks(), name=f"tasks of {self.name}")
             process.loaded(self.name, self._hosted)
         except Exception as error:
             reason = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
@@ -86,6 +91,8 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         if process.models.get(self.name) is self._hosted:
             process.expected.discard(self.name)
             process.models.pop(self.name, None)
+        if self._following is not None:
+            self._following.cancel()
         if isinstance(self._hosted, Counting):
             await self._hosted.close()
         return True

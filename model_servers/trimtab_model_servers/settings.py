@@ -24,6 +24,8 @@ def write_model_folder(
     variants: Sequence[str],
     folder: Path,
     cores: float,
+    *,
+    tasks: Path | None = None,
 ) -> None:
     """Write what a replica of a stage serves: settings.json and one VARIANT/model-settings.json each.
 
@@ -34,14 +36,19 @@ def write_model_folder(
         variants: which of its variants this replica hosts.
         folder: written to; made when missing.
         cores: cores of this replica.
+        tasks: holds a folder for each variant, made when missing, of tasks that come and go; None for none.
 
     Raises:
         KeyError: the pipeline has no such stage or variant.
     """
     owner = pipeline.spec.stage(stage)
-    write_models(
-        [model_spec(pipeline, pipeline_folder, owner, owner.variant(name), cores) for name in variants], folder
-    )
+    specs = [model_spec(pipeline, pipeline_folder, owner, owner.variant(name), cores) for name in variants]
+    write_models([spec if tasks is None else _following(spec, tasks / spec.name) for spec in specs], folder)
+
+
+def _following(spec: ModelSpec, tasks: Path) -> ModelSpec:
+    tasks.mkdir(parents=True, exist_ok=True)
+    return spec.model_copy(update={"tasks_folder": str(tasks.resolve())})
 
 
 def write_models(specs: Sequence[ModelSpec], folder: Path) -> None:

@@ -70,6 +70,12 @@ def wilson_interval(right: float, n: float) -> tuple[float, float]:
     return min(low, share), max(high, share)  # rounding may put an end a hair beyond the share
 
 
+def measured(right: int, n: int) -> Accuracy:
+    """What was measured on so many held-out samples, with Wilson's interval."""
+    low, high = wilson_interval(right, n)
+    return Accuracy(value=round(right / n, 4), source="Measured", samples=n, low=round(low, 4), high=round(high, 4))
+
+
 def stated(accuracy: float, evidence: AccuracyEvidence | None) -> Accuracy:
     """An accuracy together with the evidence that stands beside it; without any it is only declared."""
     known = (evidence or AccuracyEvidence()).model_dump(by_alias=False)

@@ -9,9 +9,10 @@ from pydantic import Field
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Fraction
-from trimtab_pipelines.resource import Model, Name
+from trimtab_pipelines.resource import Model, Name, is_empty
 from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.tasks import Task
 from trimtab_pipelines.tensors import StageOutput, TensorSpec
 from trimtab_pipelines.variants import ParameterValue, Variant
 
@@ -36,6 +37,10 @@ class ModelSpec(Model):
     parameters: dict[str, ParameterValue] = Field(default_factory=dict, description="Settings of the family")
     storage_uri: str = Field(description="Where the weights are; paths are absolute here")
     digest: str | None = None
+    tasks: tuple[Task, ...] = Field(default=(), exclude_if=is_empty, description="Beside those of the weights")
+    tasks_folder: str = Field(
+        default="", exclude_if=is_empty, description="Where more of them come and go while the replica runs"
+    )
     inputs: tuple[InputSpec, ...] = Field(min_length=1)
     outputs: tuple[StageOutput, ...] = Field(min_length=1)
     max_batch_size: int = Field(default=64, ge=1)
@@ -63,6 +68,10 @@ def model_spec(
         parameters=variant.parameters,
         storage_uri=resolve_uri(variant.storage_uri, pipeline_folder),
         digest=variant.digest,
+        tasks=tuple(
+            task.model_copy(update={"storage_uri": resolve_uri(task.storage_uri, pipeline_folder)})
+            for task in variant.tasks
+        ),
         inputs=tuple(
             InputSpec(name=read.name, datatype=source.datatype, shape=source.shape, optional=read.optional)
             for read in stage.inputs

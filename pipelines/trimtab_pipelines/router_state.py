@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 STATE_PATH = "/trimtab/v1/state"
 LOAD_PATH = "/trimtab/v1/load"
 WELCOME_PATH = "/trimtab/v1/welcome"
+TASKS_PATH = "/trimtab/v1/tasks"
 """Answers well once callers may come, until the router leaves."""
 HISTORY_SECONDS = 600
 """How much of the load a router tells where nobody says how much."""

@@ -9,6 +9,7 @@ from trimtab_pipelines.evidence import AccuracyEvidence, stated
 from trimtab_pipelines.operating_point import MOST_TASKS, AccuracyByTask, OperatingPoint
 from trimtab_pipelines.quantity import Bytes, Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty, require_unique
+from trimtab_pipelines.tasks import Task
 
 ParameterValue = bool | int | float | str
 
@@ -78,6 +79,12 @@ class Variant(Model):
         exclude_if=is_empty,
         description="Accuracy on single tasks, where it was measured",
     )
+    tasks: tuple[Task, ...] = Field(
+        default=(),
+        max_length=MOST_TASKS,
+        exclude_if=is_empty,
+        description="Tasks beside those of the weights, for a family that takes some; every replica loads them",
+    )
     resources: Resources = Resources()
     node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of the nodes it may run on")
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=16)
@@ -98,6 +105,11 @@ class Variant(Model):
         )
         return (only,)
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where all that its replicas load is: weights, then tasks."""
+        return (self.storage_uri, *(task.storage_uri for task in self.tasks))
+
     def point(self, name: str) -> OperatingPoint:
         """The operating point of that name; KeyError names the ones there are."""
         for point in self.points:
@@ -110,10 +122,13 @@ class Variant(Model):
     def _consistent(self) -> Self:
         where = f"variant {self.name}"
         require_unique((point.name for point in self.operating_points), f"{where}: operatingPoints")
+        require_unique((task.name for task in self.tasks), f"{where}: tasks")
         if self.container is None and not (self.family and self.storage_uri):
             raise ValueError(f"{where}: give family and storageUri, or a container")
         if self.container is not None and self.family:
             raise ValueError(f"{where}: give either a family or a container, not both")
+        if self.container is not None and self.tasks:
+            raise ValueError(f"{where}: tasks are for a family of ours; a container of yours loads its own")
         stated(self.accuracy, self.accuracy_evidence)
         if self.operating_points and self.accuracy_by_task:
             raise ValueError(f"{where}: accuracyByTask belongs to each of its operatingPoints, not beside them")

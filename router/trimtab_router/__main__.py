@@ -43,6 +43,8 @@ def parse_options(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--edge", type=Path, help="settings of the door")
     parser.add_argument("--rest-port", type=int, default=0, help="without Envoy; 0 lets the system choose")
     parser.add_argument("--admin-port", type=int, default=0, help="of metrics, state, load; 0 lets the system choose")
+    parser.add_argument("--tasks", type=Path, help="folder of the tasks registered here, which replicas follow too")
+    parser.add_argument("--admin-keys", type=Path, help="file of hashed keys of those who may register tasks")
     parser.add_argument("--grace-seconds", type=float, default=10.0, help="how long to hold rows without a replica")
     given = parser.parse_args(arguments)
     return Options(
@@ -54,6 +56,8 @@ def parse_options(arguments: list[str] | None = None) -> Options:
         host=given.host,
         rest_port=given.rest_port,
         admin_port=given.admin_port,
+        tasks=given.tasks,
+        admin_keys=given.admin_keys,
         sockets=None if given.sockets is None else Sockets(given.sockets),
         edge=load_edge(given.edge),
         limits=Limits(grace_seconds=given.grace_seconds),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from opentelemetry.trace import Tracer
 
@@ -19,6 +20,7 @@ from trimtab_pipelines.router_state import EndpointState, RouterLoad, RouterStat
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.tasks import TaskCard, TaskClass
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
 from trimtab_protocol.chat.inner import IMAGES, Usage
 from trimtab_protocol.extensions import PLAN_GENERATION, PROVISIONAL
@@ -47,6 +49,7 @@ from trimtab_router.telling.load import ArrivalCounter
 from trimtab_router.telling.metrics import Metrics
 from trimtab_router.telling.tally import StageTally
 from trimtab_router.telling.telemetry import record_request
+from trimtab_router.wish import granted, sooner
 
 LONGEST_TIMEOUT_SLOS = 10.0
 """Of the SLO, how long a caller's own deadline may be: one who waits much longer than all others is served last as long
@@ -100,6 +103,9 @@ class Router:
         self._http = {stage.name: self._http_carrier(stage) for stage in self._graph.stages} if carriers is None else {}
         self._course = self._build_course(policy or POLICIES[pipeline.spec.departure_policy], carriers or self._http)
         self._desks = self._course.desks
+        self._classes: dict[str, TaskClass] = {
+            task.name: task for stage in self._graph.stages for variant in stage.variants for task in variant.tasks
+        }
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.start_seconds)
         limits = self.limits
@@ -255,6 +261,16 @@ class Router:
             desk = self._desks[name]
             desk.staff(carrier.follow(endpoints.stages.get(name, ()), desk.look_around))
 
+    def enrol(self, stage: str, variant: str, task: str, card: TaskCard) -> None:
+        """Know a task that joined a variant while it runs."""
+        accuracies = card.accuracies(self.pipeline.spec.objective.accuracy_basis)
+        self._desks[stage].outlook.enrol(variant, task, accuracies)
+        self._classes.setdefault(task, card)
+
+    async def facts(self, stage: str, variant: str) -> dict[str, dict[str, Any]]:
+        """What the replicas that are ready for a variant tell of it, by their names."""
+        return await self._http[stage].facts(variant) if stage in self._http else {}
+
     def state(self) -> RouterState:
         """What runs now."""
         now = self._clock.now
@@ -365,14 +381,15 @@ class Router:
     def _begin(self, call: Call, ended: asyncio.Future[None]) -> Journey:
         admitted = call.admitted or self._admitted(call.request)
         slo = self.pipeline.spec.slo
-        asked = _sooner(admitted.wish.timeout_seconds, call.deadline_seconds)
+        wish = granted(admitted.wish, self._classes.get(admitted.wish.task))
+        asked = sooner(wish.timeout_seconds, call.deadline_seconds)
         timeout = slo.start_seconds if asked is None else min(asked, LONGEST_TIMEOUT_SLOS * slo.latency_seconds)
         if self.draining:
             raise Refusal(
                 Code.UNAVAILABLE, "Draining", "this router is shutting down; try another", retry_after_seconds=1.0
             )
         walk = Walk(self._graph, admitted.inputs, admitted.wanted)
-        refusal = self._course.refusal_of(admitted.wish, walk)
+        refusal = self._course.refusal_of(wish, walk)
         if refusal is not None:
             raise refusal
         self.arrivals.record(time.time())
@@ -385,7 +402,7 @@ class Router:
             hold=call.reservation.note if call.reservation else None,
             request_id=call.request_id,
             trace_parent=call.trace_parent,
-            wish=admitted.wish,
+            wish=wish,
             ends_by=call.arrived_at + max(slo.latency_seconds, timeout) if self._course.teller else None,
             listener=call.listener,
             images=_images(admitted.inputs),
@@ -431,8 +448,3 @@ def _images(inputs: Mapping[str, Array]) -> int:
     """How many images a chat shows."""
     images = inputs.get(IMAGES)
     return images.shape[1] if images is not None and images.ndim > 1 else 0
-
-
-def _sooner(first: float | None, second: float | None) -> float | None:
-    given = [seconds for seconds in (first, second) if seconds is not None]
-    return min(given, default=None)

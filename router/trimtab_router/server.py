@@ -20,6 +20,8 @@ from trimtab_router.edge.places import Sockets
 from trimtab_router.edge.sizes import in_flight_bytes, payload_bytes
 from trimtab_router.following.plans import FileWatcher
 from trimtab_router.ingress.doors import FrontDoors
+from trimtab_router.ingress.registry import Registry
+from trimtab_router.ingress.task_book import TaskBook
 from trimtab_router.limits import Limits
 from trimtab_router.router import Router
 from trimtab_router.telling.telemetry import configured_tracer
@@ -37,7 +39,8 @@ class Options:
     Without `endpoints` the replicas, and every plan after the first, are what the cluster's API says. `namespace` is
     where the pipeline lives, if the file does not say so. `linger_seconds` is how long a router that was told to stop
     takes requests, not ready any more. With `sockets` callers come through Envoy, which is started by others; without
-    them over plain REST, on `rest_port`.
+    them over plain REST, on `rest_port`. `tasks` is the folder of the tasks that are registered while it runs, which
+    its replicas follow too; `admin_keys` the file of those who may.
     """
 
     pipeline: Path
@@ -48,6 +51,8 @@ class Options:
     host: str = "127.0.0.1"
     rest_port: int = 0
     admin_port: int = 0
+    tasks: Path | None = None
+    admin_keys: Path | None = None
     sockets: Sockets | None = None
     edge: EdgeSettings = field(default_factory=EdgeSettings)
     limits: Limits = field(default_factory=Limits)
@@ -83,8 +88,17 @@ async def serve(options: Options) -> None:
                 "no Envoy in front: REST only, without TLS, keys or limits for each client; for trusted callers"
             )
             await doors.open_alone(options.host, options.rest_port)
-        await doors.open_admin(options.host, options.admin_port)
+        await doors.open_admin(options.host, options.admin_port, _registry(router, options))
         await _serve_until_stopped(doors, _all(following), options.linger_seconds)
+
+
+def _registry(router: Router, options: Options) -> Registry:
+    """The registry of tasks, those that were registered before included."""
+    if options.tasks is None:
+        return Registry(router, None, options.admin_keys)
+    book = TaskBook(router, options.tasks)
+    book.read()
+    return Registry(router, book, options.admin_keys)
 
 
 def _limits(options: Options, pipeline: InferencePipeline) -> Limits:

@@ -4,9 +4,10 @@ The wishes come as parameters of the protocol. Numbers may be written as text, s
 kinds of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trimtab_pipelines.floors import needed_mean
+from trimtab_pipelines.tasks import TaskClass
 from trimtab_protocol import Parameters
 from trimtab_protocol.extensions import (
     ACCURACY_FLOOR,
@@ -79,6 +80,23 @@ def wish_of(parameters: Parameters) -> Wish:
         priority=_priority(parameters),
     )
     return NO_WISH if wish == NO_WISH else wish
+
+
+def granted(wish: Wish, task: TaskClass | None) -> Wish:
+    """A wish with what its task grants: the task's worth times its own, the task's deadline where it has none."""
+    if task is None:
+        return wish
+    own = wish.timeout_seconds
+    return replace(
+        wish,
+        utility=wish.utility * task.utility,
+        timeout_seconds=task.latency_seconds if own is None else own,
+    )
+
+
+def sooner(first: float | None, second: float | None) -> float | None:
+    """The shorter of two times; None where neither is given."""
+    return min((seconds for seconds in (first, second) if seconds is not None), default=None)
 
 
 def _timeout_seconds(parameters: Parameters) -> float | None:

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from benchmarks.tokens_served.direct import mixed, split
 from benchmarks.tokens_served.outcome import Run
 from benchmarks.tokens_served.queries import QUERIES, Queries
+from benchmarks.tokens_served.tasks import ratio_interval
 from trimtab_loadtester.results import Record, Results, RunFacts
 from trimtab_pipelines.ends import End
 
@@ -51,3 +53,19 @@ def test_queries_name_their_task_deadline_and_utility_and_know_their_label():
         assert queries.score(payload.truth, {"label": label + 1}).correct == 0
 
     assert seen == set(range(len(QUERIES)))
+
+
+def test_batches_of_mixed_tasks_are_full_and_split_ones_hold_one_task():
+    waiting = [3, 1, 3, 2, 3, 1, 0, 2, 3, 3]
+
+    assert mixed(waiting) == list(range(8))
+    assert split(waiting) == [0, 2, 4, 8, 9]
+
+
+def test_the_ratio_of_two_p99s_has_an_interval_around_it():
+    random = np.random.default_rng(1)
+    calm = random.exponential(1.0, 4000)
+    low, high = ratio_interval(1.5 * random.exponential(1.0, 4000), calm)
+
+    assert 1.2 < low < 1.5 < high < 1.9
+    assert np.allclose(ratio_interval(calm, calm)[0], 1.0, atol=0.2)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trimtab.commands import run
-from trimtab_model_servers.tokens.stored import load
+from trimtab_pipelines.tasks import card_of
 
 FOLDER = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
 HERE = "tests.cli.test_train_task"
@@ -36,16 +36,20 @@ class Named(Stripes):
 
 def command(task, samples, out):
     options = ["--samples", f"{HERE}:{samples}", "--variant", "vit-small", "--steps", "40", "-o", str(out)]
+    options += ["--utility", "0.5", "--latency", "150ms"]
     return run(["train-task", str(FOLDER), task, *options])
 
 
 def test_a_task_is_trained_written_and_judged_at_every_point(tmp_path, capsys):
     code = command("stripes", "Stripes", tmp_path / "weights" / "more.safetensors")
     told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["figures"]
-    stored = load(tmp_path / "weights" / "more.safetensors")
+    card = card_of((tmp_path / "weights" / "more.safetensors").read_bytes())
 
     assert code == 0
-    assert list(stored.tasks)[-1] == "stripes"
+    assert card.classes == ("0", "1")
+    assert card.accuracy_by_point["full"].value == told["full_accuracy"]
+    assert card.accuracy_by_point["full"].samples == 12
+    assert (card.utility, card.latency_seconds) == (0.5, 0.15)
     assert told["held_out"] == 12
     assert told["full_accuracy"] > 0.9
     assert {name for name in told if name.endswith("_accuracy")} >= {"full_accuracy", "merge-4_accuracy"}

@@ -14,6 +14,7 @@ from trimtab_pipelines.spec import InferencePipeline
 
 DEFAULT = Settings()
 METADATA, METADATA_6, STORE, API_SERVER = "169.254.169.254", "fd00:ec2::254", "203.0.113.7", "10.96.0.1"
+TASK = {"name": "late", "storageUri": "s3://b/late.safetensors"}
 CONTAINER = {"name": "own", "accuracy": 0.9, "container": {"image": "triton:1", "port": 8000}}
 
 
@@ -115,7 +116,11 @@ def test_model_servers_whose_weights_are_in_the_image_call_nobody(uri: str):
         assert not allows(written, "Egress", SERVER, whom, 443)
 
 
-@pytest.mark.parametrize("variant", [a_variant("fetched", storageUri="s3://b/m.safetensors"), CONTAINER])
+@pytest.mark.parametrize(
+    "variant",
+    [a_variant("fetched", storageUri="s3://b/m.safetensors"), a_variant("taught", tasks=[TASK]), CONTAINER],
+    ids=["weights", "a task", "a container"],
+)
 def test_weights_from_elsewhere_may_come_from_anywhere_but_the_addresses_of_the_nodes_credentials(
     variant: dict[str, Any],
 ):

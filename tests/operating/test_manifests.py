@@ -293,3 +293,19 @@ def _values_of(key: str, document: Any) -> list[str]:
         return []
     own = [document[key]] if isinstance(document.get(key), str) else []
     return own + [value for one in document.values() for value in _values_of(key, one)]
+
+
+def test_a_task_more_is_another_template_so_that_replicas_are_replaced():
+    def deployed(**changes: Any) -> dict[str, Any]:
+        document = a_pipeline_document([a_stage(variants=[a_variant(**changes)])])
+        pipeline = InferencePipeline.model_validate(document)
+        (stage,) = pipeline.spec.stages
+        return deployment(pipeline, stage, hosting_groups(stage)[0], SETTINGS, replicas=1, surge=False)
+
+    task = {"name": "late", "storageUri": "s3://models/late.safetensors", "utility": 0.5}
+    before, after = deployed(), deployed(tasks=[task])
+    (container,) = after["spec"]["template"]["spec"]["containers"]
+    (model,) = json.loads(next(one["value"] for one in container["env"] if one["name"] == "TRIMTAB_MODELS"))
+
+    assert model["tasks"] == [task]
+    assert before["spec"]["template"] != after["spec"]["template"]

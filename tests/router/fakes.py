@@ -31,6 +31,7 @@ from trimtab_router.edge.places import Doorstep, Sockets
 from trimtab_router.edge.program import command, program
 from trimtab_router.ingress.control import ControlIngress
 from trimtab_router.ingress.doors import FrontDoors
+from trimtab_router.ingress.registry import Registry
 from trimtab_router.limits import Limits
 from trimtab_router.router import Router
 from trimtab_router.stage.policies.view import Policy
@@ -60,7 +61,7 @@ class FakeReplica:
 
     `gate` holds batches back while it is not set, `health` answers to probes. Each of `faults` is answered once, as an
     HTTP status with a message; `refuse` may answer so by what is in the batch. A batch takes `delay_seconds`, or what
-    `seconds` says of its operating point and rows.
+    `seconds` says of its operating point and rows. `facts` are what its metadata tell.
     """
 
     model: Model = plus_one
@@ -70,6 +71,7 @@ class FakeReplica:
     seconds: Callable[[str, int], float] | None = None
     faults: list[tuple[int, str]] = field(default_factory=list)
     refuse: Callable[[Mapping[str, np.ndarray]], tuple[int, str] | None] = lambda _: None
+    facts: Callable[[], dict[str, Any]] = dict
     seen: list[Seen] = field(default_factory=list)
     running: int = 0
     most_running: int = 0
@@ -128,6 +130,8 @@ class FakeReplica:
             await self.health.wait()
             known = variant in self.variants and variant not in self.unready
             return web.json_response({"ready": known}, status=200 if known else 404)
+        if request.path == f"/v2/models/{action}":
+            return web.json_response({"name": action, "parameters": self.facts()})
         request._client_max_size = 0
         asked = rest.decode_request(variant, await request.read(), request.headers.get(rest.HEADER_LENGTH))
         inputs = {tensor.name: tensor.array for tensor in asked.inputs}
@@ -318,6 +322,7 @@ async def a_rig(
     edge: EdgeSettings | None = None,
     otlp: str | None = None,
     policy: Policy | None = None,
+    registry: Callable[[Router], Registry] = Registry,
     **plan: Any,
 ) -> AsyncIterator[Rig]:
     """A router over these fakes, by stage; they are started and stopped with it."""
@@ -331,7 +336,7 @@ async def a_rig(
     router.apply_endpoints(endpoints_of(replicas))
     doors = FrontDoors(router)
     await doors.open_alone("127.0.0.1", 0)
-    await doors.open_admin("127.0.0.1", 0)
+    await doors.open_admin("127.0.0.1", 0, registry(router))
     async with aiohttp.ClientSession() as session:
         rig = Rig(router, doors, session, edge, otlp)
         try:

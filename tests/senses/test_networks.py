@@ -54,7 +54,7 @@ def test_early_fusion_is_as_long_as_what_is_there(inputs):
     for subset in (("text",), ("audio", "text"), MODALITIES):
         network.logits(parts(inputs, subset))
 
-    assert lengths == [1 + 6, 1 + 10 + 6, 1 + 10 + 144 + 6]
+    assert lengths == [1 + 6, 1 + 10 + 6, 1 + 10 + 4 * 9 + 6]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

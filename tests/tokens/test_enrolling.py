@@ -59,12 +59,14 @@ def test_where_others_have_prompts_the_new_one_gets_as_many_trained_with_what_go
     point = OperatingPoint(
         name="p", merging=Merging(schedule=(4,)), prompts=Prompts(count=2, mode="Replace"), accuracy=0
     )
-    told: list[str] = []
+    told: list[float] = []
     made = enrolled(both, "stripes", stripes(), (FULL, point), LESSON, told.append)
 
     prompts = made.heads["replace-2+merge-4"]["stripes"].prompts
 
-    assert told == ["plain", "replace-2+merge-4"]
+    assert list(made.heads) == ["plain", "replace-2+merge-4"]
+    assert told[-1] == 1.0
+    assert told == sorted(told)
     assert prompts is not None
     assert prompts.shape == (SMALL.depth, 2, SMALL.width)
     assert right(made, point, "stripes", stripes()) > 0.9

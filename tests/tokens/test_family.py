@@ -84,7 +84,8 @@ def test_tasks_mixed_in_one_batch_answer_as_each_alone(weights, point):
 
 def test_a_point_uses_the_prompts_trained_for_just_what_it_does(weights):
     stored, only = load(weights), torch.tensor([0])
-    prompts = {name: ready.bank.prompts(only) for name, ready in served(weights).points.items()}
+    network = served(weights)
+    prompts = {name: network.in_force.banks[ready.way].prompts(only) for name, ready in network.points.items()}
     fine, both = prompts["fine"], prompts["both"]
 
     assert prompts["full"] is prompts["fast"] is None
@@ -98,7 +99,7 @@ def test_all_points_run_on_one_copy_of_the_weights(weights):
     network = served(weights)
 
     assert len({id(network.transformer)}) == 1
-    assert network.points["full"].bank is network.points["fast"].bank
+    assert network.points["full"].way == network.points["fast"].way == "plain"
 
 
 def test_a_row_of_no_task_is_told_so_and_its_neighbours_are_answered(weights):

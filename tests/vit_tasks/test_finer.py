@@ -45,14 +45,14 @@ def test_the_pipeline_says_of_every_point_and_task_what_was_measured():
     for point, served in zip(points, finer.POINTS, strict=True):
         whole = MEASURED[point.name]
 
-        assert point.merging == served.merging
+        assert (point.merging, point.prompts) == (served.merging, served.prompts)
         assert (point.judged().value, point.judged().samples) == (whole["all"]["value"], whole["all"]["n"])
         assert {task: found.value for task, found in point.accuracy_by_task.items()} == {
             task: whole[task]["value"] for task in TASKS
         }
 
 
-@pytest.mark.parametrize("name", ["full", "merge-32"])
+@pytest.mark.parametrize("name", ["full", "merge-32", "merge-48-prompts"])
 def test_it_answers_as_rightly_as_measured(name):
     stage, variant = the_variant()
     model = load_model(model_spec(load_pipeline(FOLDER), FOLDER, stage, variant, 1.0))
@@ -77,6 +77,13 @@ def test_merging_saves_more_than_half_of_the_multiplications_and_costs_accuracy_
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] < 0.4 * costs[0]
     assert MEASURED["full"]["crops"]["value"] > MEASURED[finer.POINTS[-1].name]["crops"]["value"]
+
+
+def test_prompts_win_back_half_of_what_merging_cost_at_the_strongest():
+    for merged, prompted in zip(finer.COMPARED, finer.PROMPTED, strict=True):
+        plain, lost, won = (MEASURED[name]["all"]["value"] for name in ("full", merged.name, prompted.name))
+
+        assert won - lost >= 0.5 * (plain - lost) > 0
 
 
 def test_it_learns_on_from_what_the_small_one_knows(monkeypatch):

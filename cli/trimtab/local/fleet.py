@@ -55,6 +55,11 @@ class Site:
         """Where the router reads which replicas there are."""
         return self.folder / "endpoints.json"
 
+    @property
+    def tasks(self) -> Path:
+        """Where the router keeps the tasks that are registered while it runs."""
+        return self.folder / "tasks"
+
 
 @dataclass(slots=True)
 class Member:
@@ -229,7 +234,15 @@ class Fleet:
         self.starts += 1
         folder = site.folder / "models" / name
         try:
-            write_model_folder(site.pipeline, site.pipeline_folder, action.stage, variants, folder, action.cores)
+            write_model_folder(
+                site.pipeline,
+                site.pipeline_folder,
+                action.stage,
+                variants,
+                folder,
+                action.cores,
+                tasks=site.tasks / action.stage,
+            )
         except OSError as error:
             self._failures[action.stage] = self._failures.get(action.stage, 1) + 1
             self._not_before[action.stage] = self.clock() + rollout.backoff_seconds(self._failures[action.stage])

@@ -63,6 +63,7 @@ class Setup:
         admin_port: of the router's metrics, state and load.
         door: whether Envoy stands in front; without it there is REST alone.
         edge: the file of its settings.
+        admin_keys: the file of those who may register tasks.
         prometheus: address the adapter takes the load from instead of the router.
     """
 
@@ -76,6 +77,7 @@ class Setup:
     admin_port: int = 0
     door: bool = True
     edge: Path | None = None
+    admin_keys: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,9 @@ class Supervisor:
     async def _start_router(self) -> None:
         files = ["--pipeline", str(self.setup.pipeline_file), "--plan", str(self.plan_file)]
         files += ["--endpoints", str(self.fleet.site.endpoints_file)]
+        files += ["--tasks", str(self.fleet.site.tasks)]
+        if self.setup.admin_keys is not None:
+            files += ["--admin-keys", str(self.setup.admin_keys)]
         ports = ["--admin-port", str(self.admin_port or self.setup.admin_port)]
         if self.setup.edge is not None:
             ports += ["--edge", str(self.setup.edge)]

@@ -53,6 +53,9 @@ def command(
     ] = 8082,
     page_port: PagePortOption = LIVE_PAGE_PORT,
     edge: EdgeOption = None,
+    admin_keys: Annotated[
+        Path | None, typer.Option(help="Keys of those who may register tasks, as `trimtab keys new` writes them")
+    ] = None,
     profiles: ProfilesOption = None,
     plan: Annotated[Path | None, typer.Option(help="Run this plan and never change it")] = None,
     report: ReportOption = None,
@@ -72,7 +75,18 @@ def command(
     fixed = load_plan(plan) if plan else None
     profile_file = None if fixed else choose_profiles(pipeline, document, profiles, console)
     with RunFolder(folder) as where:
-        setup = Setup(pipeline, where, profile_file, fixed, rest_port, grpc_port, prometheus, admin_port, **stands)
+        setup = Setup(
+            pipeline,
+            where,
+            profile_file,
+            fixed,
+            rest_port,
+            grpc_port,
+            prometheus,
+            admin_port,
+            admin_keys=admin_keys,
+            **stands,
+        )
         session = Session(document.name, setup, order, duration, page_port=None if page_port < 0 else page_port)
         with watching(session, console):
             run = asyncio.run(session.run())

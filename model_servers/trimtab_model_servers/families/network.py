@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
+from trimtab_model_servers.described import Fact
 from trimtab_pipelines.operating_point import OperatingPoint
 
 
@@ -21,10 +22,23 @@ class Network(Protocol):
         ...
 
 
+@runtime_checkable
+class Enrolling(Protocol):
+    """A network whose tasks come and go while it serves."""
+
+    def reread(self) -> None:
+        """Put in force the tasks that its folder holds now; any thread may call it."""
+        ...
+
+    def facts(self) -> dict[str, Fact]:
+        """What its metadata tell of them."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """A network, where its weights came from, and what else its metadata should tell."""
 
     network: Network
     weights: Literal["stored", "random", "none"]
-    facts: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    facts: Mapping[str, Fact] = field(default_factory=dict)

@@ -3,7 +3,8 @@
 Families from outside stand beside ours: see `outside`.
 
 A module has `build(spec)`. Where its models can run a batch in several ways, it has `KNOBS` too: the fields of an
-operating point that it acts on, by the names they have in a document. A point that turns another is refused.
+operating point that it acts on, by the names they have in a document. A point that turns another is refused. One that
+takes tasks beside those of its weights says `TAKES_TASKS`.
 """
 
 from collections.abc import Callable, Collection
@@ -71,6 +72,8 @@ def build(spec: ModelSpec) -> "Built":
     else:
         family = import_module(f"{_PACKAGE}.{module}")
     _require_known(spec, getattr(family, "KNOBS", frozenset()))
+    if spec.tasks and not getattr(family, "TAKES_TASKS", False):
+        raise ModelError(f"family {spec.family!r} takes no tasks, but the variant has {spec.tasks[0].name!r}")
     construct: Callable[[ModelSpec], Built] = family.build
     return construct(spec)
 

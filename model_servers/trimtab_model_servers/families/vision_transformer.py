@@ -4,30 +4,36 @@
 `label` INT64 [B], `certainty` FP32 [B] and `logits` FP32 [B, most classes]. Weights are ours, torchvision's or timm's.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from trimtab_model_servers.described import Fact
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
+from trimtab_model_servers.fetched import FetchLimits
 from trimtab_model_servers.store import Seed, find_weights
 from trimtab_model_servers.tokens.preparation import Normalisation, prepared
+from trimtab_model_servers.tokens.roll import InForce, Roll
 from trimtab_model_servers.tokens.rules import RULES, Rule
 from trimtab_model_servers.tokens.schedule import in_each_layer
 from trimtab_model_servers.tokens.shape import SHAPES
 from trimtab_model_servers.tokens.stored import Stored, load, randomly
-from trimtab_model_servers.tokens.tasks import Bank, banks
 from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
 from trimtab_model_servers.tokens.ways import ways
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.tasks import MOST_BYTES, Task
 
 KNOBS = frozenset({"merging", "prompts", "precision"})
+TAKES_TASKS = True
 PRECISIONS = ("FP32", "BF16")
 NO_LABEL = -1
 """The label of a row whose task there is none of; its certainty is 0."""
@@ -51,40 +57,50 @@ class Prepared:
     merged: tuple[int, ...]
     rule: Rule
     accumulate: bool
-    bank: Bank
+    way: str
+    """Whose heads and prompts it runs with."""
     halved: bool
     """Whether products are computed in BF16; the weights stay as they are, so that no second copy is needed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServedTransformer:
     """One transformer in memory, whatever the number of its points and tasks."""
 
     transformer: VisionTransformer
     normalisation: Normalisation
     proportional: bool
-    tasks: tuple[str, ...]
     points: Mapping[str, Prepared]
+    roll: Roll
+    in_force: InForce
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
         """Classify a batch, each row under its own task."""
-        images, ready = inputs["image"], self.points[point.name]
+        images, ready, now = inputs["image"], self.points[point.name], self.in_force
         asked = inputs.get("task")
         tasks = torch.zeros(len(images), dtype=torch.int64) if asked is None else asked.view(-1)
-        known = (tasks >= 0) & (tasks < len(self.tasks))
-        tasks = tasks.where(known, 0)
-        course = Course(
-            ready.merged, ready.rule, self.proportional, ready.bank.prompts(tasks), accumulate=ready.accumulate
-        )
+        places, known = now.places_of(tasks)
+        bank = now.banks[ready.way]
+        course = Course(ready.merged, ready.rule, self.proportional, bank.prompts(places), accumulate=ready.accumulate)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=ready.halved):
             features = self.transformer(prepared(images, self.normalisation), course)
-        logits = ready.bank.logits(features.to(ready.bank.weight.dtype), tasks)
+        logits = bank.logits(features.to(bank.weight.dtype), places)
         certainty, label = logits.softmax(dim=1).max(dim=1)
         return {
             "label": label.where(known, NO_LABEL),
             "certainty": certainty.where(known, 0.0),
             "logits": logits,
         }
+
+    def reread(self) -> None:
+        """Put in force what the folder of tasks holds now; a batch under way ends as it began."""
+        if self.roll.changed():
+            self.in_force = self.roll.taken()
+
+    def facts(self) -> dict[str, Fact]:
+        """Its tasks by number, and why files of tasks are left out."""
+        refused = {"tasks_refused": json.dumps(dict(self.in_force.refused))} if self.in_force.refused else {}
+        return {"tasks": ",".join(self.in_force.names), **refused}
 
 
 def build(spec: ModelSpec) -> Built:
@@ -98,15 +114,34 @@ def build(spec: ModelSpec) -> Built:
         else load(weights, settings.heads, settings.normalisation)
     )
     _require_images(spec, stored)
-    arranged = banks(stored.heads, stored.tasks)
-    points = {point.name: _prepared(point, stored, arranged) for point in spec.operating_points}
-    served = ServedTransformer(
-        stored.transformer, stored.normalisation, settings.proportional_attention, tuple(stored.tasks), points
+    points = {point.name: _prepared(point, stored) for point in spec.operating_points}
+    roll = Roll(
+        stored,
+        dict.fromkeys(ready.way for ready in points.values()),
+        given=[(task.name, _file(task)) for task in spec.tasks],
+        folder=Path(spec.tasks_folder) if spec.tasks_folder else None,
+        most_classes=_most_classes(spec),
     )
-    return Built(served, "random" if random else "stored", {"tasks": ",".join(stored.tasks)})
+    served = ServedTransformer(
+        stored.transformer, stored.normalisation, settings.proportional_attention, points, roll, roll.taken()
+    )
+    return Built(served, "random" if random else "stored")
 
 
-def _prepared(point: OperatingPoint, stored: Stored, arranged: Mapping[str, Bank]) -> Prepared:
+def _file(task: Task) -> Path:
+    found = find_weights(task.storage_uri, task.digest, FetchLimits(max_bytes=MOST_BYTES))
+    if isinstance(found, Seed):
+        raise ModelError(f"task {task.name!r}: random weights are no task; `trimtab train-task` writes a file")
+    return found
+
+
+def _most_classes(spec: ModelSpec) -> int | None:
+    """How many logits the stage declares, where it says so."""
+    declared = next((one.shape for one in spec.outputs if one.name == "logits"), ())
+    return declared[-1] if declared and declared[-1] > 0 else None
+
+
+def _prepared(point: OperatingPoint, stored: Stored) -> Prepared:
     where, shape = f"operating point {point.name!r}", stored.transformer.shape
     merging = point.merging
     rule = merging.rule if merging and merging.rule else next(iter(RULES))
@@ -122,15 +157,15 @@ def _prepared(point: OperatingPoint, stored: Stored, arranged: Mapping[str, Bank
             f"{where}: merging.schedule asks for {beyond} tokens in a layer; of {shape.patches} patches no layer "
             f"merges more than {shape.patches // 2}"
         )
-    known = [way for way in ways(point) if way in arranged]
+    known = [way for way in ways(point) if way in stored.heads]
     if not known:
         raise ModelError(
-            f"{where}: nobody trained {ways(point)[0]!r} for these tasks; the weights have: {', '.join(arranged)}"
+            f"{where}: nobody trained {ways(point)[0]!r} for these tasks; the weights have: {', '.join(stored.heads)}"
         )
     accumulate = point.prompts is not None and point.prompts.mode == "Accumulate"
     if point.precision is not None and point.precision not in PRECISIONS:
         raise ModelError(f"{where}: this family computes with {' or '.join(PRECISIONS)}, not {point.precision}")
-    return Prepared(merged, RULES[rule], accumulate, arranged[known[0]], halved=point.precision == "BF16")
+    return Prepared(merged, RULES[rule], accumulate, known[0], halved=point.precision == "BF16")
 
 
 def _require_images(spec: ModelSpec, stored: Stored) -> None:

@@ -40,9 +40,9 @@ RECORDED, SYNTHESISED = "recorded", "synthesised"
 
 SCHEDULES: Final = {
     "late": Schedule(steps=650, batch=64, peak_rate=4e-3, seed=1),
-    "early": Schedule(steps=650, batch=64, peak_rate=3e-3, seed=2),
+    "early": Schedule(steps=2_400, batch=64, peak_rate=2e-3, seed=2),
 }
-TUNING_STEPS: Final = {"late": 130, "early": 80}
+TUNING_STEPS: Final = {"late": 130, "early": 200}
 """Steps on synthesised and recorded sound together, after the first ones."""
 TUNING_RATE: Final = 0.5
 """Of the peak rate before."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count as count_from
 
 import torch
 from torch import Tensor
@@ -35,9 +36,13 @@ def way_of(stored: Stored, point: OperatingPoint) -> str:
 
 def right_of(stored: Stored, point: OperatingPoint, task: str, images: Labelled) -> int:
     """How many images of a task are answered rightly at a point."""
+    return int((answers_of(stored, point, task, images) == images.labels).sum())
+
+
+def answers_of(stored: Stored, point: OperatingPoint, task: str, images: Labelled) -> Tensor:
+    """The labels that a task's images get at a point: int64 [n]."""
     head, course = stored.heads[way_of(stored, point)][task], course_of(point, stored.transformer.shape.depth)
-    told = answered(stored.transformer, images.pixels, stored.normalisation, course, head)
-    return int((told == images.labels).sum())
+    return answered(stored.transformer, images.pixels, stored.normalisation, course, head)
 
 
 def enrolled(
@@ -46,7 +51,7 @@ def enrolled(
     images: Labelled,
     points: tuple[OperatingPoint, ...],
     lesson: Lesson,
-    tell: Callable[[str], None] = lambda _: None,
+    advance: Callable[[float], None] = lambda _: None,
 ) -> Stored:
     """Train a task for every way that there is; the transformer and the other tasks stay as they are.
 
@@ -56,7 +61,7 @@ def enrolled(
         images: to learn from; labels from 0 on without gaps.
         points: the operating points served, for what goes on while prompts learn.
         lesson: how long and how fast.
-        tell: told each way as it is done.
+        advance: told which share of the training is done.
 
     Raises:
         ModelError: there is such a task already, images are of another size, or labels do not suit them.
@@ -65,15 +70,22 @@ def enrolled(
     classes, shape = int(images.labels.max()) + 1, stored.transformer.shape
     heads = {way: dict(by_task) for way, by_task in stored.heads.items()}
     begun = Head(torch.zeros(classes, shape.width), torch.zeros(classes))
+    done = count_from(1)
     for way, by_task in heads.items():
         prompts = next(iter(by_task.values())).prompts
         served = [point for point in points if way == way_of(stored, point)]
         course = course_of(served[0], shape.depth) if served and way != PLAIN else Course()
         count = 0 if prompts is None else prompts.shape[1]
         by_task[task] = fit_prompts(
-            stored.transformer, images, stored.normalisation, course, begun=begun, count=count, lesson=lesson
+            stored.transformer,
+            images,
+            stored.normalisation,
+            course,
+            begun=begun,
+            count=count,
+            lesson=lesson,
+            advance=lambda _: advance(next(done) / (lesson.steps * len(heads))),
         )
-        tell(way)
     names = tuple(str(label) for label in range(classes))
     return replace(stored, heads=heads, tasks={**stored.tasks, task: names})
 

@@ -1,6 +1,6 @@
 """What differs between tasks: heads, and learned prompts. Gathered row by row, so that one batch mixes tasks."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,12 +60,6 @@ class Bank:
         weight, bias = self.weight.index_select(0, present), self.bias.index_select(0, present)
         every = torch.nn.functional.linear(features, weight.flatten(0, 1), bias.flatten())
         return every.view(len(features), *bias.shape)[torch.arange(len(features), device=tasks.device), which]
-
-
-def banks(heads: Mapping[str, Mapping[str, Head]], tasks: Iterable[str]) -> dict[str, Bank]:
-    """Arrange heads by way to run, then task, as one bank for each way to run."""
-    order = list(tasks)
-    return {way: Bank([by_task[task] for task in order]) for way, by_task in heads.items()}
 
 
 def _filled(rows: Tensor, count: int, value: float) -> Tensor:

@@ -181,11 +181,14 @@ class VisionTransformer(nn.Module):
         return embedded
 
     def _prompt(self, tokens: _Tokens, course: Course, layer: int) -> None:
-        """Put this layer's prompts after the class token."""
+        """Put this layer's prompts after the class token, in the place of those before where that copies nothing."""
         if course.prompts is None:
             return
         prompts = course.prompts[:, layer]
         replaced = tokens.leading - self.shape.leading if not course.accumulate else 0
+        if replaced == prompts.shape[1] and not torch.is_grad_enabled():
+            tokens.all[:, 1 : 1 + replaced] = prompts
+            return
         rest = tokens.all[:, 1 + replaced :]
         tokens.all = torch.cat([tokens.all[:, :1], prompts.to(rest.dtype), rest], dim=1)
         tokens.leading += prompts.shape[1] - replaced

@@ -22,8 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-from trimtab_model_servers.tokens.enrolling import course_of, way_of
-from trimtab_model_servers.tokens.prompting import Labelled, Lesson, answered, fit_prompts
+from trimtab_model_servers.tokens.enrolling import answers_of, course_of
+from trimtab_model_servers.tokens.prompting import Labelled, Lesson, fit_prompts
 from trimtab_model_servers.tokens.stored import Stored, load, save
 from trimtab_model_servers.tokens.transformer import VisionTransformer
 from trimtab_model_servers.tokens.ways import PLAIN, way
@@ -43,15 +43,17 @@ PROMPTED: Final = tuple(
     OperatingPoint(
         name=f"merge-{count}-prompts",
         merging=Merging(schedule=(count,)),
-        prompts=Prompts(count=2, mode="Replace"),
+        prompts=Prompts(count=1, mode="Replace"),
         accuracy=0,
     )
     for count in (40, 48)
 )
-"""The strongest, with two prompts a layer that were trained while so much was merged."""
-LESSON: Final = Lesson(steps=80, batch=48, peak_rate=8e-3, seed=21)
-POINTS: Final = (FULL, *(merging(count) for count in (16, 24, 32, 40, 48)))
+"""The strongest, with a prompt a layer that was trained while so much was merged."""
+LESSON: Final = Lesson(steps=300, batch=48, peak_rate=8e-3, seed=21)
+POINTS: Final = (FULL, *(merging(count) for count in (16, 24, 32)), *PROMPTED)
 """Served. Of 256 patches 48 a layer leave a handful after the fifth."""
+COMPARED: Final = tuple(merging(count) for count in (40, 48))
+"""What prompts are held against: as much merged without them."""
 
 
 def refined(stored: Stored, patch: int = PATCH_PX) -> VisionTransformer:
@@ -114,19 +116,14 @@ def measured(stored: Stored, tell: Callable[[str], None]) -> dict[str, object]:
     """Measure every served point on images that nothing was trained on."""
     held_out = {task: draw("held-out", MOST, SEED) for task, draw in TASKS.items()}
     found: dict[str, dict[str, NDArray[np.bool_]]] = {}
-    for point in (*POINTS, *PROMPTED):
-        course, heads = course_of(point, stored.transformer.shape.depth), stored.heads[way_of(stored, point)]
+    for point in (*POINTS, *COMPARED):
         found[point.name] = {
-            task: (
-                answered(stored.transformer, one.pixels, stored.normalisation, course, heads[task]) == one.labels
-            ).numpy()
+            task: (answers_of(stored, point, task, Labelled(one.pixels, one.labels)) == one.labels).numpy()
             for task, one in held_out.items()
         }
         tell(point.name)
-    plain = {point.name: point for point in POINTS}
-    pairs = [(plain[point.name.removesuffix("-prompts")], point) for point in PROMPTED]
-    told = measure.report(found, VARIANT, (*POINTS, *PROMPTED))
-    return told | {"gains": gains(found, pairs)}
+    pairs = list(zip(COMPARED, PROMPTED, strict=True))
+    return measure.report(found, VARIANT, (*POINTS, *COMPARED)) | {"gains": gains(found, pairs)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -146,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bar = progress.add_task("prompts", total=len(PROMPTED) * len(TASKS), note="")
             made = with_prompts(load(path), lambda name: progress.update(bar, advance=1, note=name))
             save(made, path, {"seed": str(TRAINING.seed)})
-        bar = progress.add_task("measure", total=len(POINTS) + len(PROMPTED), note="")
+        bar = progress.add_task("measure", total=len(POINTS) + len(COMPARED), note="")
         found = measured(load(path), lambda name: progress.update(bar, advance=1, note=name))
     (options.output / ACCURACY).write_text(json.dumps(found, indent=2) + "\n")
     return 0

@@ -44,9 +44,13 @@ def gains(
 
 
 def _gain(name: str, task: str, first: NDArray[np.bool_], second: NDArray[np.bool_]) -> dict[str, object]:
+    found = {key: round(value, 4) for key, value in gain(first, second).items()}
+    return {"of": name, "task": task, "n": len(first), **found}
+
+
+def gain(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> dict[str, float]:
     """Compare two ways on the same images; the interval is from those on which they differ (Newcombe 1998)."""
     worse, better, n = int((first & ~second).sum()), int((second & ~first).sum()), len(first)
-    gain = (better - worse) / n
-    reach = 1.959964 * (better + worse - n * gain**2) ** 0.5 / n
-    ends = {"low": round(gain - reach, 4), "high": round(gain + reach, 4)}
-    return {"of": name, "task": task, "n": n, "gain": round(gain, 4), **ends}
+    more = (better - worse) / n
+    reach = 1.959964 * (better + worse - n * more**2) ** 0.5 / n
+    return {"gain": more, "low": more - reach, "high": more + reach}

@@ -98,8 +98,8 @@ def _variants(pipeline: InferencePipeline) -> list[Variant]:
 
 
 def _calls(variant: Variant) -> bool:
-    """Whether its replicas call others: for weights, or for who knows what."""
-    return variant.container is not None or urlsplit(variant.storage_uri).scheme in {"s3", "hf"}
+    """Whether its replicas call others: for weights and tasks, or for who knows what."""
+    return variant.container is not None or any(urlsplit(each).scheme in {"s3", "hf"} for each in variant.addresses)
 
 
 def _elsewhere(settings: Settings) -> Object:

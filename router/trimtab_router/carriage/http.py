@@ -133,6 +133,12 @@ class HttpCarrier:
         )
         return counted(self._stage.name, await self.replicas[name].count(batch))
 
+    async def facts(self, variant: str) -> dict[str, dict[str, Any]]:
+        """What the replicas that are ready for a variant tell of it, by their names."""
+        ready = {name: each for name, each in self.replicas.items() if variant in each.slot.ready_variants}
+        found = await asyncio.gather(*(replica.facts(variant) for replica in ready.values()))
+        return dict(zip(ready, found, strict=True))
+
     async def close(self) -> None:
         """Close all connections."""
         await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._retiring)

@@ -173,13 +173,25 @@ class Replica:
         path = self._path(batch.variant, "count")
         return await self._streams.ask(path, b"".join(body), headers, batch.timeout_seconds)
 
+    async def facts(self, variant: str) -> dict[str, Any]:
+        """What a model's metadata tell beyond the protocol; empty where it does not answer."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+                connection = await self._connections.take()
+                reply = await self._get(connection, self._path(variant, "").rstrip("/"))
+        except (ConnectionBroken, TimeoutError):
+            return {}
+        self._connections.give_back(connection)
+        found = _told(reply).get("parameters") if reply.status == 200 else None
+        return found if isinstance(found, dict) else {}
+
     def _most_answer_bytes(self, batch: BatchRequest) -> int:
         """As many as the tensors have; a server not of ours may write them as JSON."""
         return batch.most_answer_bytes * (JSON_MULTIPLE if self.endpoint.model_names else 1)
 
     def _read(self, batch: BatchRequest, reply: Reply) -> InferResponse | Lost | NotReady | Rejected | Broken:
         if reply.status != 200:
-            error = _error_of(reply)
+            error = _told(reply)
             message = told(str(error.get("error", f"HTTP status {reply.status}")))
             return self._of_another(batch, str(error.get("id", "")), needed=False) or self._refused(reply, message)
         try:
@@ -322,9 +334,10 @@ def _joined(pieces: Sequence[Tensor]) -> Tensor:
     return Tensor(first.name, first.datatype, np.concatenate([piece.array for piece in pieces]))
 
 
-def _error_of(reply: Reply) -> dict[str, Any]:
+def _told(reply: Reply) -> dict[str, Any]:
+    """The JSON object of an answer; empty where it is none."""
     try:
-        error = json.loads(bytes(reply.body))
+        found = json.loads(bytes(reply.body))
     except (ValueError, RecursionError):
         return {}
-    return error if isinstance(error, dict) else {}
+    return found if isinstance(found, dict) else {}

@@ -70,7 +70,7 @@ def follow_keys(
 async def follow_file(path: Path, use: Use) -> None:
     """Follow a file of keys for ever; a file that is gone lets nobody in."""
     keys, folder = Keys(str(path), use), path.resolve().parent  # noqa: ASYNC240 - once, at the start
-    keys.take(_read(path))
+    keys.take(read_keys(path))
     async for _ in awatch(
         folder,
         recursive=False,
@@ -79,7 +79,7 @@ async def follow_file(path: Path, use: Use) -> None:
         rust_timeout=_POLL_MILLISECONDS,
         yield_on_timeout=True,
     ):
-        keys.take(_read(path))
+        keys.take(read_keys(path))
 
 
 async def follow_secret(cluster: "Cluster", namespace: str, name: str, use: Use) -> None:
@@ -95,7 +95,8 @@ async def follow_secret(cluster: "Cluster", namespace: str, name: str, use: Use)
         keys.take(Found() if change.deleted or change.object is None else read_secret(change.object.get("data") or {}))
 
 
-def _read(path: Path) -> Found:
+def read_keys(path: Path) -> Found:
+    """Read a file of keys; what is wrong with it is told, not raised."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             return Found(problems=(f"more than {_MAX_FILE_BYTES} bytes",))

@@ -1,18 +1,20 @@
 """The router's own addresses, on a port that callers do not reach: health, metrics, load and state.
 
 Prometheus, the adapter and the kubelet ask here; callers' own questions (`/v2/health/…`) are answered at the door too.
-Everything here is only read; who else reads, or tries to do more, is told in the audit log.
+Everything here is only read but tasks, which who shows a key may register; who else reads, or tries to do more, is told
+in the audit log.
 """
 
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from trimtab_pipelines.router_state import HISTORY_SECONDS, LOAD_PATH, STATE_PATH, WELCOME_PATH, Told
+from trimtab_pipelines.router_state import HISTORY_SECONDS, LOAD_PATH, STATE_PATH, TASKS_PATH, WELCOME_PATH, Told
 from trimtab_router.ingress.audit import AdminCall, Audit
+from trimtab_router.ingress.json_answers import json_response
+from trimtab_router.ingress.registry import Registry
 from trimtab_router.router import Router
 
 AUDIT_LOG = "trimtab_router.audit"
@@ -28,10 +30,14 @@ class AdminIngress:
     Args:
         router: the router.
         catch_up: awaited before anything is counted, so that what the door refused is in the sums.
+        registry: of tasks; None where this router takes none.
     """
 
-    def __init__(self, router: Router, catch_up: Callable[[], Awaitable[object]]) -> None:
+    def __init__(
+        self, router: Router, catch_up: Callable[[], Awaitable[object]], registry: Registry | None = None
+    ) -> None:
         self._router = router
+        self._registry = registry or Registry(router)
         self._catch_up = catch_up
         self._audit = Audit()
         self._routes: dict[str, _Route] = {
@@ -41,6 +47,7 @@ class AdminIngress:
             LOAD_PATH: self._load,
             STATE_PATH: self._state,
             WELCOME_PATH: self._welcome,
+            TASKS_PATH: self._registry.listed,
         }
 
     def server(self) -> web.Server:
@@ -49,8 +56,12 @@ class AdminIngress:
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Answer a question."""
-        response = await self._answer(request)
-        call = AdminCall(request.method, request.path, request.remote or "", response.status)
+        by = ""
+        if request.path.startswith(f"{TASKS_PATH}/"):
+            response, by = await self._registry.registered(request)
+        else:
+            response = await self._answer(request)
+        call = AdminCall(request.method, request.path, request.remote or "", response.status, by)
         line = self._audit.line(call, time.time())
         if line is not None:
             log.info(line)
@@ -93,8 +104,3 @@ class AdminIngress:
 
 def _told(content: Told) -> web.Response:
     return web.Response(body=content.model_dump_json().encode(), content_type="application/json")
-
-
-def json_response(content: object, status: int = 200) -> web.Response:
-    """A JSON answer."""
-    return web.Response(body=json.dumps(content).encode(), status=status, content_type="application/json")

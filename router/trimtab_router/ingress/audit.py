@@ -1,7 +1,8 @@
 """What is told of calls to the administrative port: a line of JSON for each that is no probe and no scrape. Pure.
 
-Who reads load or state again and again, as the adapter does, gets a line an hour; what is refused gets one each time,
-the same in the same minute counted. Lines hold no query strings and nothing that a caller could break them with.
+Who reads load or state again and again, as the adapter does, gets a line an hour; what changes something gets one each
+time, and so does what is refused, the same in the same minute counted. Lines hold no query strings and nothing that a
+caller could break them with.
 """
 
 import json
@@ -28,6 +29,13 @@ class AdminCall:
     path: str
     caller: str
     status: int
+    by: str = ""
+    """Whose key was shown; empty where none was asked for, or none was right."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether something is different after it."""
+        return not self.refused and self.method not in {"GET", "HEAD"}
 
     @property
     def refused(self) -> bool:
@@ -57,6 +65,8 @@ class Audit:
         if call.routine:
             return None
         call = replace(call, method=told(call.method, _TEXT_BYTES), path=told(call.path, _TEXT_BYTES))
+        if call.changes:
+            return _written(call, now, 0)
         known = self._told.pop(call, None)
         if known is not None and now < known.until:
             known.since += 1
@@ -77,4 +87,5 @@ def _written(call: AdminCall, now: float, since: int) -> str:
         "status": call.status,
         "from": call.caller,
     }
+    content |= {"by": call.by} if call.by else {}
     return json.dumps(content | ({"more_since_last_line": since} if since else {}))

@@ -11,6 +11,7 @@ from trimtab_router.edge.places import Sockets
 from trimtab_router.edge.steering import Steering
 from trimtab_router.ingress.admin import AdminIngress
 from trimtab_router.ingress.control import ControlIngress
+from trimtab_router.ingress.registry import Registry
 from trimtab_router.ingress.requests import RequestIngress
 from trimtab_router.ingress.services import GrpcServices
 from trimtab_router.router import Router
@@ -94,9 +95,9 @@ class FrontDoors:
         self._steering = asyncio.create_task(steering.run(), name="steer envoy")
         return control
 
-    async def open_admin(self, host: str, port: int) -> None:
+    async def open_admin(self, host: str, port: int, registry: Registry | None = None) -> None:
         """Listen for administration; raises OSError where the port is taken."""
-        ingress = AdminIngress(self._router, self._catch_up)
+        ingress = AdminIngress(self._router, self._catch_up, registry)
         self._others.append(await Listening(ingress.server()).on_port(host, port))
         self.admin_port = self._others[-1].port
 

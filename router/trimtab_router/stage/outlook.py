@@ -1,6 +1,6 @@
 """What a stage expects: how long its batches take, and those of the stages after it. Pure."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -37,6 +37,7 @@ class Outlook:
         self.stage = stage
         self._falls_back = falls_back
         self._points: dict[str, tuple[Point, ...]] = {}
+        self._enrolled: dict[str, dict[str, Mapping[str, float]]] = {}
         self._most_rows: dict[str, int] = {}
         self.times = ServiceTimes()
         self.followers: tuple[Outlook, ...] = ()
@@ -52,6 +53,11 @@ class Outlook:
         self._points, self._most_rows = {}, {}
         for point in plan.points:
             self.times.set_profile((plan.variant, point.name), point.service_seconds)
+
+    def enrol(self, variant: str, task: str, accuracies: Mapping[str, float]) -> None:
+        """Know a task that joined a variant while it runs; accuracies by operating point, where they are known."""
+        self._enrolled.setdefault(variant, {})[task] = accuracies
+        self._points = {}
 
     def points(self, variant: str) -> tuple[Point, ...]:
         """The operating points batches of this variant may run at, preferred first: the plan's, else its first."""
@@ -92,10 +98,15 @@ class Outlook:
                 planned.accuracy,
                 partial(self.times.predict, (variant, planned.name)),
                 point.carried(self.stage.inputs),
-                planned.accuracy_by_task,
+                {**planned.accuracy_by_task, **self._accuracies(variant, planned.name)},
                 profiled=self.times.profiled((variant, planned.name), self.most_rows(variant)),
                 looks=tuple(SecondLook(look.point, look.below, look.share, look.accuracy) for look in planned.looks),
             )
+
+    def _accuracies(self, variant: str, point: str) -> dict[str, float]:
+        """Of the tasks that joined, at a point."""
+        joined = self._enrolled.get(variant, {})
+        return {task: by_point[point] for task, by_point in joined.items() if point in by_point}
 
     def _known(self) -> tuple[PointPlan, ...]:
         """The plan's points but those of which nothing is known: they would seem to cost nothing.
@@ -124,8 +135,10 @@ class Outlook:
         return point.accuracy_for(task) if less is None else less.judged(task).value
 
     def tasks(self) -> frozenset[str]:
-        """The tasks whose accuracies are known."""
-        return frozenset(task for point in self.points(self.variant) for task in point.accuracy_by_task)
+        """The tasks that are known, by their accuracies or by name."""
+        judged = frozenset(task for point in self.points(self.variant) for task in point.accuracy_by_task)
+        named = (task.name for task in self.stage.variant(self.variant).tasks)
+        return judged.union(named, self._enrolled.get(self.variant, ()))
 
     def reaches(self, work: Work) -> bool:
         """Whether a point keeps the floor of a work."""

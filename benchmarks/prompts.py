@@ -1,0 +1,123 @@
+"""``make bench-prompts``: what prompts trained with merging win back at the strongest merging, and what they take.
+
+On the finer twin of the small transformer: every task's held-out images at the plain point, with merging, and with
+merging and the prompts that were trained for it; then batches of each by turns, in processor time. Beside it, on the
+small one: the rule for strong merging against ToMe's, at the strongest.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import Progress
+
+from trimtab.options import console
+from trimtab_model_servers.tokens.enrolling import answers_of, course_of, way_of
+from trimtab_model_servers.tokens.preparation import prepared
+from trimtab_model_servers.tokens.prompting import Labelled
+from trimtab_model_servers.tokens.stored import Stored, load
+from trimtab_model_servers.vit_tasks import finer, train
+from trimtab_model_servers.vit_tasks.points import FULL, STRONG, STRONG_RULE, Hits, gain, merging
+from trimtab_model_servers.vit_tasks.samples import MOST, SEED
+from trimtab_model_servers.vit_tasks.sources import TASKS
+from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.verdict import Bar, Outcome, bar
+
+FOLDER = Path("pipelines/vit-tasks")
+BATCH, ROUNDS = 16, 40
+ALL = "all"
+Figures = dict[str, float | int | str | None]
+
+
+def hits(stored: Stored, point: OperatingPoint, most: int) -> Hits:
+    """Whether each held-out image is answered rightly at a point, by task."""
+    found = {}
+    for task, draw in TASKS.items():
+        one = draw("held-out", most, SEED)
+        images = Labelled(one.pixels, one.labels)
+        found[task] = (answers_of(stored, point, task, images) == images.labels).numpy()
+    return found | {ALL: np.concatenate(list(found.values()))}
+
+
+def prompts(stored: Stored, most: int, progress: Progress) -> tuple[Figures, list[Bar]]:
+    """What was lost by merging, and won back by prompts."""
+    pairs = list(zip(finer.COMPARED, finer.PROMPTED, strict=True))
+    bar_ = progress.add_task("prompts", total=1 + 2 * len(pairs))
+    plain = hits(stored, FULL, most)
+    progress.advance(bar_)
+    figures: Figures = {}
+    bars: list[Bar] = []
+    for merged, prompted in pairs:
+        without, with_ = hits(stored, merged, most), hits(stored, prompted, most)
+        progress.advance(bar_, 2)
+        for task in plain:
+            lost, won = (float(a[task].mean() - b[task].mean()) for a, b in ((plain, without), (with_, without)))
+            found = gain(without[task], with_[task])
+            figures |= {
+                f"{merged.name}: {task}: lost, points": 100 * lost,
+                f"{merged.name}: {task}: won back, points": 100 * won,
+                f"{merged.name}: {task}: won back, 95 %": f"{100 * found['low']:.2f}–{100 * found['high']:.2f}",
+                f"{merged.name}: {task}: n": len(plain[task]),
+            }
+        lost = float(plain[ALL].mean() - without[ALL].mean())
+        won = float(with_[ALL].mean() - without[ALL].mean())
+        bars.append(bar(f"{merged.name}: share of the loss that prompts win back", won / lost, ">=", 0.5))
+        more = 100 * (times(stored, merged, prompted) - 1)
+        bars.append(bar(f"{merged.name}: time that prompts take, % more", more, "<=", 3.0))
+    return figures, bars
+
+
+def times(stored: Stored, merged: OperatingPoint, prompted: OperatingPoint) -> float:
+    """Seconds of a batch with prompts, of those without: the median of rounds in which both take turns."""
+    images = prepared(TASKS["crops"]("held-out", BATCH, SEED).pixels, stored.normalisation)
+    depth, taken = stored.transformer.shape.depth, {merged.name: list[float](), prompted.name: list[float]()}
+    courses = {
+        point.name: replace(
+            course_of(point, depth),
+            prompts=None if head.prompts is None else head.prompts.expand(BATCH, -1, -1, -1),
+        )
+        for point in (merged, prompted)
+        for head in [stored.heads[way_of(stored, point)]["crops"]]
+    }
+    with torch.inference_mode():
+        for number in range(2 * ROUNDS):
+            for name in sorted(courses, reverse=bool(number % 2)):
+                began = time.process_time()
+                stored.transformer(images, courses[name])
+                taken[name].append(time.process_time() - began)
+    return statistics.median(taken[prompted.name]) / statistics.median(taken[merged.name])
+
+
+def rules(stored: Stored, most: int) -> tuple[Figures, list[Bar]]:
+    """The rule for strong merging against ToMe's, at the strongest, on what the transformer learned from."""
+    first, other = merging(STRONG[-1]), merging(STRONG[-1], STRONG_RULE)
+    found = gain(*(hits(stored, point, most)[train.LEARNED_FROM] for point in (first, other)))
+    figures: Figures = {f"{other.name}: over ToMe's, 95 %": f"{100 * found['low']:.2f}–{100 * found['high']:.2f}"}
+    return figures, [bar(f"{other.name}: over ToMe's rule on crops, points", 100 * found["gain"], ">=", 2.0)]
+
+
+def main() -> int:
+    """Measure; 0 where every bar holds."""
+    parser = argparse.ArgumentParser(prog="benchmarks.prompts", description=__doc__)
+    parser.add_argument("--most", type=int, default=MOST, help="held-out images of a task")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with Progress(console=console) as progress:
+        figures, bars = prompts(load(FOLDER / finer.WEIGHTS), given.most, progress)
+        more_figures, more_bars = rules(load(FOLDER / train.WEIGHTS), given.most)
+    outcome = Outcome(name="bench-prompts", figures=figures | more_figures, bars=(*bars, *more_bars))
+    for name, figure in outcome.figures.items():
+        console.print(f"{name}: {figure:.4g}" if isinstance(figure, float) else f"{name}: {figure}", markup=False)
+    for each in outcome.bars:
+        console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}", markup=False)
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""The tasks in force: those of the weights and of the pipeline for good, those of a folder as they come and go.
+
+What is in force is replaced as a whole, so that a batch sees one state of it. A file that does not fit is left out and
+told, whatever it holds; nothing else changes by it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.tokens.stored import Stored
+from trimtab_model_servers.tokens.task_files import fingerprint, load_task
+from trimtab_model_servers.tokens.tasks import Bank, Head
+from trimtab_pipelines.operating_point import MOST_TASKS
+from trimtab_pipelines.tasks import MOST_NUMBER, number_and_name
+
+NONE = -1
+Heads = Mapping[str, Head]
+"""Of one task, by way to run."""
+_Version = tuple[str, int, int]
+"""Of a file: where it is, when it was written, and which it is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InForce:
+    """The tasks at one moment.
+
+    Attributes:
+        names: by number; empty where a number has no task.
+        places: int64 [numbers], where each number's heads stand in the banks; NONE where it has no task.
+        banks: the heads of all tasks, by way to run.
+        refused: why files are left out, by their names.
+    """
+
+    names: tuple[str, ...]
+    places: Tensor
+    banks: Mapping[str, Bank]
+    refused: Mapping[str, str]
+
+    def places_of(self, tasks: Tensor) -> tuple[Tensor, Tensor]:
+        """Where rows' heads stand, and for which rows there are any: tasks int64 [B] to [B] and bool [B]."""
+        known = (tasks >= 0) & (tasks < len(self.places))
+        places = self.places[tasks.where(known, 0)]
+        known &= places != NONE
+        return places.where(known, 0), known
+
+
+class Roll:
+    """Reads tasks.
+
+    Args:
+        stored: the transformer with the tasks of its weights.
+        ways: the ways its points run.
+        given: the pipeline's own tasks, names and files; one that does not fit is an error.
+        folder: of those that come and go; None for none.
+        most_classes: that an answer has room for; None for any number.
+
+    Raises:
+        ModelError: naming the pipeline's task that does not fit.
+    """
+
+    def __init__(
+        self,
+        stored: Stored,
+        ways: Collection[str],
+        *,
+        given: Sequence[tuple[str, Path]] = (),
+        folder: Path | None = None,
+        most_classes: int | None = None,
+    ) -> None:
+        self._stored, self._ways, self._most_classes = stored, tuple(ways), most_classes
+        self._mark = fingerprint(stored.transformer) if given or folder else ""
+        self._folder = folder
+        self._read: dict[_Version, Heads] = {}
+        self._seen: list[_Version] = []
+        self._settled: dict[int, tuple[str, Heads]] = {
+            number: (name, {way: stored.heads[way][name] for way in self._ways})
+            for number, name in enumerate(stored.tasks)
+        }
+        for name, path in given:
+            try:
+                self._join(self._settled, len(self._settled), name, path)
+            except ModelError as error:
+                raise ModelError(f"task {name!r} ({path}): {error}") from error
+
+    def changed(self) -> bool:
+        """Whether the folder holds other files than when it was read last."""
+        return [_version(path) for path in self._files()] != self._seen
+
+    def taken(self) -> InForce:
+        """All that is in force now, the folder read anew."""
+        tasks, refused = dict(self._settled), {}
+        self._read, before = {}, self._read
+        files = self._files()
+        self._seen = [_version(path) for path in files]
+        for path in files:
+            number, name = number_and_name(path.name) or (NONE, "")
+            try:
+                self._join(tasks, number, name, path, before)
+            except ModelError as error:
+                refused[path.stem] = str(error)
+        numbers = sorted(tasks)
+        places = torch.full((max(numbers) + 1,), NONE)
+        places[torch.tensor(numbers)] = torch.arange(len(numbers))
+        banks = {way: Bank([tasks[number][1][way] for number in numbers]) for way in self._ways}
+        names = tuple(tasks[number][0] if number in tasks else "" for number in range(len(places)))
+        return InForce(names, places, banks, refused)
+
+    def _files(self) -> list[Path]:
+        if self._folder is None or not self._folder.is_dir():
+            return []
+        found = [(number_and_name(path.name), path) for path in self._folder.iterdir()]
+        return [path for named, path in sorted(found, key=lambda one: one[0] or (0, "")) if named]
+
+    def _join(
+        self,
+        tasks: dict[int, tuple[str, Heads]],
+        number: int,
+        name: str,
+        path: Path,
+        before: Mapping[_Version, Heads] = MappingProxyType({}),
+    ) -> None:
+        if name in {known for known, _ in tasks.values()}:
+            raise ModelError(f"there is a task {name!r} already")
+        if number in tasks:
+            raise ModelError(f"number {number} is task {tasks[number][0]!r}'s already")
+        if number > MOST_NUMBER or len(tasks) == MOST_TASKS:
+            raise ModelError(f"there may be {MOST_TASKS} tasks, with numbers up to {MOST_NUMBER}")
+        heads = self._heads(path, before)
+        classes = len(next(iter(heads.values())).bias)
+        if self._most_classes is not None and classes > self._most_classes:
+            raise ModelError(f"it has {classes} classes; the stage declares room for {self._most_classes}")
+        tasks[number] = name, heads
+
+    def _heads(self, path: Path, before: Mapping[_Version, Heads]) -> Heads:
+        """A file's heads, read once as long as it stays the same."""
+        version = _version(path)
+        found = before[version] if version in before else load_task(path, self._stored, self._mark, self._ways)
+        self._read[version] = found
+        return found
+
+
+def _version(path: Path) -> _Version:
+    try:
+        status = path.stat()
+    except OSError:
+        return str(path), 0, 0
+    return str(path), status.st_mtime_ns, status.st_ino

@@ -1,0 +1,86 @@
+"""A task as a file of its own: its head and prompts for every way the transformer runs, and its card."""
+
+import hashlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.tokens.stored import Stored
+from trimtab_model_servers.tokens.tasks import Head
+from trimtab_model_servers.tokens.transformer import VisionTransformer
+from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskCard, UnusableTask, card_of
+
+
+def fingerprint(transformer: VisionTransformer) -> str:
+    """What tells a transformer from any other: the SHA-256 of its tensors in float16, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(transformer.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.half().contiguous().numpy().tobytes())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def save_task(path: Path, card: TaskCard, heads: Mapping[str, Head]) -> None:
+    """Write a task's file, in float16.
+
+    Args:
+        path: the file.
+        card: what it tells of itself.
+        heads: by way to run.
+    """
+    tensors: dict[str, Tensor] = {}
+    for way, head in heads.items():
+        parts = {"weight": head.weight, "bias": head.bias, "prompts": head.prompts}
+        tensors |= {f"{way}.{part}": one.half().contiguous() for part, one in parts.items() if one is not None}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path, metadata={CARD: card.model_dump_json(exclude_none=True)})
+
+
+def load_task(path: Path, stored: Stored, mark: str, ways: Collection[str]) -> dict[str, Head]:
+    """Read a task's heads by way to run.
+
+    Args:
+        path: its file.
+        stored: what it joins.
+        mark: the fingerprint of that transformer.
+        ways: those it must have.
+
+    Raises:
+        ModelError: it does not fit; the message says what would.
+    """
+    card, tensors = _read(path)
+    if card.transformer != mark:
+        raise ModelError(f"it was trained on another transformer ({card.transformer}); this one is {mark}")
+    return {way: _head(way, tensors, stored, len(card.classes)) for way in ways}
+
+
+def _head(way: str, tensors: Mapping[str, Tensor], stored: Stored, classes: int) -> Head:
+    like = next(iter(stored.heads[way].values())).prompts
+    width = stored.transformer.shape.width
+    wanted = {"weight": (classes, width), "bias": (classes,)} | ({} if like is None else {"prompts": tuple(like.shape)})
+    found: dict[str, Tensor] = {}
+    for part, shape in wanted.items():
+        tensor = tensors.get(f"{way}.{part}")
+        if tensor is None or tuple(tensor.shape) != shape:
+            given = "none" if tensor is None else str(list(tensor.shape))
+            raise ModelError(f"tensor {way}.{part} must have shape {list(shape)}, but is {given}")
+        if not torch.isfinite(tensor).all():
+            raise ModelError(f"tensor {way}.{part} has numbers that are not finite")
+        found[part] = tensor
+    return Head(found["weight"], found["bias"], found.get("prompts"))
+
+
+def _read(path: Path) -> tuple[TaskCard, dict[str, Tensor]]:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ModelError(f"it is larger than {MOST_BYTES // 2**20} MiB, which no task's file may be")
+        card = card_of(path.read_bytes())
+        with safe_open(path, framework="pt") as file:
+            return card, {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118  (no mapping)
+    except (SafetensorError, OSError, UnusableTask) as error:
+        raise ModelError(str(error)) from error

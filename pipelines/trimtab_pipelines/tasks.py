@@ -1,0 +1,94 @@
+"""Tasks that join those a vision transformer's weights hold: how they are named, and what their files tell. Pure.
+
+A task file is one safetensors file: `WAY.weight`, `WAY.bias` and, where others have prompts, `WAY.prompts` for each way
+the transformer runs; its metadata hold the card. Only the header is read here, so that nobody needs torch to know a
+task.
+"""
+
+import json
+import re
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from trimtab_pipelines.evidence import Accuracy, AccuracyBasis
+from trimtab_pipelines.mistakes import UsersMistake
+from trimtab_pipelines.quantity import Seconds
+from trimtab_pipelines.resource import Model, Name
+
+CARD = "trimtab-task"
+"""The metadata's key under which a card stands, as JSON."""
+MOST_BYTES = 16 * 2**20
+"""Of a task file."""
+MOST_CLASSES = 4096
+MOST_NUMBER = 9999
+_DIGEST = r"^sha256:[0-9a-f]{64}$"
+_LENGTH_BYTES = 8
+_FILE = re.compile(r"^(\d{1,4})-([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)\.safetensors$")
+
+
+class UnusableTask(UsersMistake):
+    """What should be a task file is none."""
+
+
+class TaskClass(Model):
+    """What requests of a task are granted that do not ask for anything else."""
+
+    utility: float = Field(
+        default=1.0, ge=0, le=1e9, description="Worth of an answer in time; a request's own utility multiplies it"
+    )
+    latency_seconds: Seconds | None = Field(
+        default=None, alias="latency", gt=0, description="Deadline of requests without one; else the pipeline's SLO"
+    )
+
+
+class Task(TaskClass):
+    """A task beside those of the weights; their numbers go on from the weights' own, in this order."""
+
+    name: Name
+    storage_uri: str = Field(
+        min_length=1, max_length=1024, description="Where its file is, as of weights; `trimtab train-task` writes one"
+    )
+    digest: str | None = Field(default=None, pattern=_DIGEST, description="Refuse a file whose SHA-256 is another")
+
+
+class TaskCard(TaskClass):
+    """What a task file tells of itself."""
+
+    classes: tuple[Annotated[str, Field(max_length=256)], ...] = Field(min_length=2, max_length=MOST_CLASSES)
+    transformer: str = Field(pattern=_DIGEST, description="The transformer that it was trained on")
+    accuracy_by_point: dict[Name, Accuracy] = Field(default_factory=dict, max_length=32)
+
+    def accuracies(self, basis: AccuracyBasis) -> dict[str, float]:
+        """The figure that counts at each point that it was judged at."""
+        return {point: accuracy.on(basis) for point, accuracy in self.accuracy_by_point.items()}
+
+
+def card_of(content: bytes) -> TaskCard:
+    """Read the card of a task file, given whole or by its first bytes.
+
+    Raises:
+        UnusableTask: saying what is wrong with it.
+    """
+    length = int.from_bytes(content[:_LENGTH_BYTES], "little")
+    if len(content) < _LENGTH_BYTES or length > len(content) - _LENGTH_BYTES:
+        raise UnusableTask("this is no safetensors file; `trimtab train-task` writes task files")
+    try:
+        header = json.loads(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
+        return TaskCard.model_validate_json(header["__metadata__"][CARD])
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise UnusableTask(f"the card of the task: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UnusableTask(f"a file without {CARD!r} among its metadata; `trimtab train-task` writes one") from error
+
+
+def file_name(number: int, name: str) -> str:
+    """The name of a task's file in a folder of tasks."""
+    return f"{number}-{name}.safetensors"
+
+
+def number_and_name(file: str) -> tuple[int, str] | None:
+    """Read what `file_name` wrote; None for any other file."""
+    found = _FILE.match(file)
+    return (int(found[1]), found[2]) if found else None

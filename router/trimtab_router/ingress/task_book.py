@@ -1,0 +1,182 @@
+"""Shell: the tasks that were registered while the router runs, in a folder that its replicas follow too.
+
+A task is in force once its file lies there: replicas take it as they notice it, and those that start later find it. So
+the death of all replicas, or of the router, loses none. What a replica refuses is taken away again.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from trimtab_pipelines.documents import write_atomically
+from trimtab_pipelines.operating_point import MOST_TASKS
+from trimtab_pipelines.resource import Name
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.tasks import TaskCard, UnusableTask, card_of, file_name, number_and_name
+from trimtab_router.router import Router
+
+log = logging.getLogger(__name__)
+
+IN_FORCE_SECONDS = 5.0
+"""How long replicas are waited for before a task is said to be accepted only."""
+POLL_SECONDS = 0.02
+_NAME = TypeAdapter[str](Name)
+_Facts = Mapping[str, Mapping[str, Any]]
+"""By replica, what it tells of a variant."""
+
+
+class TaskRefused(Exception):
+    """A task that is not registered.
+
+    Attributes:
+        status: of HTTP.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A task that is registered.
+
+    Attributes:
+        number: what requests call it by in the input `task`.
+        card: what its file tells.
+        replicas: how many have it in force.
+        waiting: how many do not yet.
+    """
+
+    number: int
+    card: TaskCard
+    replicas: int = 0
+    waiting: int = 0
+
+
+class TaskBook:
+    """Keeps the tasks of a folder: STAGE/VARIANT/NUMBER-NAME.safetensors.
+
+    Args:
+        router: told of every task.
+        folder: where their files are.
+    """
+
+    def __init__(self, router: Router, folder: Path) -> None:
+        self._router = router
+        self._folder = folder
+        self._registering = asyncio.Lock()
+        self.tasks: dict[tuple[str, str], dict[str, Registered]] = {}
+        """By stage and variant, then by name."""
+
+    def read(self) -> None:
+        """Know the tasks that were registered before this router started."""
+        for stage in self._router.pipeline.spec.stages:
+            for variant in stage.variants:
+                for path in sorted((self._folder / stage.name / variant.name).glob("*.safetensors")):
+                    self._read(stage.name, variant.name, path)
+
+    def _read(self, stage: str, variant: str, path: Path) -> None:
+        named = number_and_name(path.name)
+        try:
+            if named is not None:
+                self._know(stage, variant, named[1], Registered(named[0], card_of(path.read_bytes())))
+        except (OSError, UnusableTask) as error:
+            log.warning("%s is no task: %s", path, error)
+
+    async def register(self, stage: str, variant: str, name: str, content: bytes) -> Registered:
+        """Put a task in force on all replicas, for good.
+
+        Raises:
+            TaskRefused: 400 where the file or the name cannot be, 404 where there is no such variant, 409 where the
+                task is known, 503 where no replica is ready to judge it.
+        """
+        async with self._registering:
+            card = self._checked(stage, variant, name, content)
+            facts = await self._router.facts(stage, variant)
+            number = self._number(stage, name, await self._numbers(self._router.pipeline.spec.stage(stage)))
+            known = self.tasks.get((stage, variant), {})
+            if name in known or any(name in _listed(told) for told in facts.values()):
+                raise TaskRefused(409, f"variant {variant} of stage {stage} has a task {name!r} already")
+            if len(known) == MOST_TASKS:
+                raise TaskRefused(409, f"there may be {MOST_TASKS} tasks; this one would be more")
+            if not facts:
+                raise TaskRefused(503, f"no replica is ready for variant {variant} of stage {stage}; try again")
+            path = self._folder / stage / variant / file_name(number, name)
+            await asyncio.to_thread(write_atomically, path, content)
+            in_force, waiting = await self._until_in_force(stage, variant, name, path)
+            registered = Registered(number, card, in_force, waiting)
+            self._know(stage, variant, name, registered)
+            return registered
+
+    def _know(self, stage: str, variant: str, name: str, task: Registered) -> None:
+        self.tasks.setdefault((stage, variant), {})[name] = task
+        self._router.enrol(stage, variant, name, task.card)
+
+    def _checked(self, stage: str, variant: str, name: str, content: bytes) -> TaskCard:
+        try:
+            points = {one.name for one in self._router.pipeline.spec.stage(stage).variant(variant).points}
+        except KeyError as error:
+            raise TaskRefused(404, str(error.args[0])) from error
+        try:
+            _NAME.validate_python(name)
+            card = card_of(content)
+        except ValidationError as error:
+            raise TaskRefused(400, f"task {name!r}: a name has lower-case letters, digits and dashes") from error
+        except UnusableTask as error:
+            raise TaskRefused(400, f"task {name!r}: {error}") from error
+        unknown = sorted(card.accuracy_by_point.keys() - points)
+        if unknown:
+            raise TaskRefused(
+                400, f"task {name!r}: judged at {unknown[0]!r}, but points are {', '.join(sorted(points))}"
+            )
+        return card
+
+    async def _numbers(self, stage: Stage) -> int:
+        """The least number from which on none is anybody's, in any variant of a stage."""
+        found = [await self._router.facts(stage.name, variant.name) for variant in stage.variants]
+        told = (len(_listed(each)) for facts in found for each in facts.values())
+        kept = (t.number + 1 for (own, _), tasks in self.tasks.items() if own == stage.name for t in tasks.values())
+        return max([*told, *kept], default=0)
+
+    def _number(self, stage: str, name: str, free: int) -> int:
+        """The number that a task has in another variant of its stage, else the next one."""
+        found = (tasks[name].number for (own, _), tasks in self.tasks.items() if own == stage and name in tasks)
+        return next(found, free)
+
+    async def _until_in_force(self, stage: str, variant: str, name: str, path: Path) -> tuple[int, int]:
+        """Wait until every replica has a task; returns how many do, and how many do not yet.
+
+        Raises:
+            TaskRefused: a replica refuses it; its file is gone.
+        """
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + IN_FORCE_SECONDS
+        while True:
+            facts = await self._router.facts(stage, variant)
+            refused = next((why for told in facts.values() if (why := _refused(told).get(path.stem))), None)
+            if refused is not None:
+                await asyncio.to_thread(path.unlink, missing_ok=True)
+                raise TaskRefused(400, f"task {name!r}: {refused}")
+            have = sum(name in _listed(told) for told in facts.values())
+            if have == len(facts) > 0 or loop.time() > give_up:
+                return have, len(facts) - have
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _listed(told: Mapping[str, Any]) -> list[str]:
+    """The tasks that a replica has, by number."""
+    return str(told["tasks"]).split(",") if told.get("tasks") else []
+
+
+def _refused(told: Mapping[str, Any]) -> Mapping[str, str]:
+    """Why a replica leaves files out, by their names."""
+    written = told.get("tasks_refused")
+    found = json.loads(written) if isinstance(written, str) else {}
+    return found if isinstance(found, dict) else {}

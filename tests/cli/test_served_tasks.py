@@ -1,0 +1,105 @@
+"""A task registered while requests come: on every replica, and still there when all of them have died."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import httpx
+import numpy as np
+
+from tests.cli.test_supervisor import until
+from tests.tokens.test_family import SHAPE
+from tests.tokens.test_family import weights as weights  # noqa: PLC0414  (a fixture)
+from tests.tokens.test_roll import a_task
+from trimtab.local.supervisor import Setup, Supervisor
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.plan import PipelinePlan, first_plan
+from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
+
+PIPELINE = """
+apiVersion: trimtab.dev/v1alpha1
+kind: InferencePipeline
+metadata: {name: tasks}
+spec:
+  inputs:
+  - {name: image, datatype: UINT8, shape: [1, 16, 16]}
+  - {name: task, datatype: INT64, shape: []}
+  outputs:
+  - {name: label, from: classify.outputs.label}
+  slo: {latency: 20s}
+  budget: {cores: "1"}
+  stages:
+  - name: classify
+    inputs:
+    - {name: image, from: request.inputs.image}
+    - {name: task, from: request.inputs.task}
+    outputs:
+    - {name: label, datatype: INT64}
+    variants:
+    - name: small
+      family: vision-transformer
+      storageUri: small.safetensors
+      accuracy: 0.5
+      resources: {cpu: 500m, memory: 64Mi}
+"""
+
+
+def body(task: int) -> dict[str, Any]:
+    image = np.zeros(SHAPE.side**2, np.uint8).tolist()
+    return {
+        "inputs": [
+            {"name": "image", "datatype": "UINT8", "shape": [1, 1, SHAPE.side, SHAPE.side], "data": image},
+            {"name": "task", "datatype": "INT64", "shape": [1], "data": [task]},
+        ]
+    }
+
+
+async def test_a_task_registered_under_load_outlives_all_replicas(weights, tmp_path):
+    (tmp_path / "small.safetensors").symlink_to(weights)
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    pipeline, key = load_pipeline(tmp_path / "pipeline.yaml"), new_key()
+    (tmp_path / "keys").write_text(f"ann: {entry_of(HashedKey('ann', digest_of(key)))}\n")
+    stage = first_plan(pipeline.spec.stages[0]).model_copy(update={"replicas": 2, "cores": 0.5})
+    plan = PipelinePlan.model_validate(
+        {
+            "metadata": {"name": "tasks"},
+            "spec": {"pipeline": "tasks", "generation": 1, "createdAt": 0, "stages": [stage.model_dump(by_alias=True)]},
+        }
+    )
+    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, door=False, admin_keys=tmp_path / "keys")
+    task = a_task(tmp_path / "task.safetensors", weights, likeliest=1, ways={"plain": None})
+    async with Supervisor(setup) as local, httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        await local.ready()
+
+        async def label(number: int) -> int:
+            url = f"http://127.0.0.1:{local.rest_port}/v2/models/tasks/infer"
+            answer = await client.post(url, json=body(number))
+            assert answer.status_code == 200, answer.text
+            return int(answer.json()["outputs"][0]["data"][0])
+
+        url = f"http://127.0.0.1:{local.admin_port}/trimtab/v1/tasks/classify/small/late"
+        others, stop = [], asyncio.Event()
+
+        async def keep_asking() -> None:
+            while not stop.is_set():
+                others.append(await label(0))
+
+        asking = asyncio.create_task(keep_asking())
+        assert (await client.put(url, content=task.read_bytes())).status_code == 401
+        assert await label(2) == -1
+        registered = await client.put(url, content=task.read_bytes(), headers={"Authorization": f"Bearer {key}"})
+        assert registered.status_code == 201, registered.text
+        assert (registered.json()["number"], registered.json()["replicas"]) == (2, 2)
+        assert [await label(2) for _ in range(8)] == [1] * 8
+
+        stop.set()
+        await asking
+        before = set(local.fleet.pids.values())
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: len(set(local.fleet.pids.values()) - before) == 2, "both replicas were replaced", None)
+
+        assert [await label(2) for _ in range(8)] == [1] * 8
+        assert len(set(others)) == 1
+        assert others[0] >= 0

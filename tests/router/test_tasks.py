@@ -1,0 +1,148 @@
+"""Tasks registered at a router that runs: who may, what is refused, what requests of a task are granted."""
+
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
+from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskClass, number_and_name
+from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_router.ingress.admin import AUDIT_LOG
+from trimtab_router.ingress.registry import Registry
+from trimtab_router.ingress.task_book import TaskBook
+from trimtab_router.router import Router
+from trimtab_router.wish import NO_WISH, Wish, granted
+
+PATH = "/trimtab/v1/tasks/stage-0/small"
+KEY = new_key()
+OWN = ("letters", "signs")
+"""What the weights hold."""
+
+
+def a_file(**card: Any) -> bytes:
+    """A task file without tensors, which nobody here looks at."""
+    card = {"classes": ["no", "yes"], "transformer": f"sha256:{64 * '0'}"} | card
+    header = json.dumps({"__metadata__": {CARD: json.dumps(card)}}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+def a_replica(folder: Path, name: str = "replica-0") -> FakeReplica:
+    """One that follows the folder, and refuses names that begin with `bad`."""
+
+    def facts() -> dict[str, Any]:
+        named = sorted(filter(None, (number_and_name(path.name) for path in (folder / "stage-0/small").glob("*"))))
+        tasks, refused = list(OWN), {}
+        for number, task in named:
+            if task.startswith("bad"):
+                refused[f"{number}-{task}"] = "tensor plain.weight must have another shape"
+            else:
+                tasks += [""] * (number + 1 - len(tasks))
+                tasks[number] = task
+        return {"tasks": ",".join(tasks), "tasks_refused": json.dumps(refused)}
+
+    return FakeReplica(name=name, facts=facts)
+
+
+def kept_in(folder: Path):
+    """Keeps tasks, and knows those that were kept before; one key may register."""
+    keys = folder / "keys"
+    keys.write_text(f"ann: {entry_of(HashedKey('ann', digest_of(KEY)))}\n")
+
+    def registry(router: Router) -> Registry:
+        book = TaskBook(router, folder)
+        book.read()
+        return Registry(router, book, keys)
+
+    return registry
+
+
+async def put(rig, path: str = f"{PATH}/new", content: bytes = a_file(), key: str | None = KEY, method: str = "PUT"):
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    async with rig.session.request(
+        method, f"{rig.admin_url}{path}", data=io.BytesIO(content), headers=headers
+    ) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_a_task_is_in_force_on_every_replica_and_known_to_requests_and_to_the_next_router(tmp_path, caplog):
+    replicas = [a_replica(tmp_path, f"replica-{n}") for n in range(2)]
+    judged = {"default": {"value": 0.75, "source": "Measured", "samples": 100, "low": 0.6, "high": 0.8}}
+    wished = {"trimtab.task": "new"}
+    with caplog.at_level(logging.INFO, logger=AUDIT_LOG):
+        async with a_rig(a_pipeline(1), {"stage-0": replicas}, registry=kept_in(tmp_path)) as rig:
+            unknown = await rig.rest(a_request(parameters=wished))
+            status, told = await put(rig, content=a_file(accuracyByPoint=judged))
+            _, answer, _ = await rig.rest(a_request(parameters=wished))
+            _, listed = await rig.get("/trimtab/v1/tasks")
+
+    assert unknown[0] == 400
+    assert "unknown task 'new'" in unknown[1]
+    assert (status, told["task"], told["number"], told["replicas"], told["waiting"]) == (201, "new", 2, 2, 0)
+    assert answer.parameters["trimtab.expected_accuracy"] == 0.75
+    assert listed["stage-0"]["small"]["new"]["number"] == 2
+    line = next(json.loads(record.message) for record in caplog.records if "PUT" in record.message)
+    assert (line["by"], line["status"], line["path"]) == ("ann", 201, f"{PATH}/new")
+
+    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+        _, again, _ = await rig.rest(a_request(parameters=wished))
+        assert again.parameters["trimtab.expected_accuracy"] == 0.75
+        assert (await put(rig, f"{PATH}/newer"))[1]["number"] == 3
+
+
+async def test_who_shows_no_right_key_registers_nothing(tmp_path):
+    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+        for key in (None, "", new_key(), digest_of(KEY), "é"):
+            assert (await put(rig, key=key))[0] == 401, key
+        for method in ("POST", "DELETE", "GET"):
+            assert (await put(rig, method=method, key=None))[0] == 401
+            assert (await put(rig, method=method))[0] == 405
+        (tmp_path / "keys").write_text("")
+        assert (await put(rig))[0] == 401  # as soon as the key is gone
+    assert not list(tmp_path.glob("*/*/*"))
+
+
+async def test_what_cannot_be_is_refused_by_name_and_leaves_nothing_behind(tmp_path):
+    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+        assert (await put(rig))[0] == 201
+        for path, content, status, words in [
+            (f"{PATH}/new", a_file(), 409, "has a task 'new' already"),
+            (f"{PATH}/signs", a_file(), 409, "has a task 'signs' already"),
+            (f"{PATH}/bad", a_file(), 400, "plain.weight must have another shape"),
+            (f"{PATH}/Bad_Name", a_file(), 400, "a name has lower-case letters"),
+            (f"{PATH}/more", b"no file", 400, "no safetensors file"),
+            (f"{PATH}/more", a_file(classes=["one"]), 400, "the card of the task: classes"),
+            (f"{PATH}/more", a_file(accuracyByPoint={"fast": {"value": 1}}), 400, "judged at 'fast', but points are"),
+            (f"{PATH}/more", bytes(MOST_BYTES + 1), 413, "at most 16 MiB"),
+            ("/trimtab/v1/tasks/stage-0/large/more", a_file(), 404, "no variant 'large'"),
+            ("/trimtab/v1/tasks/stage-7/small/more", a_file(), 404, "no stage 'stage-7'"),
+            ("/trimtab/v1/tasks/stage-0/small", a_file(), 404, "STAGE/VARIANT/NAME"),
+            (f"{PATH}/../more", a_file(), 404, ""),
+        ]:
+            found, told = await put(rig, path, content)
+            assert (found, words in told["error"]) == (status, True), (path, told)
+    assert [path.name for path in tmp_path.glob("*/*/*")] == ["2-new.safetensors"]
+
+
+async def test_without_a_replica_nothing_is_taken_and_without_a_folder_it_is_told_how(tmp_path):
+    async with a_rig(a_pipeline(1), {"stage-0": []}, registry=kept_in(tmp_path), ready=False) as rig:
+        assert (await put(rig))[0] == 503
+
+    keyed = kept_in(tmp_path)
+    async with a_rig(
+        a_pipeline(1), {"stage-0": [FakeReplica()]}, registry=lambda r: Registry(r, None, keyed(r)._keys)
+    ) as rig:
+        status, told = await put(rig)
+    assert status == 501
+    assert "stages[].variants[].tasks" in told["error"]
+
+
+def test_a_task_grants_its_worth_and_its_deadline_to_who_asks_for_none():
+    task = TaskClass(utility=0.5, latency_seconds=0.2)
+
+    assert granted(NO_WISH, None) is NO_WISH
+    assert granted(Wish(task="t"), task) == Wish(task="t", utility=0.5, timeout_seconds=0.2)
+    assert granted(Wish(task="t", utility=4, timeout_seconds=1.0), task) == Wish(
+        task="t", utility=2.0, timeout_seconds=1.0
+    )

@@ -1,0 +1,174 @@
+"""Tasks join a transformer that serves: the pipeline's for good, a folder's as they come; no other gets in."""
+
+import asyncio
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.tokens.test_family import IMAGE, POINTS, SHAPE, TASK, answers, images, spec
+from tests.tokens.test_family import weights as weights  # noqa: PLC0414  (a fixture)
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.vision_transformer import ServedTransformer
+from trimtab_model_servers.model import load_model
+from trimtab_model_servers.tokens.stored import load
+from trimtab_model_servers.tokens.task_files import fingerprint, save_task
+from trimtab_model_servers.tokens.tasks import Head
+from trimtab_pipelines.tasks import CARD, TaskCard, UnusableTask, card_of, file_name
+
+WAYS = {"plain": None, "replace-2": 2, "replace-2+merge-4": 2}
+
+
+def a_card(weights, **changes):
+    mark = fingerprint(load(weights).transformer)
+    return TaskCard.model_validate({"classes": ["no", "yes"], "transformer": mark} | changes)
+
+
+def a_task(path, weights, *, classes=2, width=SHAPE.width, ways=WAYS, likeliest=0, **card):
+    """Write a task whose answer is always the same."""
+    heads = {
+        way: Head(
+            torch.zeros(classes, width),
+            torch.nn.functional.one_hot(torch.tensor(likeliest), classes) * 9.0,
+            None if prompts is None else torch.zeros(SHAPE.depth, prompts, width),
+        )
+        for way, prompts in ways.items()
+    }
+    card = {"classes": [str(label) for label in range(classes)]} | card
+    save_task(path, a_card(weights, **card), heads)
+    return path
+
+
+def labels(model, tasks, point="full"):
+    return answers(model, point, images(len(tasks)), tasks)["label"].tolist()
+
+
+def test_the_pipelines_tasks_are_loaded_and_listed_after_those_of_the_weights(weights, tmp_path):
+    first = a_task(tmp_path / "first.safetensors", weights, likeliest=1)
+    tasks = [{"name": "first", "storageUri": str(first)}]
+    model, bare = load_model(spec(weights, tasks=tasks)), load_model(spec(weights))
+
+    assert model.facts()["tasks"] == "letters,signs,first"
+    for point in (point["name"] for point in POINTS):
+        assert labels(model, [2, 3], point) == [1, -1]
+        assert labels(model, [0, 1, 1], point) == labels(bare, [0, 1, 1], point)
+
+
+def test_a_folders_tasks_come_and_go_and_numbers_may_have_gaps(weights, tmp_path):
+    model = load_model(spec(weights, tasksFolder=str(tmp_path)))
+    network, before = model.network, labels(model, [0, 1])
+    assert isinstance(network, ServedTransformer)
+    file = a_task(tmp_path / file_name(5, "late"), weights, likeliest=1)
+    network.reread()
+
+    assert model.facts()["tasks"] == "letters,signs,,,,late"
+    assert labels(model, [0, 1, 5, 4]) == [*before, 1, -1]
+
+    again = load_model(spec(weights, tasksFolder=str(tmp_path)))  # as a replica that is started later
+
+    assert labels(again, [5]) == [1]
+
+    file.unlink()
+    network.reread()
+
+    assert labels(model, [5]) == [-1]
+
+
+def test_a_change_is_noticed_while_it_serves(weights, tmp_path):
+    model = load_model(spec(weights, tasksFolder=str(tmp_path)))
+
+    async def until_listed():
+        following = asyncio.create_task(model.follow_tasks())
+        a_task(tmp_path / file_name(2, "late"), weights)
+        async with asyncio.timeout(20):
+            while model.facts()["tasks"] != "letters,signs,late":  # noqa: ASYNC110  (a thread puts it in force)
+                await asyncio.sleep(0.01)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(until_listed())
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "changes", "words"),
+    [
+        (2, "signs", {}, "there is a task 'signs' already"),
+        (1, "late", {}, "number 1 is task 'signs''s already"),
+        (2, "late", {"width": 8}, r".weight must have shape \[2, 16\], but is \[2, 8\]"),
+        (2, "late", {"ways": {"plain": None}}, "replace-2.* must have shape .*, but is none"),
+        (2, "late", {"ways": WAYS | {"replace-2": 3}}, r"prompts must have shape \[3, 2, 16\], but is \[3, 3, 16\]"),
+        (2, "late", {"likeliest": 0, "transformer": "sha256:" + 64 * "0"}, "trained on another transformer"),
+    ],
+    ids=["name taken", "number taken", "width", "a way missing", "prompts", "another transformer"],
+)
+def test_what_does_not_fit_is_left_out_and_told_and_nothing_else_changes(
+    weights, tmp_path, number, name, changes, words
+):
+    a_task(tmp_path / file_name(number, name), weights, **changes)
+    a_task(tmp_path / file_name(7, "fine"), weights, likeliest=1)
+    model = load_model(spec(weights, tasksFolder=str(tmp_path)))
+    refused = json.loads(str(model.facts()["tasks_refused"]))
+
+    assert list(refused) == [f"{number}-{name}"]
+    with pytest.raises(ModelError, match=words):
+        raise ModelError(refused[f"{number}-{name}"])
+    assert labels(model, [7]) == [1]
+    assert labels(model, [0, 1]) == labels(load_model(spec(weights)), [0, 1])
+
+
+def test_a_task_with_more_classes_than_the_stage_has_room_for_is_left_out(weights, tmp_path):
+    logits = {"name": "logits", "datatype": "FP32", "shape": [3]}
+    a_task(tmp_path / file_name(2, "broad"), weights, classes=4)
+    model = load_model(spec(weights, outputs=[logits], tasksFolder=str(tmp_path)))
+
+    assert "it has 4 classes; the stage declares room for 3" in str(model.facts()["tasks_refused"])
+
+
+def test_the_pipelines_own_task_that_does_not_fit_keeps_the_model_from_loading(weights, tmp_path):
+    a_task(tmp_path / "narrow.safetensors", weights, width=8)
+    (tmp_path / "text.safetensors").write_text("hello")
+    shutil.copy(weights, tmp_path / "weights.safetensors")
+    for file, words in [
+        ("narrow", "must have shape"),
+        ("text", "no safetensors file"),
+        ("weights", "without 'trimtab-task' among its metadata"),
+        ("missing", "no such weights"),
+    ]:
+        tasks = [{"name": "new", "storageUri": str(tmp_path / f"{file}.safetensors")}]
+        with pytest.raises(ModelError, match=words):
+            load_model(spec(weights, tasks=tasks))
+
+
+def test_a_family_without_tasks_refuses_them():
+    with pytest.raises(ModelError, match="family 'echo' takes no tasks, but the variant has 'new'"):
+        load_model(
+            spec(
+                "",
+                family="echo",
+                inputs=[IMAGE, TASK],
+                operatingPoints=POINTS[:1],
+                tasks=[{"name": "new", "storageUri": "x"}],
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "no safetensors file"),
+        (b"\xff" * 64, "no safetensors file"),
+        ((4).to_bytes(8, "little") + b"{}}}", "without 'trimtab-task'"),
+        ((2).to_bytes(8, "little") + b"[]", "without 'trimtab-task'"),
+    ],
+)
+def test_a_card_that_is_none_is_refused(content, words):
+    with pytest.raises(UnusableTask, match=words):
+        card_of(content)
+
+
+def test_a_card_with_a_wrong_field_is_refused_by_its_name(tmp_path):
+    save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors", metadata={CARD: '{"classes": ["a"]}'})
+    with pytest.raises(UnusableTask, match="the card of the task: classes: "):
+        card_of((tmp_path / "x.safetensors").read_bytes())

@@ -133,6 +133,10 @@ reproduce-mosel: venv ## MOSEL's five models under its load, its policies beside
 reproduce-otas: venv ## OTAS's model under its loads, its policy and baselines beside ours, in the simulator; out/otas/otas.html
 	$(PY) -m benchmarks.otas --data $(DATA) --out $(OUT)/otas $(if $(TRACE),--trace $(TRACE)) $(OTAS)
 
+.PHONY: reproduce-modserve
+reproduce-modserve: venv ## ModServe's two models on 128 and 640 GPUs, step by step beside a monolith, in the simulator; out/modserve/modserve.html
+	$(PY) -m benchmarks.modserve --data $(DATA) --out $(OUT)/modserve $(if $(TRACE),--trace $(TRACE)) $(MODSERVE)
+
 .PHONY: bench-modalities
 bench-modalities: venv ## digits-av served on the same jobs by ours, one look and all senses (MODALITIES="--phase quarter --recordings DIR")
 	$(PY) -m benchmarks.modalities --out $(OUT)/modalities $(MODALITIES)

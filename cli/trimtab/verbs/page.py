@@ -63,7 +63,7 @@ async def _shown(folder: Path, port: int) -> None:
         await page.start()
     except PageError as error:
         raise StartError(str(error)) from error
-    console.print(f"live page: {page.url}", markup=False)
+    console.print(f"live page: {page.url}")
     try:
         await asyncio.Event().wait()
     finally:

@@ -1,0 +1,109 @@
+"""The simulated cluster of the ModServe evaluation: its order, its routes, its sums, and what follows the load."""
+
+from math import inf
+
+import pytest
+
+from benchmarks.modserve import load
+from benchmarks.modserve.cluster import DECOUPLED, MONOLITH, OURS, ROUTED, Cluster
+from benchmarks.modserve.day import day, tokens
+from benchmarks.modserve.evaluation import balanced, figures, mixture, most_load, sizes
+from benchmarks.modserve.load import Request
+from benchmarks.modserve.paper import INTERNVL, LLAMA
+
+SYSTEMS = (MONOLITH, DECOUPLED, ROUTED, OURS)
+
+
+def seconds_of(system, profile, size, asked):
+    return [one.seconds for one in Cluster(system, profile, size).run(asked)]
+
+
+@pytest.mark.parametrize("profile", [LLAMA, INTERNVL])
+def test_one_image_alone_takes_a_unit_of_time_in_shares_that_the_paper_prints(profile):
+    assert profile.alone(100, 1) == pytest.approx(1.0)
+    assert profile.encode == (0.79 if profile is LLAMA else 0.25)
+    assert seconds_of(MONOLITH, profile, (0, 1), [Request(0.0, 100, 1)]) == pytest.approx([1.0])
+
+
+def test_images_of_one_request_are_encoded_side_by_side():
+    asked = [Request(0.0, 100, 4)]
+    one, four = (seconds_of(ROUTED, LLAMA, (encoders, 1), asked)[0] for encoders in (1, 4))
+
+    assert one - four == pytest.approx(3 * LLAMA.encode_alone)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_request_is_answered_once_and_in_no_less_than_its_own_time(system):
+    asked = mixture(4.0, seed=3)[:800]
+    answers = Cluster(system, INTERNVL, sizes(system)).run(asked)
+
+    assert [one.request for one in answers] == asked
+    for one in answers:
+        assert one.seconds >= INTERNVL.prefill(one.request.text_tokens, one.request.images) - 1e-9
+
+
+def test_who_is_never_answered_is_told_as_such():
+    answers = Cluster(MONOLITH, LLAMA, (0, 1)).run([Request(at / 1000, 100, 16) for at in range(40)])
+
+    assert sum(one.seconds == inf for one in answers) > 0
+    assert figures(answers).attainment < 0.99
+
+
+def test_the_urgent_go_first_and_chunks_let_them_in_between():
+    asked = [Request(0.0, 100, 4), Request(1.5, 100, 0)]
+    behind, between = (seconds_of(system, INTERNVL, (4, 1), asked)[1] for system in (ROUTED, OURS))
+
+    assert behind > 1.5
+    assert between < 0.4
+
+
+def test_the_idle_instance_is_chosen_by_tokens_and_not_in_turn():
+    asked = [Request(0.0, 14_000, 0), Request(0.0, 100, 0), Request(0.01, 100, 0)]
+
+    assert max(seconds_of(ROUTED, INTERNVL, (1, 2), asked)[1:]) < 0.3
+    assert max(seconds_of(DECOUPLED, INTERNVL, (1, 2), asked)[1:]) > 5
+
+
+def test_sizes_and_images_are_drawn_as_the_trace_has_them():
+    asked = load.requests([200.0], 100.0, seed=1)
+    texts = sorted(one.text_tokens for one in asked if not one.images)
+    images = [one.images for one in asked if one.images]
+
+    assert texts[len(texts) // 2] == pytest.approx(779, rel=0.05)
+    assert len(images) / len(asked) == pytest.approx(0.47, abs=0.02)
+    assert sum(one == 1 for one in images) / len(images) == pytest.approx(0.66 / 0.875, abs=0.02)
+    burst = load.requests([200.0], 100.0, seed=1, bursts=[True])
+    assert sum(one.images for one in burst) > 1.7 * sum(images)
+
+
+def test_minutes_are_read_from_another_trace_and_too_few_are_refused(tmp_path):
+    trace = tmp_path / "minutes.csv"
+    trace.write_text("# a note\nminute,requests\n0,10\n1,30\n2,20\n")
+
+    assert load.minutes(trace, 3, seed=1) == ([0.5, 1.5, 1.0], [False, True, False])
+    with pytest.raises(ValueError, match="3 minutes of requests; at least 4"):
+        load.minutes(trace, 4, seed=1)
+
+
+def test_a_layout_gives_each_pool_what_it_has_to_do():
+    assert balanced(LLAMA, mixture, 1) < balanced(INTERNVL, mixture, 1)
+    assert tokens(MONOLITH, LLAMA, [Request(0, 10, 2)]) == (0, 10 + 2 * 6404)
+    assert tokens(OURS, LLAMA, [Request(0, 10, 2)]) == (2 * 6404, 10)
+    assert tokens(OURS, INTERNVL, [Request(0, 10, 2)]) == (2 * 1280, 10 + 2 * 1280)
+
+
+def test_a_load_that_is_carried_is_found_and_one_that_none_can_is_none(monkeypatch):
+    monkeypatch.setattr("benchmarks.modserve.evaluation.REQUESTS", 400)
+    carried = most_load(ROUTED, LLAMA, (8, 4), mixture, 1)
+
+    assert 0 < carried < 8 / (0.47 * LLAMA.encode_alone)
+    assert most_load(ROUTED, LLAMA, (8, 4), mixture, 1, factor=0.5) == 0
+
+
+def test_pools_follow_the_load_down_and_up_again(monkeypatch):
+    monkeypatch.setattr("benchmarks.modserve.day.REQUESTS", 400)
+    found = day(OURS, INTERNVL, [1.0] * 12 + [9.0] * 8, [False] * 20, seed=1)
+
+    assert found.gpus[11] < found.gpus[0]
+    assert found.gpus[-1] > found.gpus[11]
+    assert found.mean_gpus < found.peak_gpus

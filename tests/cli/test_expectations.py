@@ -89,6 +89,10 @@ def test_a_load_is_written_in_one_way_everywhere(tmp_path: Path, capsys: Capture
         (("plan", "--load", "inf"), "rate inf must lie between 0 and"),
         (("plan", "--load", "nan"), "rate nan must lie between 0 and"),
         (("explain", "--load", "-3"), "rate -3 must lie between 0 and"),
+        (
+            ("up", "--folder", "/dev/null/run", "--profiles", "/nowhere"),
+            "the folder of a run: Not a directory",
+        ),
         (("up", "--duration", "nan"), "--duration nan: seconds must be above 0, and finite"),
         (("load", "--load", "5", "--duration", "1", "--address", "127.0.0.1:99999"), "must be HOST:PORT"),
         (("load", "--load", "5", "--duration", "1", "--address", "nonsense"), "must be HOST:PORT"),

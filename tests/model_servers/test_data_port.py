@@ -2,6 +2,7 @@
 
 import logging
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -12,7 +13,8 @@ from trimtab_model_servers.data_port import DataPort
 
 @pytest.fixture
 async def address():
-    port = DataPort(SimpleNamespace(model=lambda name: name))
+    host: Any = SimpleNamespace(model=lambda name: name)
+    port = DataPort(host)
     yield f"http://127.0.0.1:{await port.start('127.0.0.1', 0)}/v2/models/m/embeddings/e"
     await port.stop()
 

@@ -1,8 +1,9 @@
-"""``make bench-prompts``: what prompts trained with merging win back at the strongest merging, and what they take.
+"""``make bench-prompts``: what training with merging wins back at the strongest merging, and what it takes.
 
-On the finer twin of the small transformer: every task's held-out images at the plain point, with merging, and with
-merging and the prompts that were trained for it; then batches of each by turns, in processor time. Beside it, on the
-small one: the rule for strong merging against ToMe's, at the strongest.
+On the finer twin of the small transformer: every task's held-out images at the plain point, with merging and a head
+that knows of none, with a head that was trained while so much is merged, and with such a head and prompts; then batches
+with prompts and without by turns, in processor time. Beside it, on the small one: the rule for strong merging against
+ToMe's, at the strongest.
 """
 
 import argparse
@@ -44,29 +45,26 @@ def hits(stored: Stored, point: OperatingPoint, most: int) -> Hits:
     return found | {ALL: np.concatenate(list(found.values()))}
 
 
-def prompts(stored: Stored, most: int, progress: Progress) -> tuple[Figures, list[Bar]]:
-    """What was lost by merging, and won back by prompts."""
-    pairs = list(zip(finer.COMPARED, finer.PROMPTED, strict=True))
-    bar_ = progress.add_task("prompts", total=1 + 2 * len(pairs))
-    plain = hits(stored, FULL, most)
+def won_back(stored: Stored, most: int, progress: Progress) -> tuple[Figures, list[Bar]]:
+    """What was lost by merging, and won back by prompts, and by a head alone."""
+    bar_ = progress.add_task("merging", total=1 + 3 * len(finer.PROMPTED))
+    full = hits(stored, FULL, most)
     progress.advance(bar_)
     figures: Figures = {}
     bars: list[Bar] = []
-    for merged, prompted in pairs:
-        without, with_ = hits(stored, merged, most), hits(stored, prompted, most)
-        progress.advance(bar_, 2)
-        for task in plain:
-            lost, won = (float(a[task].mean() - b[task].mean()) for a, b in ((plain, without), (with_, without)))
-            found = gain(without[task], with_[task])
-            figures |= {
-                f"{merged.name}: {task}: lost, points": 100 * lost,
-                f"{merged.name}: {task}: won back, points": 100 * won,
-                f"{merged.name}: {task}: won back, 95 %": f"{100 * found['low']:.2f}–{100 * found['high']:.2f}",
-                f"{merged.name}: {task}: n": len(plain[task]),
-            }
-        lost = float(plain[ALL].mean() - without[ALL].mean())
-        won = float(with_[ALL].mean() - without[ALL].mean())
-        bars.append(bar(f"{merged.name}: share of the loss that prompts win back", won / lost, ">=", 0.5))
+    for merged, prompted in zip(finer.STRONGEST, finer.PROMPTED, strict=True):
+        before = hits(finer.plain(stored), merged, most)
+        found = {"prompts": hits(stored, prompted, most), "a head alone": hits(stored, merged, most)}
+        progress.advance(bar_, 3)
+        lost = {task: float(full[task].mean() - before[task].mean()) for task in full}
+        figures |= {f"{merged.name}: {task}: lost, points": 100 * one for task, one in lost.items()}
+        for name, after in found.items():
+            for task in full:
+                won = {end: round(100 * one, 2) for end, one in gain(before[task], after[task]).items()}
+                told = f"{won['gain']} ({won['low']}–{won['high']}), n {len(full[task])}"
+                figures[f"{merged.name}: {task}: won back by {name}, points"] = told
+            share = float(after[ALL].mean() - before[ALL].mean()) / lost[ALL]
+            bars.append(bar(f"{merged.name}: share of the loss won back by {name}", share, ">=", 0.5))
         more = 100 * (times(stored, merged, prompted) - 1)
         bars.append(bar(f"{merged.name}: time that prompts take, % more", more, "<=", 3.0))
     return figures, bars
@@ -108,7 +106,7 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     with Progress(console=console) as progress:
-        figures, bars = prompts(load(FOLDER / finer.WEIGHTS), given.most, progress)
+        figures, bars = won_back(load(FOLDER / finer.WEIGHTS), given.most, progress)
         more_figures, more_bars = rules(load(FOLDER / train.WEIGHTS), given.most)
     outcome = Outcome(name="bench-prompts", figures=figures | more_figures, bars=(*bars, *more_bars))
     for name, figure in outcome.figures.items():

@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from benchmarks.tokens_served.queries import Queries
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_loadtester.attack import AttackOptions, attack_async
 from trimtab_loadtester.load import LoadSpec
+from trimtab_loadtester.results import Results
 from trimtab_model_servers.tokens.stored import load
 from trimtab_model_servers.tokens.task_files import fingerprint, save_task
 from trimtab_pipelines.documents import load_endpoints
@@ -39,7 +40,8 @@ OWN, MORE = 4, 4
 """Tasks of the weights, and those that are registered."""
 LOAD_SHARE = 0.25
 """Of what both replicas can serve: where queues form, their p99 tells of the queues."""
-WINDOW_SECONDS, WINDOWS = 5, 12
+SETTLING_SECONDS, WINDOW_SECONDS = 4.0, 6.0
+"""Before the first task, and of load before and after each."""
 POINTS = ("full", "merge-6")
 ROUNDS, BATCHES = 9, 12
 IDLE_SECONDS = 60.0
@@ -77,56 +79,68 @@ class Tasks:
     async def _registered(
         self, local: Supervisor, session: aiohttp.ClientSession, key: str, pipeline: InferencePipeline, rps: float
     ) -> None:
-        """Register in every other window of a load that goes on; the others are calm."""
+        """Register under a load that goes on; the seconds after each task against those before it."""
         pids = list(local.fleet.pids.values())
         before_bytes = sum(psutil.Process(pid).memory_info().rss for pid in pids)
-        seconds = float(WINDOW_SECONDS * WINDOWS)
+        seconds = SETTLING_SECONDS + 2 * MORE * WINDOW_SECONDS + 8.0
         options = AttackOptions(duration_seconds=seconds, seed=1, max_payloads=2048)
         address = f"127.0.0.1:{local.rest_port}"
         load_spec = LoadSpec.from_counts(np.full(int(seconds), rps), f"{rps:.0f}/s")
         attack = asyncio.create_task(attack_async(pipeline, address, load_spec, options, source=self.queries))
         calls = await self._register_all(local, session, key)
-        results = await attack
-        due, latency = results.records["scheduled"], results.records["latency_seconds"]
-        answered = results.records["total"] > 0
-        busy = ((due // WINDOW_SECONDS) % 2 == 1) & answered
-        calm = ((due // WINDOW_SECONDS) % 2 == 0) & answered & (due >= WINDOW_SECONDS)
-        p99_calm, p99_busy = (1000.0 * float(np.quantile(latency[which], 0.99)) for which in (calm, busy))
-        low, high = ratio_interval(latency[busy], latency[calm])
+        self._tell(await attack, calls)
         after_bytes = sum(psutil.Process(pid).memory_info().rss for pid in pids)
         self.figures |= {
             "tasks: load, rps": rps,
+            "tasks: memory more, both replicas, MiB": (after_bytes - before_bytes) / 2**20,
+        }
+
+    def _tell(self, results: Results, calls: Sequence[tuple[float, float]]) -> None:
+        """What the queries around each call say."""
+        due, latency = results.records["scheduled"], results.records["latency_seconds"]
+        answered = results.records["total"] > 0
+        since = [due + results.facts.started_at - at for at, _ in calls]
+        busy = answered & np.logical_or.reduce([(each >= 0) & (each < WINDOW_SECONDS) for each in since])
+        calm = answered & np.logical_or.reduce([(each < 0) & (each >= -WINDOW_SECONDS) for each in since])
+        p99_calm, p99_busy = (1000.0 * float(np.quantile(latency[which], 0.99)) for which in (calm, busy))
+        low, high = ratio_interval(latency[busy], latency[calm])
+        self.figures |= {
             "tasks: queries": len(due),
             "tasks: not answered": int((~answered).sum()),
+            "tasks: queries before": int(calm.sum()),
+            "tasks: queries after": int(busy.sum()),
             "tasks: p99 before, ms": p99_calm,
-            "tasks: p99 while registering, ms": p99_busy,
+            "tasks: p99 after, ms": p99_busy,
             "tasks: p99 ratio, 95 %": f"{low:.3f}–{high:.3f}",
-            "tasks: memory more, both replicas, MiB": (after_bytes - before_bytes) / 2**20,
-            "tasks: seconds until in force": ", ".join(f"{one:.3f}" for one in calls),
+            "tasks: seconds until in force": ", ".join(f"{one:.3f}" for _, one in calls),
         }
         self.bars += [
-            bar("tasks: seconds until in force on all replicas, most", max(calls), "<=", 2.0),
-            bar("tasks: others' p99 while registering, of before", p99_busy / p99_calm, "<=", 1.05),
+            bar("tasks: seconds until in force on all replicas, most", max(one for _, one in calls), "<=", 2.0),
+            bar("tasks: others' p99 after registering, of before", p99_busy / p99_calm, "<=", 1.05),
         ]
 
-    async def _register_all(self, local: Supervisor, session: aiohttp.ClientSession, key: str) -> list[float]:
-        """Register one task a busy window; seconds until all replicas list it, asked at each of them."""
+    async def _register_all(
+        self, local: Supervisor, session: aiohttp.ClientSession, key: str
+    ) -> list[tuple[float, float]]:
+        """Register task by task; when, in Unix time, and seconds until all replicas list it, asked at each of them."""
         base = f"http://127.0.0.1:{local.admin_port}{TASKS_PATH}/{STAGE}/{VARIANT}"
-        began, taken, statuses = time.monotonic(), [], []
-        for index, file in enumerate(self._files()):
-            await asyncio.sleep(max(began + (2 * index + 1) * WINDOW_SECONDS + 1.0 - time.monotonic(), 0.0))
+        files, replicas = self._files(), self._replicas(local, session)
+        taken, statuses = [], []
+        await asyncio.sleep(SETTLING_SECONDS)
+        for file in files:
+            await asyncio.sleep(2 * WINDOW_SECONDS)
             content = await asyncio.to_thread(file.read_bytes)
             async with session.put(f"{base}/{file.stem}", data=content) as answer:
                 statuses.append(answer.status)
-            called = time.monotonic()
+            called = time.time()
             async with session.put(
                 f"{base}/{file.stem}", data=content, headers={"Authorization": f"Bearer {key}"}
             ) as answer:
                 answer.raise_for_status()
-            told = [str((await one.facts())["tasks"]) for one in self._replicas(local, session)]
+            told = [str((await one.facts())["tasks"]) for one in replicas]
             if not all(file.stem in each.split(",") for each in told):
                 raise RuntimeError(f"said to be in force, but is not: {file.stem}")
-            taken.append(time.monotonic() - called)
+            taken.append((called, time.time() - called))
         self.bars.append(bar("tasks: status without a key, least", min(statuses), "==", 401))
         return taken
 

@@ -114,7 +114,7 @@ def _tell(session: Session, window: Window, console: Console) -> None:
     since = session.recent[0].at if session.sampled > 1 else 0.0
     for fault in session.local.faults:
         if since < fault.at <= session.recent[-1].at:
-            console.print(f"! {fault.what}", markup=False)
+            console.print(f"! {fault.what}")
     if session.sampled % PLAIN_EVERY_SAMPLES != 1:
         return
     plan = session.local.plan

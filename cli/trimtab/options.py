@@ -70,7 +70,7 @@ EdgeOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead; all else goes to stderr")]
 
 LOG_WIDTH = 150
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else LOG_WIDTH)
+console = Console(markup=False, highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else LOG_WIDTH)
 
 
 def place_of(address: str) -> tuple[str, int]:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
@@ -65,7 +64,7 @@ def require_installed(packages: Sequence[str] = ("mlserver", "torch")) -> None:
 
 def choose_profiles(pipeline_file: Path, pipeline: InferencePipeline, chosen: Path | None, console: Console) -> Path:
     """Find the profile to plan with, measuring where there is none for this machine."""
-    choice = profiles.existing(pipeline_file, pipeline, chosen, partial(console.print, markup=False))
+    choice = profiles.existing(pipeline_file, pipeline, chosen, console.print)
     if choice is None:
         console.print(f"no profile of {pipeline.name} for this machine yet: measuring, once")
         with measuring(console) as show:

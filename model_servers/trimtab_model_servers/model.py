@@ -1,6 +1,5 @@
 """A loaded model, apart from any server: a request of the protocol in, an answer of the protocol out."""
 
-import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,15 +99,18 @@ class HostedModel:
         own = self.network.facts() if isinstance(self.network, Enrolling) else {}
         return facts_of(self.spec, self.weights, {**self.further, **own})
 
-    async def follow_tasks(self) -> None:
-        """Take tasks as they come and go, for ever; returns where there is nothing to follow."""
+    async def follow_tasks(self, worker: BatchWorker) -> None:
+        """Take tasks as they come and go, for ever, between two batches; returns where there is nothing to follow.
+
+        Beside a batch it would take turns with it at the interpreter's lock, for several times as long.
+        """
         folder, network = self.spec.tasks_folder, self.network
         if not folder or not isinstance(network, Enrolling):
             return
         async for _ in awatch(
             folder, recursive=False, step=20, debounce=100, rust_timeout=TASKS_POLL_MILLISECONDS, yield_on_timeout=True
         ):
-            await asyncio.to_thread(network.reread)
+            await worker.run(network.reread)
 
     def _trial(self, rows: int, point: OperatingPoint) -> dict[str, torch.Tensor]:
         carried = point.carried(self.spec.inputs)

@@ -53,7 +53,8 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
             spec = _spec(self)
             self._hosted = await process.worker.run(lambda: load(spec, process.worker))
             if isinstance(self._hosted, HostedModel):
-                self._following = asyncio.create_task(self._hosted.follow_tasks(), name=f"tasks of {self.name}")
+                following = self._hosted.follow_tasks(process.worker)
+                self._following = asyncio.create_task(following, name=f"tasks of {self.name}")
             process.loaded(self.name, self._hosted)
         except Exception as error:
             reason = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"

@@ -94,12 +94,25 @@ def test_a_load_is_written_in_one_way_everywhere(tmp_path: Path, capsys: Capture
         (("up", "--load", "5", "--duration", "1", "--samples", "/nowhere"), "--samples /nowhere: no samples there"),
         (("up", "--samples", "/nowhere"), "--samples says what to send: give --load or --trace too"),
         (("accuracy", "--samples", "/nowhere"), "--samples /nowhere: no samples there"),
+        (("plan", "--load", "7", "--what-if", "slo=soon", "--profiles", "/nowhere"), "'soon' is not a duration"),
+        (("explain", "--load", "7", "--what-if", "rain=2", "--profiles", "/nowhere"), "what can change is load,"),
+        (("simulate", "--load", "5", "--duration", "1", "--fail", "first@."), "write STAGE@SECONDS, such as first@30"),
         (("page", "--address", "127.0.0.1:8082", "--in-cluster"), "give --address or --in-cluster, not both"),
     ],
 )
 def test_a_users_mistake_is_one_line(tmp_path: Path, capsys: Captured, arguments, complaint) -> None:
     verb, *options = arguments
     assert complaint in said(capsys, 2, verb, str(write_echo_pipeline(tmp_path)), *options)
+
+
+def test_names_in_brackets_are_told_whole(tmp_path: Path, capsys: Captured) -> None:
+    """To rich, [run] is a style: it would tell a path that is not there."""
+    folder = tmp_path / "[run]"
+    pipeline, profiles, plan = write_echo_pipeline(folder), a_profile_file(folder), folder / "plan.json"
+    assert run(["plan", str(pipeline), "--load", "5", "--profiles", str(profiles), "-o", str(plan)]) == 0
+    told = capsys.readouterr().out
+    assert f"profile {profiles} (as asked)" in told
+    assert f"written to {plan}" in told
 
 
 @pytest.mark.parametrize("option", ["--rest-port", "--grpc-port", "--admin-port", "--page-port"])

@@ -9,6 +9,7 @@ from typing import Any
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskClass, number_and_name
 from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_router.ingress import task_book
 from trimtab_router.ingress.admin import AUDIT_LOG
 from trimtab_router.ingress.registry import Registry
 from trimtab_router.ingress.task_book import TaskBook
@@ -123,6 +124,15 @@ async def test_what_cannot_be_is_refused_by_name_and_leaves_nothing_behind(tmp_p
             found, told = await put(rig, path, content)
             assert (found, words in told["error"]) == (status, True), (path, told)
     assert [path.name for path in tmp_path.glob("*/*/*")] == ["2-new.safetensors"]
+
+
+async def test_a_task_that_not_every_replica_has_yet_is_accepted_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(task_book, "IN_FORCE_SECONDS", 0.1)
+    slow = FakeReplica(name="replica-1", facts=lambda: {"tasks": ",".join(OWN)})
+    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path), slow]}, registry=kept_in(tmp_path)) as rig:
+        status, told = await put(rig)
+
+    assert (status, told["replicas"], told["waiting"]) == (202, 1, 1)
 
 
 async def test_without_a_replica_nothing_is_taken_and_without_a_folder_it_is_told_how(tmp_path):

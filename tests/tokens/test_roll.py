@@ -16,6 +16,7 @@ from trimtab_model_servers.model import load_model
 from trimtab_model_servers.tokens.stored import load
 from trimtab_model_servers.tokens.task_files import fingerprint, save_task
 from trimtab_model_servers.tokens.tasks import Head
+from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.tasks import CARD, TaskCard, UnusableTask, card_of, file_name
 
 WAYS = {"plain": None, "replace-2": 2, "replace-2+merge-4": 2}
@@ -80,13 +81,15 @@ def test_a_change_is_noticed_while_it_serves(weights, tmp_path):
     model = load_model(spec(weights, tasksFolder=str(tmp_path)))
 
     async def until_listed():
-        following = asyncio.create_task(model.follow_tasks())
+        worker = BatchWorker()
+        following = asyncio.create_task(model.follow_tasks(worker))
         a_task(tmp_path / file_name(2, "late"), weights)
         async with asyncio.timeout(20):
             while model.facts()["tasks"] != "letters,signs,late":  # noqa: ASYNC110  (a thread puts it in force)
                 await asyncio.sleep(0.01)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+        worker.close()
 
     asyncio.run(until_listed())
 

@@ -79,17 +79,19 @@ def test_merging_saves_more_than_half_of_the_multiplications_and_costs_accuracy_
     assert MEASURED["full"]["crops"]["value"] > MEASURED[finer.POINTS[-1].name]["crops"]["value"]
 
 
-def test_prompts_win_back_half_of_what_merging_cost_at_the_strongest():
-    for merged, prompted in zip(finer.COMPARED, finer.PROMPTED, strict=True):
-        plain, lost, won = (MEASURED[name]["all"]["value"] for name in ("full", merged.name, prompted.name))
+def test_training_with_merging_wins_back_half_of_what_it_cost_with_prompts_and_without():
+    for merged, prompted in zip(finer.STRONGEST, finer.PROMPTED, strict=True):
+        names = ("full", f"{merged.name}-plain-head", merged.name, prompted.name)
+        full, bare, alone, with_prompts = (MEASURED[name]["all"]["value"] for name in names)
 
-        assert won - lost >= 0.5 * (plain - lost) > 0
+        assert alone - bare >= 0.5 * (full - bare) > 0
+        assert with_prompts - bare >= 0.5 * (full - bare)
 
 
 def test_it_learns_on_from_what_the_small_one_knows(monkeypatch):
     labels = torch.arange(8) % 2
     pixels = (labels[:, None, None, None] * 100 + torch.randint(0, 50, (8, 1, 32, 32))).to(torch.uint8)
-    monkeypatch.setattr(finer, "_images", lambda _: Images(pixels, labels))
+    monkeypatch.setattr(finer, "_images", lambda *_: Images(pixels, labels))
     losses: list[float] = []
     twin = finer.trained(load(FOLDER / train.WEIGHTS), Training(2, 4, 1e-4, seed=1), losses.append)
     stored = finer.with_heads(twin)
@@ -97,3 +99,10 @@ def test_it_learns_on_from_what_the_small_one_knows(monkeypatch):
     assert len(losses) == 2
     assert twin.transformer.shape.patch == finer.PATCH_PX
     assert set(stored.heads["plain"]) == set(TASKS)
+
+    told: list[str] = []
+    more = finer.with_heads_for_merging(stored, told.append)
+
+    assert list(more.heads) == ["plain", "merge-40", "merge-48"]
+    assert len(told) == 2 * len(TASKS)
+    assert not torch.equal(more.heads["merge-48"]["crops"].weight, stored.heads["plain"]["crops"].weight)

@@ -32,12 +32,8 @@ class Alternative:
 
 def alternatives(question: Question, asked: str) -> list[Alternative]:
     """Answer every combination of what is asked; raise WhatIfError where it cannot be read."""
-    parts = [_values(part.strip(), question) for part in asked.split(",")]
-    names = [part[0][0].partition("=")[0] for part in parts]
-    if len(set(names)) < len(names):
-        raise WhatIfError(f"--what-if {asked}: give {max(names, key=names.count)} once; several values go with /")
     found = []
-    for picked in itertools.islice(itertools.product(*parts), MOST_ALTERNATIVES):
+    for picked in itertools.islice(itertools.product(*parts_of(asked)), MOST_ALTERNATIVES):
         changed = question
         for _, change in picked:
             changed = change(changed)
@@ -48,6 +44,15 @@ def alternatives(question: Question, asked: str) -> list[Alternative]:
 Change = Callable[[Question], Question]
 
 
+def parts_of(asked: str) -> list[list[tuple[str, Change]]]:
+    """Read what is asked: each thing that changes, with its values by name; raise WhatIfError where it cannot be."""
+    parts = [_values(part.strip()) for part in asked.split(",")]
+    names = [part[0][0].partition("=")[0] for part in parts]
+    if len(set(names)) < len(names):
+        raise WhatIfError(f"--what-if {asked}: give {max(names, key=names.count)} once; several values go with /")
+    return parts
+
+
 def _consider(name: str, question: Question) -> Alternative:
     try:
         found = answer(question)
@@ -56,22 +61,22 @@ def _consider(name: str, question: Question) -> Alternative:
     return Alternative(name, question, found, found.reason)
 
 
-def _values(part: str, question: Question) -> list[tuple[str, Change]]:
+def _values(part: str) -> list[tuple[str, Change]]:
     name, _, written = part.partition("=")
     if name not in _KINDS or not written:
         raise WhatIfError(f"--what-if {part!r}: {FORM}; what can change is {', '.join(_KINDS)}")
     try:
-        return [(f"{name}={value}", _change(name, value, question)) for value in written.split("/")]
+        return [(f"{name}={value}", _change(name, value)) for value in written.split("/")]
     except ValueError as error:
         raise WhatIfError(f"--what-if {part}: {error}") from None
 
 
-def _change(name: str, written: str, question: Question) -> Change:
-    kind = _KINDS[name]
-    value = kind.now(question) * parse_quantity(written[1:]) if written.startswith("x") else kind.parse(written)
+def _change(name: str, written: str) -> Change:
+    kind, multiplied = _KINDS[name], written.startswith("x")
+    value = parse_quantity(written[1:]) if multiplied else kind.parse(written)
     if value <= 0 and name != "gpus":
         raise ValueError(f"{name} must be above 0")
-    return lambda asked: kind.put(asked, value)
+    return lambda asked: kind.put(asked, value * kind.now(asked) if multiplied else value)
 
 
 @dataclass(frozen=True, slots=True)

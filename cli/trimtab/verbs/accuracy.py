@@ -58,7 +58,7 @@ def command(
     written = out or file
     write_atomically(written, with_accuracies(file.read_text(), measured))
     load_pipeline(written)  # what was written can be read
-    console.print(f"written to {written}", markup=False)
+    console.print(f"written to {written}")
     figures = {f"accuracy_{'_'.join(place)}": found.value for place, found in measured.items()}
     Outcome(name="accuracy", figures={"samples": count, "samples_digest": digest, **figures}).print()
     return 0

@@ -69,7 +69,7 @@ def command(
     }
     runs: list[Run] = []
     for title, (its_profile, plan) in setups.items():
-        console.print(f"[bold]{title}[/bold]")
+        console.print(title, style="bold")
         with RunFolder() as where:
             session = Session(title, Setup(pipeline, where, its_profile, plan), order)
             with watching(session, console):

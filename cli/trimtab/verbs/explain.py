@@ -30,7 +30,7 @@ from trimtab.options import (
     write_json_line,
 )
 from trimtab.report.decision import write_decision
-from trimtab.verbs.plan import decision_at, peak_rps
+from trimtab.verbs.plan import check_what_if, decision_at, peak_rps
 from trimtab_adapter.planning.what_if import WhatIfError
 from trimtab_pipelines.documents import load_plan
 from trimtab_pipelines.plan import PipelinePlan
@@ -56,6 +56,7 @@ def command(
 ) -> int:
     """Explain the plan for a load: what binds, what comes second, what a little more or less would cost."""
     current = None if plan is None else load_plan(plan)
+    check_what_if(what_if)
     if not in_cluster:
         _load(load, current)  # before anything is measured
     with aside(as_json):
@@ -77,7 +78,7 @@ def _show(document: InferencePipeline, decision: Decision, load_rps: float) -> N
     for table in stage_tables(document, decision.plan, f"{document.name} at {load_rps:g} requests/s"):
         console.print(table)
     for line in words(decision.plan):
-        console.print(line, markup=False)
+        console.print(line)
     console.print()
     console.print(terminal_table(PRICE_COLUMNS, price_rows(decision), "what the next step would cost"))
     if decision.alternatives:

@@ -30,7 +30,7 @@ from trimtab.options import (
 from trimtab_adapter.planning.baselines import static_plan
 from trimtab_adapter.planning.decide import Situation, plan_of, question_of
 from trimtab_adapter.planning.least_bad import answer
-from trimtab_adapter.planning.what_if import WhatIfError, alternatives
+from trimtab_adapter.planning.what_if import WhatIfError, alternatives, parts_of
 from trimtab_loadtester.load import LoadSpec
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
@@ -56,6 +56,7 @@ def command(
     if what_if and baseline:
         raise WhatIfError("--what-if asks what would be best; a --baseline never changes. Give one of them")
     load_rps = peak_rps(load)
+    check_what_if(what_if)
     with aside(as_json):
         made_from = grounds(pipeline, profiles, in_cluster=in_cluster, namespace=namespace)
         decision = None if baseline else decision_at(made_from, load_rps, what_if or [])
@@ -77,11 +78,17 @@ def peak_rps(load: str) -> float:
     return float(spec.pattern_rps.max())
 
 
+def check_what_if(what_if: list[str] | None) -> None:
+    """Raise WhatIfError where one cannot be read, before anything is measured for it."""
+    for asked in what_if or ():
+        parts_of(asked)
+
+
 def _show(made_from: Grounds, plan: PipelinePlan, decision: Decision | None) -> None:
     for table in stage_tables(made_from.pipeline, plan):
         console.print(table)
     for line in words_of(plan):
-        console.print(line, markup=False)
+        console.print(line)
     if decision and decision.alternatives:
         console.print()
         console.print(terminal_table(ALTERNATIVE_COLUMNS, alternative_rows(decision), "what if"))

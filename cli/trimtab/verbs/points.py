@@ -62,7 +62,7 @@ def command(
     written = out or file
     write_atomically(written, with_points(file.read_text(), stage.name, variant.name, choice.kept))
     load_pipeline(written)  # what was written can be read
-    console.print(f"written to {written}", markup=False)
+    console.print(f"written to {written}")
     figures = {f"{trial.point.name}_accuracy": trial.accuracy.value for trial in choice.kept}
     speeds = {f"{trial.point.name}_speed_up": round(_speed_up(trial, trials[0]), 3) for trial in choice.kept}
     tally = {"tried": len(trials), "kept": len(choice.kept), "samples": count}

@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +42,7 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.verdict import Outcome
 from trimtab_profiler.profile import PROFILE_FILE
 
-_FAILURE = re.compile(r"^(?P<stage>[A-Za-z0-9_-]+)@(?P<seconds>[0-9.]+)$")
+_FAILURE = re.compile(r"^(?P<stage>[A-Za-z0-9_-]+)@(?P<seconds>[0-9]+(\.[0-9]*)?)$")
 
 
 def command(
@@ -69,12 +68,12 @@ def command(
     """Simulate a pipeline under a load with the router's own code: what would be late or dropped, and at what cost."""
     out = out or reports_folder()
     document = load_pipeline(pipeline)
+    failures = tuple(_failure(text, document) for text in fail or ())
     order = load_order(load, trace, speed_up, scale, duration, seed)
     if order is None:
         raise LoadError("nothing to simulate: give --trace FILE or --load, such as --load constant:20 --duration 60")
     found_profiles = _profiles(pipeline, document, profiles)
     fixed = check_plan(load_plan(plan), document) if plan else None
-    failures = tuple(_failure(text, document) for text in fail or ())
     started_at = time.time()
     rates = order.spec().rates(duration)
     arrivals = poisson_arrivals(rates, seed, duration)
@@ -113,7 +112,7 @@ def _profiles(pipeline_file: Path, document: InferencePipeline, chosen: Path | N
     beside = (pipeline_file if pipeline_file.is_dir() else pipeline_file.parent) / PROFILE_FILE
     if chosen is None and beside.exists():
         chosen = beside
-    choice = known_profiles.existing(pipeline_file, document, chosen, partial(console.print, markup=False))
+    choice = known_profiles.existing(pipeline_file, document, chosen, console.print)
     if choice is None:
         raise DocumentError(f"{document.name} has no profile: give --profiles FILE, or measure with `trimtab profile`")
     console.print(f"profile {choice.path} ({choice.why})")

@@ -44,19 +44,19 @@ def _show(state: RouterState, counters: Counters) -> None:
     applied = state.plan_applied_at
     since = "" if applied is None else f" since {datetime.fromtimestamp(applied, UTC):%Y-%m-%d %H:%M:%S} UTC"
     ready = "ready" if state.ready else "not ready"
-    console.print(f"{counters.pipeline or 'pipeline'}: {ready}, plan {state.plan_generation}{since}", markup=False)
+    console.print(f"{counters.pipeline or 'pipeline'}: {ready}, plan {state.plan_generation}{since}")
     console.print(_stages(state))
     for name, stage in state.stages.items():
         for replica, seen in stage.endpoints.items():
             if seen.refused:
-                console.print(f"stage {name}: {replica} gets no work: {seen.refused}", markup=False)
+                console.print(f"stage {name}: {replica} gets no work: {seen.refused}")
     if state.served is not None:
         console.print(f"last minute: {_minute(state.served)}{_known_by(state.accuracy_sources)}")
     counts = " · ".join(f"{outcome} {count}" for outcome, count in counters.outcomes.items())
     theirs = f" · of these by callers' own doing {counters.callers_faults}" if counters.callers_faults else ""
     console.print(f"received {counters.received} · {counts}{theirs}")
     for why, count in sorted(counters.drops.items()):
-        console.print(f"dropped in {why}: {count}", markup=False)
+        console.print(f"dropped in {why}: {count}")
 
 
 def _minute(served: Served) -> str:

@@ -131,9 +131,9 @@ def _tell(task: str, out: Path, judged: Mapping[str, Accuracy]) -> None:
     for name, one in judged.items():
         rows.append((name, f"{one.value:.4f}", f"{one.low:.4f} – {one.high:.4f}", str(one.samples)))
         told = f"{{value: {one.value}, source: Measured, samples: {one.samples}, low: {one.low}, high: {one.high}}}"
-        console.print(f"{name}: accuracyByTask: {task}: {told}", markup=False)
+        console.print(f"{name}: accuracyByTask: {task}: {told}")
     console.print(terminal_table(COLUMNS, rows, f"{task}, on images held out"))
-    console.print(f"the task: {out}", markup=False)
+    console.print(f"the task: {out}")
     held_out = next(iter(judged.values())).samples
     figures = {f"{name}_accuracy": one.value for name, one in judged.items()}
     Outcome(name="train-task", figures={"task": task, "held_out": held_out} | figures).print()

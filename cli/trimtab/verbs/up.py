@@ -93,10 +93,10 @@ def command(
     print_summary(run, console)
     written = report or (folder or reports_folder()) / f"{document.name}.html"
     write_report(written, [run])
-    console.print(f"report: {written}", markup=False)
+    console.print(f"report: {written}")
     if run.results is None:
         return 0
     broken = [bar for bar in accounting(figures_of(run)) if not bar.holds]
     for bar in broken:
-        console.print(f"! {bar.bar}: {bar.value:g}, where {bar.bound} is right", markup=False)
+        console.print(f"! {bar.bar}: {bar.value:g}, where {bar.bound} is right")
     return 1 if broken else 0

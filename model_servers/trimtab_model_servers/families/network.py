@@ -27,7 +27,7 @@ class Enrolling(Protocol):
     """A network whose tasks come and go while it serves."""
 
     def reread(self) -> None:
-        """Put in force the tasks that its folder holds now; any thread may call it."""
+        """Put in force the tasks that its folder holds now."""
         ...
 
     def facts(self) -> dict[str, Fact]:

@@ -53,13 +53,13 @@ def enrolled(
     lesson: Lesson,
     advance: Callable[[float], None] = lambda _: None,
 ) -> Stored:
-    """Train a task for every way that there is; the transformer and the other tasks stay as they are.
+    """Train a task for every way that points run; the transformer and the other tasks stay as they are.
 
     Args:
         stored: the transformer with its tasks.
         task: the new one's name.
         images: to learn from; labels from 0 on without gaps.
-        points: the operating points served, for what goes on while prompts learn.
+        points: the operating points served; ways that none of them runs are left out.
         lesson: how long and how fast.
         advance: told which share of the training is done.
 
@@ -68,7 +68,8 @@ def enrolled(
     """
     _require(stored, task, images.pixels, images.labels)
     classes, shape = int(images.labels.max()) + 1, stored.transformer.shape
-    heads = {way: dict(by_task) for way, by_task in stored.heads.items()}
+    used = {PLAIN, *(way_of(stored, point) for point in points)}
+    heads = {way: dict(by_task) for way, by_task in stored.heads.items() if way in used}
     begun = Head(torch.zeros(classes, shape.width), torch.zeros(classes))
     done = count_from(1)
     for way, by_task in heads.items():

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
@@ -32,28 +33,25 @@ from trimtab_model_servers.vit_tasks.fit import Training, fit_head, fit_transfor
 from trimtab_model_servers.vit_tasks.points import FULL, gains, merging
 from trimtab_model_servers.vit_tasks.samples import MOST, SEED
 from trimtab_model_servers.vit_tasks.sources import CLASSES, TASKS, Images
-from trimtab_pipelines.operating_point import Merging, OperatingPoint, Prompts
+from trimtab_pipelines.operating_point import OperatingPoint, Prompts
 
 VARIANT: Final = "vit-fine"
 WEIGHTS: Final = "weights/vit-fine.safetensors"
 ACCURACY: Final = "accuracy-fine.json"
 PATCH_PX: Final = 2
 TRAINING: Final = Training(steps=350, batch=48, peak_rate=1e-3, seed=11)
+STRONGEST: Final = tuple(merging(count) for count in (40, 48))
+"""Of 256 patches 48 a layer leave a handful after the fifth. Their heads are trained while so much is merged."""
 PROMPTED: Final = tuple(
-    OperatingPoint(
-        name=f"merge-{count}-prompts",
-        merging=Merging(schedule=(count,)),
-        prompts=Prompts(count=1, mode="Replace"),
-        accuracy=0,
-    )
-    for count in (40, 48)
+    point.model_copy(update={"name": f"{point.name}-prompts", "prompts": Prompts(count=1, mode="Replace")})
+    for point in STRONGEST
 )
-"""The strongest, with a prompt a layer that was trained while so much was merged."""
-LESSON: Final = Lesson(steps=300, batch=48, peak_rate=8e-3, seed=21)
+"""The strongest with a prompt a layer, trained as the heads are."""
 POINTS: Final = (FULL, *(merging(count) for count in (16, 24, 32)), *PROMPTED)
-"""Served. Of 256 patches 48 a layer leave a handful after the fifth."""
-COMPARED: Final = tuple(merging(count) for count in (40, 48))
-"""What prompts are held against: as much merged without them."""
+"""Served."""
+LESSON: Final = Lesson(steps=300, batch=48, peak_rate=8e-3, seed=21)
+MOST_IMAGES: Final = 12_000
+"""Of a task, to train the heads of the strongest with."""
 
 
 def refined(stored: Stored, patch: int = PATCH_PX) -> VisionTransformer:
@@ -95,9 +93,21 @@ def with_heads(stored: Stored) -> Stored:
     return Stored(stored.transformer, {PLAIN: heads}, CLASSES, "Image")
 
 
+def with_heads_for_merging(stored: Stored, tell: Callable[[str], None]) -> Stored:
+    """At the strongest points every task gets a head that is trained while so much is merged."""
+    heads = dict(stored.heads)
+    for point in STRONGEST:
+        course, own = course_of(point, stored.transformer.shape.depth), {}
+        for task, classes in CLASSES.items():
+            own[task] = fit_head(stored.transformer, _images(task, MOST_IMAGES), len(classes), train.HEADS, course)
+            tell(f"{point.name} {task}")
+        heads[way(point)] = own
+    return replace(stored, heads=heads)
+
+
 def with_prompts(stored: Stored, tell: Callable[[str], None]) -> Stored:
-    """Every task gets prompts, and a head that goes on from its own, for each point that has some."""
-    heads = {PLAIN: stored.heads[PLAIN]}
+    """Every task gets prompts, and a head that goes on from the plain one, for each point that has some."""
+    heads = dict(stored.heads)
     for point in PROMPTED:
         count = point.prompts.count if point.prompts else 0
         course, own = course_of(point, stored.transformer.shape.depth), {}
@@ -112,41 +122,57 @@ def with_prompts(stored: Stored, tell: Callable[[str], None]) -> Stored:
     return replace(stored, heads=heads)
 
 
+def plain(stored: Stored) -> Stored:
+    """It with the heads alone that were trained without merging, for every way."""
+    return replace(stored, heads={PLAIN: stored.heads[PLAIN]})
+
+
 def measured(stored: Stored, tell: Callable[[str], None]) -> dict[str, object]:
-    """Measure every served point on images that nothing was trained on."""
+    """Measure every served point on images that nothing was trained on, and what the strongest are held against."""
     held_out = {task: draw("held-out", MOST, SEED) for task, draw in TASKS.items()}
     found: dict[str, dict[str, NDArray[np.bool_]]] = {}
-    for point in (*POINTS, *COMPARED):
-        found[point.name] = {
-            task: (answers_of(stored, point, task, Labelled(one.pixels, one.labels)) == one.labels).numpy()
+
+    def measure_(name: str, point: OperatingPoint, own: Stored) -> None:
+        found[name] = {
+            task: (answers_of(own, point, task, Labelled(one.pixels, one.labels)) == one.labels).numpy()
             for task, one in held_out.items()
         }
-        tell(point.name)
-    pairs = list(zip(COMPARED, PROMPTED, strict=True))
-    return measure.report(found, VARIANT, (*POINTS, *COMPARED)) | {"gains": gains(found, pairs)}
+        tell(name)
+
+    for point in (*POINTS, *STRONGEST):
+        measure_(point.name, point, stored)
+    bare = tuple(point.model_copy(update={"name": f"{point.name}-plain-head"}) for point in STRONGEST)
+    for point in bare:
+        measure_(point.name, point, plain(stored))
+    pairs = [*zip(bare, STRONGEST, strict=True), *zip(bare, PROMPTED, strict=True)]
+    return measure.report(found, VARIANT, (*POINTS, *STRONGEST, *bare)) | {"gains": gains(found, pairs)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, write, measure, write."""
     parser = argparse.ArgumentParser(description="Train the finer twin of the small vision transformer.")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--prompts-only", action="store_true", help="train prompts alone, on the transformer there")
-    parser.add_argument("--measure-only", action="store_true", help="train none, measure what is there")
+    parser.add_argument("--only", choices=["heads", "prompts", "measure"], help="on the transformer that is there")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     path = options.output / WEIGHTS
     columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as progress:
-        if not (options.measure_only or options.prompts_only):
+        if options.only is None:
             _train(options.output, progress)
-        if not options.measure_only:
-            bar = progress.add_task("prompts", total=len(PROMPTED) * len(TASKS), note="")
-            made = with_prompts(load(path), lambda name: progress.update(bar, advance=1, note=name))
-            save(made, path, {"seed": str(TRAINING.seed)})
-        bar = progress.add_task("measure", total=len(POINTS) + len(COMPARED), note="")
-        found = measured(load(path), lambda name: progress.update(bar, advance=1, note=name))
+        for name, step in (("heads", with_heads_for_merging), ("prompts", with_prompts)):
+            if options.only in {None, name}:
+                bar = progress.add_task(name, total=len(STRONGEST) * len(TASKS), note="")
+                made = step(load(path), partial(_note, progress, bar))
+                save(made, path, {"seed": str(TRAINING.seed)})
+        bar = progress.add_task("measure", total=len(POINTS) + 2 * len(STRONGEST), note="")
+        found = measured(load(path), partial(_note, progress, bar))
     (options.output / ACCURACY).write_text(json.dumps(found, indent=2) + "\n")
     return 0
+
+
+def _note(progress: Progress, bar: TaskID, name: str) -> None:
+    progress.update(bar, advance=1, note=name)
 
 
 def _train(output: Path, progress: Progress) -> None:
@@ -157,8 +183,9 @@ def _train(output: Path, progress: Progress) -> None:
     save(with_heads(stored), output / WEIGHTS, {"seed": str(TRAINING.seed)})
 
 
-def _images(task: str) -> Images:
-    return TASKS[task]("train", train.TRAINING_IMAGES[task], train.TRAINING_SEED)
+def _images(task: str, most: int | None = None) -> Images:
+    count = train.TRAINING_IMAGES[task]
+    return TASKS[task]("train", min(count, most or count), train.TRAINING_SEED)
 
 
 if __name__ == "__main__":

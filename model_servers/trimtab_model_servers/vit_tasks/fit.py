@@ -61,9 +61,11 @@ def fit_transformer(
     return Head(head.weight.detach(), head.bias.detach())
 
 
-def fit_head(transformer: VisionTransformer, images: Images, classes: int, training: Training) -> Head:
-    """Train the head of one task on a frozen transformer, whose features are computed once."""
-    features = features_of(transformer, images)
+def fit_head(
+    transformer: VisionTransformer, images: Images, classes: int, training: Training, course: Course = PLAIN
+) -> Head:
+    """Train the head of one task on a frozen transformer, whose features on a course are computed once."""
+    features = features_of(transformer, images, course)
     random = torch.Generator().manual_seed(training.seed)
     head = nn.Linear(transformer.shape.width, classes)
     nn.init.trunc_normal_(head.weight, std=0.02, generator=random)

@@ -67,7 +67,7 @@ class Registry:
         except TaskRefused as refused:
             return json_response({"error": str(refused)}, refused.status)
         told = {"task": name, **_told(registered), "seconds": round(time.monotonic() - began, 4)}
-        return json_response(told, 202 if registered.waiting else 201)
+        return json_response(told, 201 if registered.replicas and not registered.waiting else 202)
 
     def _client_of(self, request: web.BaseRequest) -> str | None:
         """Whose key a request shows; None where it is nobody's. The file is read each time: who is gone is out."""

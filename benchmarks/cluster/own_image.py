@@ -18,7 +18,7 @@ _KNOWS: Final = (
 
 
 async def families_in_own_image() -> int:
-    """Build it and count the families from outside that its Python finds. Raises CommandError where it does not build."""
+    """Build it; count the families from outside that its Python finds. Raises CommandError where it does not build."""
     with tempfile.TemporaryDirectory() as folder:
         await run("buildah", "bud", "--isolation", "chroot", *_written(Path(folder)), "-t", IMAGE, folder)
     container = (await run("buildah", "from", "--pull=never", IMAGE)).strip()

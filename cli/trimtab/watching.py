@@ -6,24 +6,29 @@ Its routers are asked once a second at their administrative ports, wherever thes
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from trimtab.in_cluster import PLAN, connected
-from trimtab.local.router_client import Counters, RouterClient, RouterUnreachable
+from trimtab.local.router_client import Counters, RouterClient
 from trimtab.record import DECISIONS_FILE, Recorder
 from trimtab.timeline import Sample, StageSample
 from trimtab_pipelines.cluster import COMPONENT, PIPELINE_LABEL, ROUTER_ADMIN_PORT
 from trimtab_pipelines.documents import parse_plan
 from trimtab_pipelines.lines import LineFile
+from trimtab_pipelines.mistakes import Failed, UsersMistake
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.processes.module import StartError
 from trimtab_pipelines.router_state import RouterState
+from trimtab_pipelines.spec import InferencePipeline
 
 SAMPLE_SECONDS = 1.0
 MOST_DECISION_BYTES = 32 * 2**20
 FORWARD_SECONDS = 20.0
 NewestPlan = Callable[[], Awaitable[PipelinePlan | None]]
+Routers = tuple[InferencePipeline, list[RouterClient], NewestPlan | None]
+"""A pipeline, its routers, and who knows its newest plan."""
+Reach = Callable[[], AbstractAsyncContextManager[Routers]]
 
 
 @dataclass(slots=True)
@@ -32,36 +37,41 @@ class Watching:
 
     Attributes:
         record: begun already.
-        routers: to ask; what they tell is added up.
-        newest_plan: gives the plan in force, where somebody knows it.
     """
 
     record: Recorder
-    routers: Sequence[RouterClient]
-    newest_plan: NewestPlan | None = None
     plan: PipelinePlan | None = None
     _decisions: LineFile = field(init=False)
 
     def __post_init__(self) -> None:
         self._decisions = LineFile(self.record.folder / DECISIONS_FILE, MOST_DECISION_BYTES)
 
-    async def run(self) -> None:
-        """Ask until cancelled; raises RouterUnreachable where no router answers at the first time."""
-        await self.once()
+    async def run(self, reach: Reach) -> None:
+        """Ask until cancelled. Whatever fails is reached anew: routers are replaced, and ways to them end with them."""
         while True:
-            await asyncio.sleep(SAMPLE_SECONDS)
             try:
-                await self.once()
-            except RouterUnreachable:
-                continue  # the page shows that nothing comes; it may answer again
+                async with reach() as (_, routers, newest_plan):
+                    while True:
+                        await self.once(routers, newest_plan)
+                        await asyncio.sleep(SAMPLE_SECONDS)
+            except (Failed, UsersMistake, OSError):
+                await asyncio.sleep(SAMPLE_SECONDS)  # the page shows that nothing comes
 
-    async def once(self) -> None:
-        """Take one sample, and the plan where it is a new one."""
-        told = await asyncio.gather(*(_asked(router) for router in self.routers), return_exceptions=True)
+    async def once(self, routers: Sequence[RouterClient], newest_plan: NewestPlan | None) -> None:
+        """Take one sample of what the routers tell, added up, and the plan where somebody knows a newer one.
+
+        Raises RouterUnreachable where one of them does not answer, having kept what the others told.
+        """
+        told = await asyncio.gather(*(_asked(router) for router in routers), return_exceptions=True)
         found = [answer for answer in told if isinstance(answer, tuple)]
-        if not found:
-            raise next(error for error in told if isinstance(error, BaseException))
-        plan = await self.newest_plan() if self.newest_plan else None
+        if found:
+            await self._keep(found, newest_plan)
+        for error in told:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def _keep(self, found: Sequence[tuple[RouterState, Counters]], newest_plan: NewestPlan | None) -> None:
+        plan = await newest_plan() if newest_plan else None
         if plan is not None and plan.spec != (self.plan.spec if self.plan else None):
             self._decisions.append(plan.model_dump_json(by_alias=True, exclude_none=True))
             self.plan = plan
@@ -156,6 +166,7 @@ async def _port_of(process: asyncio.subprocess.Process, pod: str) -> int:
         line = await asyncio.wait_for(process.stdout.readline(), FORWARD_SECONDS)
     except TimeoutError:
         line = b""
+        process.terminate()  # else what it wrote has no end
     address = line.decode().partition("Forwarding from ")[2].partition(" -> ")[0]
     port = address.rpartition(":")[2]
     if not port.isdecimal():

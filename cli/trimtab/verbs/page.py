@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,14 +16,11 @@ from trimtab.local.router_client import RouterClient
 from trimtab.options import LIVE_PAGE_PORT, NamespaceOption, PagePortOption, console, place_of
 from trimtab.report.serving import LivePage, PageError
 from trimtab.run_folder import RunFolder
-from trimtab.watching import NewestPlan, Watching, routers_in_cluster
+from trimtab.watching import Reach, Routers, Watching, routers_in_cluster
 from trimtab_loadtester.load import LoadError
 from trimtab_pipelines.documents import load_pipeline, parse
 from trimtab_pipelines.processes.module import StartError
 from trimtab_pipelines.spec import InferencePipeline
-
-Routers = tuple[InferencePipeline, list[RouterClient], NewestPlan | None]
-"""A pipeline, its routers, and who knows its newest plan."""
 
 
 def command(
@@ -47,9 +45,9 @@ def command(
     if address is not None and in_cluster:
         raise LoadError("give --address or --in-cluster, not both")
     if in_cluster:
-        showing = _watched(_in_cluster(*which(what, namespace)), page_port)
+        showing = _watched(partial(_in_cluster, *which(what, namespace)), page_port)
     elif address is not None:
-        showing = _watched(_at(address, load_pipeline(what)), page_port)
+        showing = _watched(partial(_at, address, load_pipeline(what)), page_port)
     else:
         record.load(what, 1)  # or say what is missing
         showing = _shown(what, page_port)
@@ -91,17 +89,17 @@ async def _in_cluster(namespace: str, name: str) -> AsyncIterator[Routers]:
         yield pipeline, routers, newest_plan
 
 
-async def _watched(reached: AbstractAsyncContextManager[Routers], port: int) -> None:
+async def _watched(reach: Reach, port: int) -> None:
     """Keep a record of routers in a temporary folder, and show it."""
     with RunFolder() as folder:
-        async with reached as (pipeline, routers, newest_plan):
+        async with reach() as (pipeline, routers, newest_plan):  # or say what is wrong
             recorder = record.Recorder(folder, pipeline.name, pipeline)
             recorder.begin(None)
-            watching = Watching(recorder, routers, newest_plan)
-            await watching.once()
-            recording = asyncio.create_task(watching.run())
-            try:
-                await _shown(folder, port)
-            finally:
-                recording.cancel()
-                await asyncio.gather(recording, return_exceptions=True)
+            watching = Watching(recorder)
+            await watching.once(routers, newest_plan)
+        recording = asyncio.create_task(watching.run(reach))
+        try:
+            await _shown(folder, port)
+        finally:
+            recording.cancel()
+            await asyncio.gather(recording, return_exceptions=True)

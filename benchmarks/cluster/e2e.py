@@ -2,7 +2,8 @@
 
 `python -m benchmarks.cluster.e2e` brings up what is missing, serves the digits pipeline under a load that rises and
 falls for three minutes, through TLS and with keys, both of which are replaced meanwhile, lets a stranger try the doors,
-changes plans by hand to time them, and asks every query of the dashboards.
+asks every query of the dashboards, opens the live page, changes plans by hand to
+time them, and builds a user's image upon ours.
 """
 
 import argparse
@@ -19,6 +20,8 @@ import yaml
 
 from benchmarks.cluster.changing import adapter_away, batch_changes, separate, variant_change
 from benchmarks.cluster.observing import Watched, changes, watching
+from benchmarks.cluster.own_image import families_in_own_image
+from benchmarks.cluster.paging import charts_shown
 from benchmarks.cluster.replacing import CERTIFICATE_SECONDS, Replaced, replaced
 from benchmarks.cluster.setting import (
     ROOT,
@@ -50,7 +53,10 @@ UNANSWERED = "dashboard expressions without data"
 NOTICED = "requests of the second caller without an answer"
 CERTIFICATE, REVOKED = "new certificate written to served, seconds", "key revoked to refused, seconds"
 LET_IN, REACHED = "ways in without a credential", "ports reached from another namespace, where policies are enforced"
-FUNCTIONAL = frozenset({FAILED, UNACCOUNTED, UNANSWERED, NOTICED, CERTIFICATE, REVOKED, LET_IN, REACHED})
+CHARTS, FAMILIES = "charts on the live page of the pipeline", "families in an image built from ours"
+FUNCTIONAL = frozenset(
+    {FAILED, UNACCOUNTED, UNANSWERED, NOTICED, CERTIFICATE, REVOKED, LET_IN, REACHED, CHARTS, FAMILIES}
+)
 """Bars that hold on any machine, however slow or busy with other work."""
 PLATEAU_SECONDS = 25
 
@@ -81,7 +87,10 @@ async def e2e(given: argparse.Namespace) -> Outcome:
             await _under_load(watched, given, findings)
             await _strangers(watched, findings)
             await _dashboards(watched, findings)
+            await _live_page(watched, findings)
             await _plans_by_hand(watched, findings)
+        if setting.ours:
+            await _own_image(findings)
     return Outcome(name="e2e", figures=findings.figures, bars=tuple(findings.bars))
 
 
@@ -201,6 +210,20 @@ async def _dashboards(watched: Watched, findings: Findings) -> None:
     expressions, answered = printed["expressions"], printed["with_data"]
     findings.note(dashboard_expressions=expressions, dashboard_expressions_with_data=answered)
     findings.bars.append(bar(UNANSWERED, expressions - answered, "==", 0))
+
+
+async def _live_page(watched: Watched, findings: Findings) -> None:
+    """Open the live page as a user would, from outside of the cluster."""
+    charts = await charts_shown(watched)
+    findings.note(live_page_charts=charts)
+    findings.bars.append(bar(CHARTS, charts, ">=", 1))
+
+
+async def _own_image(findings: Findings) -> None:
+    """Build the image that the docs tell users to build, upon the node's own."""
+    families = await families_in_own_image()
+    findings.note(families_in_own_image=families)
+    findings.bars.append(bar(FAMILIES, families, ">=", 1))
 
 
 async def _plans_by_hand(watched: Watched, findings: Findings) -> None:

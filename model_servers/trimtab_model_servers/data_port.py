@@ -38,6 +38,8 @@ _MODEL_PATH = re.compile(
     r"^/v2/models/([^/]+)(?:/versions/[^/]+)?(/infer|/ready|/generate_stream|/count|/pending|/embeddings/[^/]{1,256})?$"
 )
 _TAKE_REQUESTS = frozenset({"/infer", "/generate_stream", "/count"})
+_NOBODY_LEFT = 499
+"""Who hung up is answered nothing; raised on, it would be a fault of ours in the log."""
 _JOIN_BELOW_BYTES = 64 * 2**10
 """Answers up to this size go out as one buffer; copying them costs less than another write."""
 
@@ -72,10 +74,10 @@ class DataPort:
             await self._runners.pop().cleanup()
 
     async def _listen(self, server: web.Server, address: str, port: int, tls: ssl.SSLContext | None) -> int:
-        runner = web.ServerRunner(server)
+        runner = web.ServerRunner(server, shutdown_timeout=5.0)
         self._runners.append(runner)
         await runner.setup()
-        await web.TCPSite(runner, address, port, backlog=1024, shutdown_timeout=5.0, ssl_context=tls).start()
+        await web.TCPSite(runner, address, port, backlog=1024, ssl_context=tls).start()
         return int(runner.addresses[0][1])
 
     async def _answer_health(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -94,9 +96,9 @@ class DataPort:
             return _error(request, refusal.status_code, str(refusal))
         except ProtocolError as error:
             return _error(request, 400, str(error))
-        except ConnectionError:
-            raise  # nobody is left to tell
         except Exception as error:
+            if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+                return web.Response(status=_NOBODY_LEFT)
             log.exception("%s %s failed", request.method, told(request.path, 200))
             return _error(request, 500, f"{type(error).__name__}: {error}")
 

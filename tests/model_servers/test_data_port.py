@@ -1,0 +1,47 @@
+"""The data port when a model cannot answer: who is there is told why, who has hung up leaves nothing in the log."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from trimtab_model_servers import chat_port
+from trimtab_model_servers.data_port import DataPort
+
+
+@pytest.fixture
+async def address():
+    host: Any = SimpleNamespace(model=lambda name: name)
+    port = DataPort(host)
+    yield f"http://127.0.0.1:{await port.start('127.0.0.1', 0)}/v2/models/m/embeddings/e"
+    await port.stop()
+
+
+def faults(caplog):
+    return [record.message for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_caller_who_hung_up_is_no_fault_of_ours(address, monkeypatch, caplog):
+    async def answer(request, *_):
+        request.transport.abort()
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(chat_port, "embeddings", answer)
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(address)
+
+    assert faults(caplog) == []
+
+
+async def test_a_connection_that_breaks_elsewhere_is_told_to_who_waits(address, monkeypatch, caplog):
+    async def answer(*_):
+        raise ConnectionResetError("the encoder's end")
+
+    monkeypatch.setattr(chat_port, "embeddings", answer)
+    async with aiohttp.ClientSession() as session, session.get(address) as response:
+        assert (response.status, "the encoder's end" in await response.text()) == (500, True)
+
+    assert len(faults(caplog)) == 1

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from trimtab_adapter.planning.decide import planned
 from trimtab_adapter.planning.explain import line
 from trimtab_adapter.planning.least_bad import Answer
 from trimtab_adapter.planning.options import Question
-from trimtab_adapter.planning.prices import Outlook, outlook, prices
+from trimtab_adapter.planning.prices import Outlook, Price, outlook, prices
 from trimtab_adapter.planning.what_if import Alternative
 from trimtab_adapter.solvers.program import Program
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -35,8 +37,18 @@ class Decision:
 
     @property
     def now(self) -> Outlook:
-        """The choice in figures."""
-        return outlook(self.answer.program, self.answer.solution.choice)
+        """The plan in figures."""
+        return planned_outlook(self.question, self.answer)
+
+    @property
+    def prices(self) -> list[Price]:
+        """What a little more or less would take, as plans."""
+        return prices(self.answer, partial(planned, self.question))
+
+
+def planned_outlook(question: Question, found: Answer) -> Outlook:
+    """The plan that an answer becomes, in figures."""
+    return outlook(found.program, planned(question, found.program, found.solution.choice))
 
 
 def stage_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
@@ -113,7 +125,7 @@ def price_rows(decision: Decision) -> Rows:
     """The plan and what a little more or less would take; the columns are PRICE_COLUMNS."""
     now, program = decision.now, decision.answer.program
     rows: Rows = [("this plan", *_figures(now, None), "")]
-    for price in prices(decision.answer):
+    for price in decision.prices:
         if price.found is None:
             rows.append((price.what, "–", "–", "–", "–", price.why_not))
         else:
@@ -130,7 +142,7 @@ def alternative_rows(decision: Decision) -> Rows:
         if alternative.answer is None:
             rows.append((alternative.name, "–", "–", "–", "–", alternative.reason))
             continue
-        found = outlook(alternative.answer.program, alternative.answer.solution.choice)
+        found = planned_outlook(alternative.question, alternative.answer)
         note = "" if alternative.answer.feasible else f" ({alternative.reason})"
         rows.append((alternative.name, *_figures(found, now), _choice(alternative.answer.program, found) + note))
     return rows
@@ -155,11 +167,11 @@ def decision_facts(decision: Decision) -> dict[str, Any]:
     """Return the decision as JSON has it: the plan, what the next step would cost, and what was tried beside it."""
     return {
         "plan": decision.plan.model_dump(mode="json", by_alias=True, exclude_none=True),
-        "prices": [_outlook_facts(price.what, price.found, price.why_not) for price in prices(decision.answer)],
+        "prices": [_outlook_facts(price.what, price.found, price.why_not) for price in decision.prices],
         "alternatives": [
             _outlook_facts(
                 tried.name,
-                None if tried.answer is None else outlook(tried.answer.program, tried.answer.solution.choice),
+                None if tried.answer is None else planned_outlook(tried.question, tried.answer),
                 tried.reason,
             )
             for tried in decision.alternatives

@@ -1,5 +1,7 @@
 """What a user gets wrong ends with code 2 and one line that names the culprit; nothing is started."""
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -314,6 +316,38 @@ def test_explain_goes_by_the_load_of_a_plan(tmp_path: Path, capsys: Captured) ->
     assert run(["explain", pipeline, "--plan", str(plan), "--profiles", profiles]) == 0
     assert "sample at 7 requests/s" in capsys.readouterr().out
     assert "give --load" in said(capsys, 2, "explain", pipeline, "--profiles", profiles)
+
+
+def test_explain_has_one_set_of_numbers(tmp_path: Path, capsys: Captured) -> None:
+    """The plan's table, what is expected of it, its prices and the what-if: batches and latency of one plan."""
+    pipeline, profiles = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
+    asked = ["--load", "20", "--profiles", profiles, "--what-if", "load=20"]
+    assert run(["explain", pipeline, *asked]) == 0
+    told = capsys.readouterr().out
+    (stages,) = re.findall(r"^first +slow +(\d+) .*\n^second +slow +(\d+) ", told, re.MULTILINE)
+    (latency,) = re.findall(r"^expected: .* latency (\S+) ms", told, re.MULTILINE)
+    rows = re.findall(r"^(?:this plan|as it is|load=20) .* (\S+) ms .*$", told, re.MULTILINE)
+    assert rows == [latency] * 3
+    assert int(stages[0]) > 1  # where latency is free, batches are larger than the load asks for
+    assert told.count(f"first: slow ×1 batch {stages[0]}; second: slow ×1 batch {stages[1]}") == 2
+
+
+def test_what_does_not_carry_its_load_is_not_said_to_be_held_back(tmp_path: Path, capsys: Captured) -> None:
+    path, profiles = write_echo_pipeline(tmp_path), a_profile_file(tmp_path)
+    assert run(["explain", str(path), "--load", "1e5", "--profiles", str(profiles)]) == 1
+    told = capsys.readouterr().out
+    assert "not feasible: overload" in told
+    assert "held back by" not in told
+
+
+def test_the_extra_of_a_missing_solver_is_told_whole(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    path, profiles = write_echo_pipeline(tmp_path), a_profile_file(tmp_path)
+    path.write_text(path.read_text().replace("\nspec:\n", "\nspec:\n  adaptation: {solver: HiGHS}\n"))
+    assert run(["plan", str(path), "--load", "5", "--profiles", str(profiles)]) == 0
+    assert "pip install '.[solvers]' in a clone, else 'trimtab[solvers]'" in capsys.readouterr().out
 
 
 def test_what_if_that_cannot_be_read(tmp_path: Path, capsys: Captured) -> None:

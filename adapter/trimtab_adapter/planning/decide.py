@@ -85,7 +85,7 @@ def plan_of(
 ) -> PipelinePlan:
     """Write an answer as a plan, with its reasons."""
     current = question.current
-    choice = stretch(found.program, found.solution.choice, _moving(question, found))
+    choice = planned(question, found.program, found.solution.choice)
     by_name = {
         stage.name: _stage_plan(question, stage.name, option)
         for stage, option in zip(found.program.stages, choice, strict=True)
@@ -155,11 +155,12 @@ def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePla
     return plan, allowed.left_out
 
 
-def _moving(question: Question, found: Answer) -> set[str]:
-    """The stages that change anyway."""
-    named = zip(found.program.stages, found.solution.choice, strict=True)
+def planned(question: Question, program: Program, choice: Sequence[Option]) -> tuple[Option, ...]:
+    """What a solution becomes as a plan: free latency goes to larger batches, of stages that change anyway."""
+    named = zip(program.stages, choice, strict=True)
     running = [(stage.name, option, question.running(stage.name)) for stage, option in named]
-    return {name for name, option, before in running if before is None or line(before) != line(option)}
+    moving = {name for name, option, before in running if before is None or line(before) != line(option)}
+    return stretch(program, choice, moving)
 
 
 def _expectation(program: Program, choice: Sequence[Option]) -> Expectation:

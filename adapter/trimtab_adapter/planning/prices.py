@@ -6,7 +6,7 @@ or a whole replica.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from trimtab_adapter.planning.least_bad import Answer
@@ -18,6 +18,7 @@ POINT = 0.01
 MILLISECOND = 0.001
 MOST_POINTS = 200  # of a curve
 LATENCY_SAMPLES = 40
+Planned = Callable[[Program, Sequence[Option]], Sequence[Option]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,10 @@ def outlook(program: Program, choice: Sequence[Option]) -> Outlook:
     )
 
 
-def prices(answer: Answer) -> list[Price]:
-    """What more accuracy, less latency, and fewer or more cores would take."""
-    program, choice = answer.program, answer.solution.choice
-    now = outlook(program, choice)
+def prices(answer: Answer, planned: Planned = lambda _, choice: choice) -> list[Price]:
+    """What more accuracy, less latency, and fewer or more cores would take; `planned` makes plans of solutions."""
+    program = answer.program
+    now = outlook(program, planned(program, answer.solution.choice))
     asked = {
         "accuracy: the next better": _cheapest(program, now.accuracy + 10 * TOLERANCE),
         "accuracy +0.01": _cheapest(program, now.accuracy + POINT),
@@ -73,7 +74,7 @@ def prices(answer: Answer) -> list[Price]:
     return [
         Price(what, None, _why_not(program, asked[what]))
         if best is None
-        else Price(what, outlook(program, best.choice))
+        else Price(what, outlook(program, planned(asked[what], best.choice)))
         for what, best in found.items()
     ]
 

@@ -14,6 +14,7 @@ from trimtab.decisions import (
     STAGE_COLUMNS,
     Decision,
     alternative_rows,
+    planned_outlook,
     point_rows,
     price_rows,
     stage_rows,
@@ -25,7 +26,7 @@ from trimtab.report.layout import Charts
 from trimtab.report.summary import Card
 from trimtab_adapter.planning.explain import line
 from trimtab_adapter.planning.options import Question
-from trimtab_adapter.planning.prices import Outlook, cores_curve, latency_curve, outlook
+from trimtab_adapter.planning.prices import Outlook, cores_curve, latency_curve
 from trimtab_adapter.solvers.program import Program
 from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.spec import InferencePipeline
@@ -169,7 +170,7 @@ def _marks(figure: go.Figure, decision: Decision, across: Callable[[Outlook], fl
         (
             alternative.name,
             alternative.answer.program,
-            outlook(alternative.answer.program, alternative.answer.solution.choice),
+            planned_outlook(alternative.question, alternative.answer),
         )
         for alternative in decision.alternatives
         if alternative.answer is not None

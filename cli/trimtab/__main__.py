@@ -5,8 +5,11 @@ import sys
 
 def main() -> None:
     """Run the command line; exit with 2 and one clear message for what the user got wrong, 1 for what failed."""
-    from trimtab.commands import run  # noqa: PLC0415
-
+    try:
+        from trimtab.commands import run  # noqa: PLC0415
+    except KeyboardInterrupt:
+        sys.stderr.write("trimtab: interrupted\n")
+        sys.exit(130)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -69,6 +69,7 @@ class Recorder:
         if plan is not None:
             _write_decisions(self.folder, [plan])
         self._write_facts(_Facts(self.title, (), 0.0))
+        (self.folder / SAMPLES_FILE).touch()  # what ends within its first second is a run too
         self._lines = LineFile(self.folder / SAMPLES_FILE, MOST_SAMPLE_BYTES, thin_older_half)
 
     def add(self, sample: Sample, faults: Sequence[Fault], ready_seconds: float) -> None:

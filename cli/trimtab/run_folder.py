@@ -31,10 +31,13 @@ class RunFolder:
     _lock: int = -1
 
     def __enter__(self) -> Path:
-        """Take the folder; raises DocumentError, saying whose it is, where another run has it."""
+        """Take the folder; raises DocumentError where another run has it, saying whose it is, or it cannot be one."""
         self.path = self.asked or Path(tempfile.mkdtemp(prefix="trimtab-"))
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self.path)
+        except OSError as error:
+            raise DocumentError(f"{self.path} cannot be the folder of a run: {error.strerror}") from error
         return self.path
 
     def __exit__(self, *_: object) -> None:

@@ -13,6 +13,7 @@ from tests.cli.pipelines import write_echo_pipeline
 from tests.cli.runs import a_run
 from tests.cli.test_command_line import Captured, a_profile_file, said
 from trimtab import commands, record
+from trimtab.__main__ import main
 from trimtab.commands import run
 from trimtab.local.router_client import Counters
 from trimtab.verbs import status
@@ -88,6 +89,10 @@ def test_a_load_is_written_in_one_way_everywhere(tmp_path: Path, capsys: Capture
         (("plan", "--load", "inf"), "rate inf must lie between 0 and"),
         (("plan", "--load", "nan"), "rate nan must lie between 0 and"),
         (("explain", "--load", "-3"), "rate -3 must lie between 0 and"),
+        (
+            ("up", "--folder", "/dev/null/run", "--profiles", "/nowhere"),
+            "the folder of a run: Not a directory",
+        ),
         (("up", "--duration", "nan"), "--duration nan: seconds must be above 0, and finite"),
         (("load", "--load", "5", "--duration", "1", "--address", "127.0.0.1:99999"), "must be HOST:PORT"),
         (("load", "--load", "5", "--duration", "1", "--address", "nonsense"), "must be HOST:PORT"),
@@ -103,6 +108,20 @@ def test_a_load_is_written_in_one_way_everywhere(tmp_path: Path, capsys: Capture
 def test_a_users_mistake_is_one_line(tmp_path: Path, capsys: Captured, arguments, complaint) -> None:
     verb, *options = arguments
     assert complaint in said(capsys, 2, verb, str(write_echo_pipeline(tmp_path)), *options)
+
+
+class Interrupted:
+    """A module in the midst of whose import the user pressed Ctrl-C."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_at_the_very_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setitem(sys.modules, "trimtab.commands", Interrupted())
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert (end.value.code, capsys.readouterr().err) == (130, "trimtab: interrupted\n")
 
 
 def test_names_in_brackets_are_told_whole(tmp_path: Path, capsys: Captured) -> None:

@@ -167,6 +167,12 @@ def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
     assert figures_of(again) == figures_of(run)
 
 
+def test_a_run_that_ended_within_its_first_second_is_one(tmp_path: Path) -> None:
+    record.Recorder(tmp_path, "short", a_run().pipeline).begin(None)
+    again = record.load(tmp_path)
+    assert (again.title, list(again.samples)) == ("short", [])
+
+
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match=r"holds no recorded run: .*run\.json: No such file"):
         record.load(tmp_path)

@@ -122,10 +122,12 @@ async def _plotly(_: web.Request) -> web.Response:
 
 
 def _seen(folder: Path, final: Run | None) -> dict[str, Any]:
-    """What the page shows of a run now. Blocks: it runs on a thread of its own."""
+    """What the page shows of a run now; raises DocumentError before there is a sample. Blocks: it runs on a thread."""
     from trimtab.report import layout, page, series  # noqa: PLC0415  (plotly)
 
     run = final or record.load(folder, MOST_SHOWN)
+    if final is None and not run.samples:
+        raise DocumentError(f"{folder} has no sample yet")
     drawn: layout.Charts = {}
     shown = page.parts([run], drawn)
     finished, title = final is not None, f"{run.title} · Trimtab"

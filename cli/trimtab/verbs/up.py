@@ -73,8 +73,8 @@ def command(
     check_load(order, stands["edge"])
     check_samples(document, samples)
     fixed = load_plan(plan) if plan else None
-    profile_file = None if fixed else choose_profiles(pipeline, document, profiles, console)
     with RunFolder(folder) as where:
+        profile_file = None if fixed else choose_profiles(pipeline, document, profiles, console)
         setup = Setup(
             pipeline,
             where,

@@ -1,19 +1,14 @@
 """`python -m benchmarks.modserve`: ModServe's evaluation anew, simulated; a table, a page, a line of JSON."""
 
 import argparse
-import multiprocessing
 import os
 import sys
 from functools import partial
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-
+from benchmarks.evaluating import concluded, simulated
 from benchmarks.modserve import load, page
 from benchmarks.modserve.cells import Evaluation, cells, judge, measure
-from trimtab.options import console
-from trimtab_pipelines.documents import write_atomically
 
 
 def main() -> int:
@@ -23,19 +18,10 @@ def main() -> int:
     if not trace.exists():
         sys.stderr.write(f"{trace} is missing: minutes are made up; --data FOLDER names the trace's\n")
         trace = None
-    evaluation = _simulated(given.seed, trace, given.processes)
-    given.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(given.out / "modserve.html", page.render(evaluation))
-    table = Table(*page.HEADS, box=None, pad_edge=False)
-    for row in page.result_rows(evaluation):
-        table.add_row(*row)
-    console.print(table)
-    console.print(f"page: {given.out / 'modserve.html'}")
-    outcome = judge(evaluation)
-    for each in outcome.bars:
-        console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}")
-    outcome.print()
-    return 0 if outcome.holds else 1
+    found = simulated(partial(measure, given.seed, trace), cells(), given.processes, lambda one: one[0].runs.name)
+    evaluation = Evaluation(dict(found), "made up" if trace is None else trace.name)
+    rows = page.result_rows(evaluation)
+    return concluded(given.out / "modserve.html", page.render(evaluation), page.HEADS, rows, judge(evaluation))
 
 
 def _parse() -> argparse.Namespace:
@@ -46,19 +32,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("out/modserve"))
     return parser.parse_args()
-
-
-def _simulated(seed: int, trace: Path | None, processes: int) -> Evaluation:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    wanted = cells()
-    found = {}
-    pool = multiprocessing.get_context("spawn").Pool(processes)
-    with Progress(*columns, console=console) as bar_shown, pool:
-        task = bar_shown.add_task("simulating", total=len(wanted))
-        for cell, value in pool.imap_unordered(partial(measure, seed, trace), wanted):
-            found[cell] = value
-            bar_shown.update(task, advance=1, description=f"{cell.runs.name}, {cell.kind}")
-    return Evaluation(found, "made up" if trace is None else trace.name)
 
 
 if __name__ == "__main__":

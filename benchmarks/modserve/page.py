@@ -7,17 +7,17 @@ from typing import Final
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from benchmarks.evaluating import laid_out
 from benchmarks.modserve.cells import FACTORS, IMAGE_COUNTS, LOADS, SYSTEMS, Evaluation
 from benchmarks.modserve.cluster import DECOUPLED, MONOLITH, OURS, ROUTED, SCHEDULED
 from benchmarks.modserve.paper import ASSUMED, GPUS, MODELS, PAPER, STEPS
 from trimtab.report import layout
-from trimtab.report.layout import ALONE, Charts
+from trimtab.report.layout import Charts
 from trimtab.report.summary import Card
 
 HEADS: Final = ("model", "system", "most load, requests/s", "over monolith", "mean first token", "P99", "paper")
 _COLOURS: Final = ("#868d98", "#b0691c", "#e08a2e", "#9b7fd9", "#3f7fd9", "#5a9a6a")
 _BESIDE: Final = (MONOLITH, ROUTED, OURS)
-_GRID: Final = "rgba(134,141,152,0.25)"
 
 
 def result_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
@@ -131,16 +131,8 @@ def _add(figure: go.Figure, column: int, name: str, colour: int, x: Iterable[obj
 
 
 def _laid_out(figure: go.Figure, across: str, up: str, *, log: bool = False) -> go.Figure:
-    figure.update_layout(
-        height=420,
-        meta=ALONE,
-        margin={"l": 64, "r": 24, "t": 110, "b": 80},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 13, "color": "#868d98"},
-        legend={"orientation": "h", "x": 0, "y": 1.14, "yanchor": "bottom"},
-    )
-    figure.update_xaxes(gridcolor=_GRID, zeroline=False, title_text=across)
-    figure.update_yaxes(gridcolor=_GRID, zeroline=False, **({"type": "log"} if log else {"rangemode": "tozero"}))
+    laid_out(figure).update_xaxes(title_text=across)
+    if log:
+        figure.update_yaxes(type="log", rangemode="normal")
     figure.update_yaxes(title_text=up, row=1, col=1)
     return figure

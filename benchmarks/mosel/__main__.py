@@ -1,22 +1,16 @@
 """`python -m benchmarks.mosel`: MOSEL's evaluation anew, simulated; a table, a page with plots, a line of JSON."""
 
 import argparse
-import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-
+from benchmarks.evaluating import concluded, simulated
 from benchmarks.mosel import load, page
 from benchmarks.mosel.cells import METHODS, OURS, Cell, Measured, Source, measure
 from benchmarks.mosel.evaluation import Evaluation, judge
 from benchmarks.mosel.models import MODELS
-from trimtab.options import console
-from trimtab_pipelines.documents import write_atomically
 
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 MISJUDGED = (0.5, 1.0, 1.5)
@@ -31,20 +25,19 @@ def main() -> int:
         sys.stderr.write(f"{trace} is missing: a load of the same shape is made up; --data FOLDER names the trace's\n")
         trace = None
     source = Source(trace, given.trace_start, given.seconds)
-    found = _simulated(source, _cells(given.seeds), given.processes)
+    found = simulated(
+        partial(measure, source),
+        _cells(given.seeds),
+        given.processes,
+        lambda one: f"{one.cell.model} {one.cell.method}",
+    )
     evaluation = Evaluation(found, "made up" if trace is None else f"{trace.name}, from second {given.trace_start}")
-    given.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(given.out / "mosel.html", page.render(evaluation))
-    table = Table(*page.HEADS, box=None, pad_edge=False)
-    for row in page.result_rows(evaluation):
-        table.add_row(*row)
-    console.print(table)
-    console.print(f"page: {given.out / 'mosel.html'}")
-    outcome = judge(evaluation)
-    for each in outcome.bars:
-        console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}")
-    outcome.print()
-    return 0 if outcome.holds else 1
+    rows = page.result_rows(evaluation)
+    return concluded(given.out / "mosel.html", page.render(evaluation), page.HEADS, rows, judge(evaluation))
+
+
+def _named(one: Measured) -> str:
+    return f"{one.cell.model} {one.cell.method}"
 
 
 def _parse() -> argparse.Namespace:
@@ -75,18 +68,6 @@ def _cells(seeds: int) -> list[Cell]:
         for seed in range(1, seeds + 1)
     ]
     return grid + wrong
-
-
-def _simulated(source: Source, cells: Sequence[Cell], processes: int) -> list[Measured]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    found: list[Measured] = []
-    pool = multiprocessing.get_context("spawn").Pool(processes)
-    with Progress(*columns, console=console) as bar_shown, pool:
-        task = bar_shown.add_task("simulating", total=len(cells))
-        for one in pool.imap_unordered(partial(measure, source), cells):
-            found.append(one)
-            bar_shown.update(task, advance=1, description=f"{one.cell.model} {one.cell.method}")
-    return found
 
 
 if __name__ == "__main__":

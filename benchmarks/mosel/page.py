@@ -6,11 +6,12 @@ from html import escape
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from benchmarks.evaluating import laid_out
 from benchmarks.mosel.cells import METHODS, ONCE, OURS, Measured
 from benchmarks.mosel.evaluation import Evaluation
 from benchmarks.mosel.models import MODELS
 from trimtab.report import layout
-from trimtab.report.layout import ALONE, Charts
+from trimtab.report.layout import Charts
 from trimtab.report.summary import Card
 
 HEADS = (
@@ -33,7 +34,6 @@ COLOURS = dict(
         strict=True,
     )
 )
-_GRID = "rgba(134,141,152,0.25)"
 TABLE_NOTE = (
     "Means over all loads. Both SLOs met: answered in time and, by expectation, as accurate as the job asked. "
     "Seen again: rows that were looked at a second time, of all first looks. Completion: mean seconds of what was "
@@ -153,15 +153,4 @@ def _by_load(evaluation: Evaluation, of: Callable[[Measured], float], title: str
             figure.add_trace(trace, row=1, col=column)
         figure.update_xaxes(title_text="load", row=1, col=column)
     figure.update_yaxes(title_text=title, row=1, col=1)
-    figure.update_layout(
-        height=420,
-        meta=ALONE,
-        margin={"l": 64, "r": 24, "t": 110, "b": 56},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 13, "color": "#868d98"},
-        legend={"orientation": "h", "x": 0, "y": 1.14, "yanchor": "bottom"},
-    )
-    figure.update_xaxes(gridcolor=_GRID, zeroline=False)
-    figure.update_yaxes(gridcolor=_GRID, zeroline=False, rangemode="tozero")
-    return figure
+    return laid_out(figure, below=56)

@@ -5,12 +5,13 @@ from html import escape
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from benchmarks.evaluating import laid_out
 from benchmarks.otas.cells import BIN_SECONDS, BURSTY, SYNTHETIC
 from benchmarks.otas.evaluation import Evaluation
 from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, PETS_EVICTS, TOME, VPT
 from benchmarks.otas.paper import ASSUMED
 from trimtab.report import layout
-from trimtab.report.layout import ALONE, Charts
+from trimtab.report.layout import Charts
 from trimtab.report.summary import Card
 
 HEADS = ("load", "method", "utility", "ours beside it", "type 1", "type 2", "type 3", "type 4", "paper")
@@ -28,7 +29,6 @@ PRINTED = {
     (BURSTY, VPT): "type 1 64.14 % (MAF)",
     (BURSTY, TOME): "type 2 16.85 % (MAF)",
 }
-_GRID = "rgba(134,141,152,0.25)"
 
 
 def result_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
@@ -126,7 +126,7 @@ def _types(evaluation: Evaluation) -> go.Figure:
             figure.add_trace(bars, row=1, col=column)
     figure.update_layout(barmode="stack")
     figure.update_yaxes(title_text="queries, %", row=1, col=1)
-    return _laid_out(figure)
+    return laid_out(figure)
 
 
 def _by_load(evaluation: Evaluation) -> go.Figure:
@@ -141,7 +141,7 @@ def _by_load(evaluation: Evaluation) -> go.Figure:
             figure.add_trace(trace, row=1, col=column)
         figure.update_xaxes(title_text="load", row=1, col=column)
     figure.update_yaxes(title_text="utility, % of OTAS", row=1, col=1)
-    return _laid_out(figure)
+    return laid_out(figure)
 
 
 def _over_time(evaluation: Evaluation, workload: str) -> go.Figure:
@@ -174,7 +174,7 @@ def _over_time(evaluation: Evaluation, workload: str) -> go.Figure:
         figure.add_trace(load, row=1, col=column, secondary_y=True)
         figure.update_xaxes(title_text="seconds", row=1, col=column)
     figure.update_yaxes(title_text="answers, %", row=1, col=1, secondary_y=False)
-    return _laid_out(figure)
+    return laid_out(figure)
 
 
 def _accuracies(evaluation: Evaluation) -> go.Figure:
@@ -195,19 +195,4 @@ def _accuracies(evaluation: Evaluation) -> go.Figure:
             figure.add_trace(trace, row=1, col=column)
         figure.update_xaxes(title_text="expected accuracy", row=1, col=column)
     figure.update_yaxes(title_text="answers, %", row=1, col=1)
-    return _laid_out(figure)
-
-
-def _laid_out(figure: go.Figure) -> go.Figure:
-    figure.update_layout(
-        height=420,
-        meta=ALONE,
-        margin={"l": 64, "r": 24, "t": 110, "b": 80},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 13, "color": "#868d98"},
-        legend={"orientation": "h", "x": 0, "y": 1.14, "yanchor": "bottom"},
-    )
-    figure.update_xaxes(gridcolor=_GRID, zeroline=False)
-    figure.update_yaxes(gridcolor=_GRID, zeroline=False, rangemode="tozero")
-    return figure
+    return laid_out(figure)

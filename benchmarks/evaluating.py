@@ -1,0 +1,66 @@
+"""How an evaluation of simulated cells runs, ends and looks: processes, a table, a page, a verdict."""
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import plotly.graph_objects as go
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from trimtab.options import console
+from trimtab.report.layout import ALONE
+from trimtab_pipelines.documents import write_atomically
+from trimtab_pipelines.verdict import Outcome
+
+GRID = "rgba(134,141,152,0.25)"
+
+Cell = TypeVar("Cell")
+Found = TypeVar("Found")
+
+
+def simulated(
+    measure: Callable[[Cell], Found], cells: Sequence[Cell], processes: int, told: Callable[[Found], str]
+) -> list[Found]:
+    """Measure all cells, in the order in which they end; `told` names the last one beside the bar."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    found: list[Found] = []
+    pool = multiprocessing.get_context("spawn").Pool(processes)
+    with Progress(*columns, console=console) as shown, pool:
+        task = shown.add_task("simulating", total=len(cells))
+        for one in pool.imap_unordered(measure, cells):
+            found.append(one)
+            shown.update(task, advance=1, description=told(one))
+    return found
+
+
+def concluded(page: Path, html: str, heads: Sequence[str], rows: Iterable[Sequence[str]], outcome: Outcome) -> int:
+    """Write the page, show table and verdict, print the outcome; 0 where every bar holds."""
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(page, html)
+    table = Table(*heads, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"page: {page}")
+    for each in outcome.bars:
+        console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}")
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+def laid_out(figure: go.Figure, *, below: int = 80) -> go.Figure:
+    """A figure as all of them look, its legend above; `below`: pixels for what stands under it."""
+    figure.update_layout(
+        height=420,
+        meta=ALONE,
+        margin={"l": 64, "r": 24, "t": 110, "b": below},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, sans-serif", "size": 13, "color": "#868d98"},
+        legend={"orientation": "h", "x": 0, "y": 1.14, "yanchor": "bottom"},
+    )
+    figure.update_xaxes(gridcolor=GRID, zeroline=False)
+    figure.update_yaxes(gridcolor=GRID, zeroline=False, rangemode="tozero")
+    return figure

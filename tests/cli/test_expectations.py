@@ -110,6 +110,11 @@ def test_a_users_mistake_is_one_line(tmp_path: Path, capsys: Captured, arguments
     assert complaint in said(capsys, 2, verb, str(write_echo_pipeline(tmp_path)), *options)
 
 
+@pytest.mark.parametrize("where", ["http://127.0.0.1:8080", "127.0.0.1:8080"])
+def test_an_address_in_the_place_of_the_pipeline_is_told_as_one(capsys: Captured, where: str) -> None:
+    assert "where it runs by --address HOST:PORT" in said(capsys, 2, "load", where, "--load", "5")
+
+
 class Interrupted:
     """A module in the midst of whose import the user pressed Ctrl-C."""
 

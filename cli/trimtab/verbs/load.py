@@ -51,6 +51,8 @@ def command(
 
     Exits with 1 where a request failed, none was answered, or too few within the SLO.
     """
+    if ":" in str(pipeline) and not pipeline.exists():
+        raise LoadError(f"{pipeline}: give the folder of the pipeline here, and where it runs by --address HOST:PORT")
     document = load_pipeline(pipeline)
     order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples)
     if order is None:

@@ -1,7 +1,8 @@
 """Which slot of keys and values belongs to whom, and which prefix of a prompt lies in one already. Pure.
 
 A slot holds one request's keys and values, position by position. A freed slot keeps what it holds until it is given
-away: a later prompt that begins alike takes it over, or copies from it, and computes the rest only.
+away: a later prompt that begins alike takes it over, or copies from it, and computes the rest only. Taken over is what
+it mostly holds in common; else a first word in common would cost who comes back his whole prompt.
 """
 
 from dataclasses import dataclass, field
@@ -58,13 +59,12 @@ class SlotTable:
         if not free:
             return None
         best, reused = self._longest(prompt, space)
-        if best is not None and not self._slots[best].busy:
-            chosen, source = best, None
-        else:
-            chosen, source = min(free, key=lambda number: self._slots[number].stamp), best
+        chosen = min(free, key=lambda number: self._slots[number].stamp)
+        if best in free and len(self._slots[best].keys) <= 2 * reused:
+            chosen = best
         slot = self._slots[chosen]
         slot.busy, slot.space, slot.keys = True, space, prompt[:reused].copy()
-        return Lease(chosen, reused, source if reused else None)
+        return Lease(chosen, reused, best if best != chosen else None)
 
     def wrote(self, slot: int, keys: Keys) -> None:
         """Note what the next positions of a slot hold now."""

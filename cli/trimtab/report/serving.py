@@ -15,7 +15,7 @@ from trimtab.timeline import Run
 from trimtab_pipelines.documents import DocumentError
 
 HOST = "127.0.0.1"
-MOST_SHOWN = 600
+MOST_SHOWN = 300
 """Samples, and decisions, that one look reads: the newest half of them, and the others from all before."""
 LEAST_SECONDS_BETWEEN = 1.0
 ASKED_EVERY_SECONDS = 2.0

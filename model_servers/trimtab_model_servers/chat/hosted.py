@@ -45,7 +45,7 @@ class HostedWriter:
         self.puller = Puller()
         lengths = Lengths(built.parameters.max_new_tokens, built.parameters.slot_tokens)
         self._talks = Talks(self.engine, self._writing, lengths)
-        self._sources = Sources(self.encoding, self.puller.pull)
+        self._sources = Sources(self.encoding, self.puller.pull, family.width)
 
     def warm_up(self) -> None:
         """Answer once, about an image where there is an encoder; raises ModelError where that fails. Blocks."""

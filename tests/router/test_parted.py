@@ -38,8 +38,8 @@ class Encoder(FakeReplica):
         self.model = self._encode
 
     def _encode(self, inputs: Any) -> dict[str, np.ndarray]:
-        rows = zip(inputs["images"], inputs["chat_images"], strict=True)
-        self.shown += [(len(row[0]), int(beside)) for row, beside in rows]
+        beside = inputs["chat_images"]
+        self.shown += [(len(row[0]), int(count)) for row, count in zip(inputs["images"], beside, strict=True)]
         if len(self.shown) == 2:
             self.on_second()
         keep, rows = self.seen[-1].parameters["keep"], len(inputs["images"])

@@ -121,6 +121,14 @@ bench-engine: venv ## tokens a second of 16 streams in the engine on one core, a
 bench-chats: venv ## a replica that answers chats: 10,000 hang-ups, one image from many callers, embeddings pulled
 	$(PY) -m benchmarks.chats $(CHATS)
 
+.PHONY: bench-hostile-chats
+bench-hostile-chats: venv ## what hostile chats are answered with, and what memory and time they cost a router, kind by kind
+	$(PY) -m benchmarks.chats.hostile $(HOSTILE_CHATS)
+
+.PHONY: bench-image-tokens
+bench-image-tokens: venv ## image tokens told by size alone, beside each model's own processor, 1,000 random sizes of each
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.image_tokens $(IMAGE_TOKENS)
+
 .PHONY: reproduce-ipa
 reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in the simulator; out/ipa/ipa.html
 	$(PY) -m benchmarks.ipa --data $(DATA) --out $(OUT)/ipa $(if $(TRACE),--trace $(TRACE)) $(IPA)

@@ -34,10 +34,7 @@ async def served(*, secured: bool) -> AsyncIterator[Target]:
 async def served_chats(*, secured: bool) -> AsyncIterator[Target]:
     """Serve a small model with random weights, in the same manner."""
     pipeline = chat_pipeline()
-    stage = {"name": "answer", "variant": "tiny", "batchSize": SLOTS, "replicas": 1, "accuracy": 1.0}
-    spec = {"pipeline": pipeline.name, "generation": 1, "createdAt": 0.0, "stages": [stage]}
-    plan = PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})
-    async with _run(pipeline, plan, secured=secured) as target:
+    async with _run(pipeline, chat_plan(pipeline), secured=secured) as target:
         yield target
 
 
@@ -71,6 +68,13 @@ def chat_pipeline() -> InferencePipeline:
         "budget": {"cores": 2},
     }
     return InferencePipeline.model_validate({"kind": "InferencePipeline", "metadata": {"name": "tiny"}, "spec": spec})
+
+
+def chat_plan(pipeline: InferencePipeline) -> PipelinePlan:
+    """Its only variant, in one replica."""
+    stage = {"name": "answer", "variant": "tiny", "batchSize": SLOTS, "replicas": 1, "accuracy": 1.0}
+    spec = {"pipeline": pipeline.name, "generation": 1, "createdAt": 0.0, "stages": [stage]}
+    return PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})
 
 
 @asynccontextmanager

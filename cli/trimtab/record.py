@@ -116,17 +116,17 @@ def save(run: Run, folder: Path) -> None:
         run.results.save(folder / "load")
 
 
-def load(folder: Path, most: int | None = None) -> Run:
+def load(folder: Path, most: int | None = None, most_decisions: int | None = None) -> Run:
     """Read what `save` or a recorder wrote; raises DocumentError naming what is missing or broken.
 
-    Of more than `most` samples, or decisions, the newest and some of the others are read.
+    Of more than `most` samples, or so many decisions, the newest and some of the others are read.
     """
     try:
         facts = _FACTS.validate_json((folder / FACTS_FILE).read_bytes())
         samples = read_lines(folder / SAMPLES_FILE, _SAMPLE.validate_json, most)
         if not samples and (folder / SAMPLES_FILE).stat().st_size:
             raise DocumentError(f"{folder / SAMPLES_FILE}: no line of it is a Sample")
-        plans = read_decisions(folder / DECISIONS_FILE, most)
+        plans = read_decisions(folder / DECISIONS_FILE, most_decisions)
         results = Results.load(folder / "load") if (folder / "load" / SUMMARY_FILE).exists() else None
     except OSError as error:
         raise DocumentError(f"{folder} holds no recorded run: {error.filename}: {error.strerror}") from error

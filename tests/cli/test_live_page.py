@@ -88,7 +88,9 @@ async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
 
 def test_a_long_run_is_read_in_part(tmp_path: Path) -> None:
     extend(recorder(tmp_path), range(1000))
-    found: Run = record.load(tmp_path, 100)
+    record._write_decisions(tmp_path, plans() * 200)
+    found: Run = record.load(tmp_path, 100, 20)
+    assert len(found.plans) <= 20
     at = [round(sample.at - found.samples[0].at) for sample in found.samples]
     assert at[0] == 0
     assert at[-50:] == list(range(950, 1000))

@@ -299,7 +299,8 @@ async def an_envoy(
     """A real Envoy in front of the router behind these sockets."""
     otlp = doorstep.pop("otlp", None)
     settings = settings or EdgeSettings()
-    config = configuration.write(settings, Doorstep(sockets, **doorstep), pipeline=pipeline.name, otlp=otlp)
+    step = Doorstep(sockets, **doorstep, chats=pipeline.spec.chats is not None)
+    config = configuration.write(settings, step, pipeline=pipeline.name, otlp=otlp)
     arguments = command(program(), "--config-path", str(config))
     log = sockets.folder / "envoy.log"
     with log.open("wb") as errors:

@@ -16,7 +16,9 @@ from trimtab_pipelines.documents import DocumentError
 
 HOST = "127.0.0.1"
 MOST_SHOWN = 300
-"""Samples, and decisions, that one look reads: the newest half of them, and the others from all before."""
+"""Samples that one look reads: the newest half of them, and the others from all before."""
+MOST_DECISIONS_SHOWN = 60
+"""Decisions, likewise: each takes as much memory as some dozens of samples, and comes after five of them."""
 LEAST_SECONDS_BETWEEN = 1.0
 ASKED_EVERY_SECONDS = 2.0
 HEADERS = {
@@ -125,7 +127,7 @@ def _seen(folder: Path, final: Run | None) -> dict[str, Any]:
     """What the page shows of a run now; raises DocumentError before there is a sample. Blocks: it runs on a thread."""
     from trimtab.report import layout, page, series  # noqa: PLC0415  (plotly)
 
-    run = final or record.load(folder, MOST_SHOWN)
+    run = final or record.load(folder, MOST_SHOWN, MOST_DECISIONS_SHOWN)
     if final is None and not run.samples:
         raise DocumentError(f"{folder} has no sample yet")
     drawn: layout.Charts = {}

@@ -79,13 +79,33 @@ def _next_url(view: memoryview, position: int, begins_before: int) -> tuple[int,
 def _end_of_string(view: memoryview, position: int) -> int:
     """Where the quote stands that ends a string."""
     while (quote := _END.search(view, position)) is not None:
-        before = place = quote.start()
-        while view[before - 1] == ord("\\"):
-            before -= 1
-        if (place - before) % 2 == 0:
+        place = quote.start()
+        if _backslashes_before(view, place) % 2 == 0:
             return place
         position = place + 1
     raise InvalidChat("the body is not JSON: a string has no end")
+
+
+def _backslashes_before(view: memoryview, place: int) -> int:
+    count, step = 0, 16
+    while True:
+        piece = bytes(view[place - count - step : place - count])
+        run = len(piece) - len(piece.rstrip(b"\\"))
+        count, step = count + run, 2 * step
+        if run < len(piece):
+            return count
+
+
+def written_in(url: Buffer, most_bytes: int, param: str) -> memoryview:
+    """The base64 of a data URL; raises InvalidChat where it has none, or stands for more bytes."""
+    view = memoryview(url).cast("B")
+    head = _HEAD.match(view[:_LONGEST_HEAD_BYTES])
+    if head is None:
+        raise _invalid("is no data URL of base64; write data:image/png;base64,…", param)
+    written = view[head.end() :]
+    if len(written) // 4 * 3 > most_bytes + 2:
+        raise _invalid(f"has {len(written) // 4 * 3} bytes; send at most {most_bytes}", param)
+    return written
 
 
 def decode(url: Buffer, most_bytes: int, param: str) -> bytes:
@@ -94,13 +114,7 @@ def decode(url: Buffer, most_bytes: int, param: str) -> bytes:
     Raises:
         InvalidChat: it has more bytes, no base64, or none at all; nothing is decoded of one that is too long.
     """
-    view = memoryview(url).cast("B")
-    head = _HEAD.match(view[:_LONGEST_HEAD_BYTES])
-    if head is None:
-        raise _invalid("is no data URL of base64; write data:image/png;base64,…", param)
-    written = view[head.end() :]
-    if len(written) // 4 * 3 > most_bytes + 2:
-        raise _invalid(f"has {len(written) // 4 * 3} bytes; send at most {most_bytes}", param)
+    written = written_in(url, most_bytes, param)
     try:
         decoded = binascii.a2b_base64(written, strict_mode=True)
     except binascii.Error:

@@ -8,7 +8,7 @@ from trimtab_protocol import Buffer
 from trimtab_protocol.chat.asking import Asked, read_asked
 from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.images import read_header
-from trimtab_protocol.chat.lifting import decode, lift
+from trimtab_protocol.chat.lifting import decode, lift, written_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,15 @@ def read_chat(body: Buffer, most_json_bytes: int, bounds: ImageBounds) -> Chat:
     if len(asked.image_urls) > bounds.most:
         text = f"the chat has {len(asked.image_urls)} images; send at most {bounds.most}"
         raise InvalidChat(text, param="messages", code="too_many_images")
-    return Chat(asked, tuple(_shown(field, url, lifted.urls.get(url)) for field, url in asked.image_urls))
+    return Chat(asked, tuple(_shown(field, url, lifted.urls.get(url), bounds) for field, url in asked.image_urls))
 
 
-def _shown(field: str, url: str, lifted: Buffer | None) -> Shown:
-    if lifted is not None:
-        return Shown(field, lifted)
-    if url[:5].lower() == "data:":
-        return Shown(field, url.encode())
-    return Shown(field, None, url)
+def _shown(field: str, url: str, lifted: Buffer | None, bounds: ImageBounds) -> Shown:
+    data: Buffer | None = url.encode() if lifted is None and url[:5].lower() == "data:" else lifted
+    if data is None:
+        return Shown(field, None, url)
+    written_in(data, bounds.size, field)  # what is too large for ever is told before room is sought for it
+    return Shown(field, data)
 
 
 def checked_file(file: bytes, field: str, bounds: ImageBounds) -> bytes:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trimtab_pipelines.documents import DocumentError, load_edge, load_pipeline
+from trimtab_pipelines.edge import EdgeSettings
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.edge import configuration
 from trimtab_router.edge.places import Doorstep, Sockets
 from trimtab_router.edge.program import command, program
@@ -21,9 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_edge(given.edge)
         pipeline = load_pipeline(given.pipeline)
         envoy = program()
-        config = configuration.write(
-            settings, _doorstep(given, payload_bytes(pipeline, settings)), pipeline=pipeline.name, otlp=_otlp()
-        )
+        doorstep = _doorstep(given, pipeline, settings)
+        config = configuration.write(settings, doorstep, pipeline=pipeline.name, otlp=_otlp())
     except (DocumentError, FileNotFoundError) as error:
         sys.stderr.write(f"trimtab_router.edge: {error}\n")
         return 2
@@ -31,8 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _doorstep(given: argparse.Namespace, most_bytes: int) -> Doorstep:
-    return Doorstep(Sockets(given.sockets), given.host, given.rest_port, given.grpc_port, most_bytes)
+def _doorstep(given: argparse.Namespace, pipeline: InferencePipeline, settings: EdgeSettings) -> Doorstep:
+    most_bytes, chats = payload_bytes(pipeline, settings), pipeline.spec.chats is not None
+    return Doorstep(
+        Sockets(given.sockets), given.host, given.rest_port, given.grpc_port, max_payload_bytes=most_bytes, chats=chats
+    )
 
 
 def _otlp() -> str | None:

@@ -104,7 +104,7 @@ def _connections(settings: EdgeSettings, doorstep: Doorstep, pipeline: str, *, t
         "codec_type": "AUTO",
         "rds": {"route_config_name": ROUTES, "config_source": _from_router()},
         "http_filters": filters.chain(settings, doorstep.max_payload_bytes),
-        "local_reply_config": local_replies(doorstep.max_payload_bytes, MAX_HEADERS_KIB),
+        "local_reply_config": local_replies(doorstep.max_payload_bytes, MAX_HEADERS_KIB, chats=doorstep.chats),
         "access_log": access_log.loggers(settings.access_log, settings.access_log_fields),
         "server_name": "trimtab",
         "use_remote_address": True,

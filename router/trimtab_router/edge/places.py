@@ -43,7 +43,7 @@ class Sockets:
 
 @dataclass(frozen=True, slots=True)
 class Doorstep:
-    """Where a door listens for callers, and what a request may weigh."""
+    """Where a door listens for callers, what a request may weigh, and whether callers chat."""
 
     sockets: Sockets
     host: str = "127.0.0.1"
@@ -51,6 +51,7 @@ class Doorstep:
     grpc_port: int = 0
     max_payload_bytes: int = 64 * 2**20
     folder: Path | None = None
+    chats: bool = False
 
     @property
     def told_in(self) -> Path:

@@ -1,11 +1,14 @@
 """How the door refuses: in the protocol's own form, with the reason and when to try again, as the router does. Pure.
 
-gRPC callers get the same words, and the status that the router gives for the same reason.
+gRPC callers get the same words, and the status that the router gives for the same reason; those who chat get OpenAI's
+form of an error.
 """
 
 from typing import Any
 
+from trimtab_pipelines.codes import DOOR_REASONS
 from trimtab_protocol import grpc_messages
+from trimtab_protocol.chat import answering
 from trimtab_protocol.extensions import REASON_HEADER
 
 Json = dict[str, Any]
@@ -23,7 +26,7 @@ _CALLED = "%REQ(:PATH):200% is not supported: "
 """What a gRPC caller asked for; over REST the router answers by itself, and names the path."""
 
 
-def local_replies(max_payload_bytes: int, max_headers_kib: int) -> Json:
+def local_replies(max_payload_bytes: int, max_headers_kib: int, *, chats: bool = False) -> Json:
     """The configuration of answers that Envoy gives itself: JSON for REST, the bare words for gRPC."""
     sizes = (
         _mapper(
@@ -33,9 +36,10 @@ def local_replies(max_payload_bytes: int, max_headers_kib: int) -> Json:
             _status(431), "HeadersTooLarge", text=f"the headers are too large; at most {max_headers_kib} KiB are taken"
         ),
     )
+    forms = (_over_grpc, _to_chats, dict) if chats else (_over_grpc, dict)
     return {
-        "mappers": [form for mapper in (*_MAPPERS, *sizes) for form in (_over_grpc(mapper), mapper)],
-        "body_format": {"json_format": {"error": "%LOCAL_REPLY_BODY%"}, "content_type": "application/json"},
+        "mappers": [form(mapper) for mapper in (*_MAPPERS, *sizes) for form in forms],
+        "body_format": _json({"error": "%LOCAL_REPLY_BODY%"}),
     }
 
 
@@ -44,16 +48,29 @@ def _over_grpc(mapper: Json) -> Json:
     status = GRPC_STATUS.get(headers[0]["header"]["value"])
     more = [] if status is None else [_header("grpc-status", str(status))]
     called = _CALLED if headers[0]["header"]["value"] == "NotFound" else ""
-    return mapper | _words(called) | {"filter": _grpc(mapper["filter"]), "headers_to_add": headers + more}
+    return (
+        mapper | _words(called) | _of("content-type", "application/grpc", mapper) | {"headers_to_add": headers + more}
+    )
+
+
+def _to_chats(mapper: Json) -> Json:
+    reason = mapper["headers_to_add"][0]["header"]["value"]
+    told = answering.error(DOOR_REASONS.get(reason, 504), "%LOCAL_REPLY_BODY%", reason=reason)
+    return mapper | _of(":path", "/v1/", mapper) | {"body_format_override": _json(told)}
 
 
 def _header(name: str, value: str) -> Json:
     return {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
 
 
-def _grpc(which: Json) -> Json:
-    content = {"header": {"name": "content-type", "string_match": {"prefix": "application/grpc"}}}
-    return {"and_filter": {"filters": [{"header_filter": content}, which]}}
+def _json(content: Json) -> Json:
+    return {"json_format": content, "content_type": "application/json"}
+
+
+def _of(header: str, prefix: str, mapper: Json) -> Json:
+    """A mapper's filter, for requests alone of which a header begins so."""
+    begins = {"header": {"name": header, "string_match": {"prefix": prefix}}}
+    return {"filter": {"and_filter": {"filters": [{"header_filter": begins}, mapper["filter"]]}}}
 
 
 def _mapper(

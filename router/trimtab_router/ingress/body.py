@@ -92,10 +92,10 @@ class Unpacking:
         """Unpack the next bytes; Refusal 413 beyond the bound, 429 without room, 400 for what is not so packed."""
         try:
             for piece in self._pieces(packed):
+                if len(self._body) + len(piece) > self._most_bytes:
+                    raise too_large(f"{self._what} unpacks to more", self._most_bytes, self._advice)
                 self._reservation.grow(len(piece))
                 self._body += piece
-                if len(self._body) > self._most_bytes:
-                    raise too_large(f"{self._what} unpacks to more", self._most_bytes, self._advice)
                 await asyncio.sleep(0)
         except zlib.error as error:
             raise invalid(f"{self._what} is not {self._encoding}: {error}") from error
@@ -162,8 +162,8 @@ async def _read_known(request: web.BaseRequest, reservation: Reservation, length
 async def _read_growing(request: web.BaseRequest, reservation: Reservation, most_bytes: int, advice: str) -> Buffer:
     body = bytearray()
     while chunk := await request.content.readany():
+        if len(body) + len(chunk) > most_bytes:
+            raise too_large(f"the body has more than {most_bytes} bytes", most_bytes, advice)
         reservation.grow(len(chunk))
         body += chunk
-        if len(body) > most_bytes:
-            raise too_large(f"the body has more than {most_bytes} bytes", most_bytes, advice)
     return body

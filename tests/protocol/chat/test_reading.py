@@ -43,6 +43,7 @@ def test_a_short_data_url_is_one_too():
     [
         (body(URL, URL, URL), "more than 2 images"),
         (body("u", "u", "u"), "has 3 images; send at most 2"),
+        (body("data:;base64," + "A" * 2**17), r"image_url has 98304 bytes; send at most 65536"),
         (body(text=URL), "is a data URL; send images as image_url"),
     ],
 )

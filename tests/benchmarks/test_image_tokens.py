@@ -1,0 +1,18 @@
+"""Image tokens as told by size are those that models' own processors make; of 1,000 sizes: make bench-image-tokens."""
+
+import pytest
+
+from benchmarks.image_tokens import differences, families
+from trimtab_pipelines.image_tokens import OneTile
+
+SIZES = [(700, 400), (60, 900)]
+FAMILIES = families()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_size_tells_is_what_its_processor_makes(name):
+    maker, rules = FAMILIES[name]
+    made = maker()
+
+    assert differences(made, rules, [*((size,) for size in SIZES), SIZES]) == 0
+    assert differences(made, [OneTile(7)], [SIZES[:1]]) == 1

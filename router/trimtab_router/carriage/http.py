@@ -89,7 +89,8 @@ class HttpCarrier:
         """Take a batch to its replica."""
         replica = self.replicas[parcel.slot.name]
         replica.hold()
-        _start(self._deliver(replica, parcel, ended), self._under_way)
+        request = self._request(parcel)  # now: of who leaves before it is sent nothing would be there
+        _start(self._deliver(replica, parcel, request, ended), self._under_way)
 
     def write(self, parcel: Parcel, wrote: Wrote, ended: Callable[[Parcel, Ending], None]) -> None:
         """Take a row to its replica, to be written."""
@@ -145,10 +146,12 @@ class HttpCarrier:
         """Close all connections."""
         await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._retiring)
 
-    async def _deliver(self, replica: Replica, parcel: Parcel, ended: Callable[[Parcel, Ending], None]) -> None:
+    async def _deliver(
+        self, replica: Replica, parcel: Parcel, request: BatchRequest, ended: Callable[[Parcel, Ending], None]
+    ) -> None:
         name = self._stage.name
         try:
-            ending = await self._exchange(replica, parcel)
+            ending = await self._exchange(replica, parcel, request)
         except Exception as error:
             log.exception("stage %s: a batch of %d slices failed", name, len(parcel.batch))
             ending = Broken(f"{type(error).__name__}: {error}", again=False)
@@ -169,8 +172,7 @@ class HttpCarrier:
                 what = f"stage {name}: its model server failed"
                 owner.work_refused(failure("ModelServerError", what, owner.request_id, stage=name))
 
-    async def _exchange(self, replica: Replica, parcel: Parcel) -> Ending:
-        request = self._request(parcel)
+    async def _exchange(self, replica: Replica, parcel: Parcel, request: BatchRequest) -> Ending:
         answer = await replica.infer(request)
         if not isinstance(answer, InferResponse):
             return answer

@@ -40,6 +40,9 @@ class _Nobody:
     def work_refused(self, refusal: object) -> None:
         """Never called."""
 
+    def work_starved(self, work: object, *, counts: bool) -> None:
+        """Never called."""
+
 
 def milliseconds(rows: tuple[int, int], views: int = VIEWS) -> list[float]:
     """Processor milliseconds of each decision, every one among other jobs, while points become slower and faster."""

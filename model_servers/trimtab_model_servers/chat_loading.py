@@ -5,27 +5,31 @@ import torch
 from trimtab_model_servers.chat.encoder import HostedEncoder
 from trimtab_model_servers.chat.hosted import HostedWriter
 from trimtab_model_servers.chat.parts import Built
+from trimtab_model_servers.chat.pulling import Puller
 from trimtab_model_servers.families.registry import build_chat
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_protocol.http import Tls
 
 
-def load_chat(spec: ModelSpec, worker: BatchWorker) -> HostedWriter | HostedEncoder:
+def load_chat(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> HostedWriter | HostedEncoder:
     """Build, load and try out a model on the calling thread, with the threads of its core allocation.
+
+    ``tls`` is what it pulls embeddings from other replicas with.
 
     Raises:
         ModelError: naming what is wrong with its family, its weights or its stage's tensors.
     """
     torch.set_num_threads(spec.threads)
     built: Built = build_chat(spec)
-    hosted = _hosted(spec, built, worker)
+    hosted = _hosted(spec, built, worker, tls)
     hosted.warm_up()
     return hosted
 
 
-def _hosted(spec: ModelSpec, built: Built, worker: BatchWorker) -> HostedWriter | HostedEncoder:
+def _hosted(spec: ModelSpec, built: Built, worker: BatchWorker, tls: Tls) -> HostedWriter | HostedEncoder:
     if built.writing is not None and built.network is not None:
-        return HostedWriter(spec, built, (built.writing, built.network), worker)
+        return HostedWriter(spec, built, (built.writing, built.network), worker, Puller(tls))
     if built.seeing is None:
         raise RuntimeError(f"family {spec.family!r} built neither what writes nor what encodes")
     return HostedEncoder(spec, built, built.seeing, worker)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.hosting import Hosted
 from trimtab_model_servers.worker import BatchWorker
+from trimtab_protocol.http import Tls
 
 
 @dataclass(slots=True)
@@ -21,6 +22,8 @@ class Host:
     has_data_port: bool = False
     expected: set[str] = field(default_factory=set)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    tls: Tls = lambda: None
+    """What connections to other replicas are secured with."""
     leaving: bool = False
     """Whether this process is about to end; it still answers."""
 

@@ -51,7 +51,7 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         process.expected.add(self.name)
         try:
             spec = _spec(self)
-            self._hosted = await process.worker.run(lambda: load(spec, process.worker))
+            self._hosted = await process.worker.run(lambda: load(spec, process.worker, process.tls))
             if isinstance(self._hosted, HostedModel):
                 following = self._hosted.follow_tasks(process.worker)
                 self._following = asyncio.create_task(following, name=f"tasks of {self.name}")

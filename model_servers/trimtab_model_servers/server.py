@@ -98,6 +98,8 @@ async def _serve(folder: Path, on_ready: Callable[[ReplicaPorts], None], doors: 
     process.expected |= {settings.name for settings in models}
     stopping = asyncio.Event()
     data_port, process.has_data_port = DataPort(process), True
+    if doors.identity is not None:
+        process.tls = doors.identity.connecting
     await doors.open(data_port)
     with ReservedPort(address, asked.http_port) as http, ReservedPort(address, asked.grpc_port) as grpc:
         ports = ReplicaPorts(data_port.port, http.number, grpc.number)

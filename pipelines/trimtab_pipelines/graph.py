@@ -76,11 +76,13 @@ def reference_domain(stage: str, output: StageOutput, domain: str) -> str:
 
 
 def expected_rows(order: Sequence[Stage], domains: Mapping[str, str]) -> dict[str, float]:
-    """Multiply the fan-outs on the way to each stage."""
+    """Multiply the fan-outs on the way to each stage; one that encodes has a row for each image of a chat."""
     rows_of_domain = {REQUEST: 1.0}
     rows: dict[str, float] = {}
     for stage in order:
-        rows[stage.name] = rows_of_domain[domains[stage.name]]
+        rows[stage.name] = rows_of_domain[domains[stage.name]] * (
+            stage.outputs[0].expected_rows if stage.encodes else 1
+        )
         for output in stage.outputs:
             if output.counted_by is not None:
                 domain = reference_domain(stage.name, output, domains[stage.name])

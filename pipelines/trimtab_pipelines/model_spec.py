@@ -11,7 +11,7 @@ from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty
 from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
-from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.stages import OF_CHAT, Stage
 from trimtab_pipelines.tasks import Task
 from trimtab_pipelines.tensors import StageOutput, TensorSpec
 from trimtab_pipelines.variants import ParameterValue, Variant
@@ -72,17 +72,23 @@ def model_spec(
             task.model_copy(update={"storage_uri": resolve_uri(task.storage_uri, pipeline_folder)})
             for task in variant.tasks
         ),
-        inputs=tuple(
-            InputSpec(name=read.name, datatype=source.datatype, shape=source.shape, optional=read.optional)
-            for read in stage.inputs
-            for source in [_source(pipeline.spec, read.source)]
-        ),
+        inputs=_inputs(pipeline.spec, stage),
         outputs=stage.outputs,
         max_batch_size=variant.max_batch_size,
         operating_points=tuple(point.without_evidence() for point in variant.points),
         accuracy=variant.accuracy,
         cores=cores,
     )
+
+
+def _inputs(spec: InferencePipelineSpec, stage: Stage) -> tuple[InputSpec, ...]:
+    """What a replica of a stage reads: one that encodes is told beside each image how many its chat has."""
+    read = tuple(
+        InputSpec(name=read.name, datatype=source.datatype, shape=source.shape, optional=read.optional)
+        for read in stage.inputs
+        for source in [_source(spec, read.source)]
+    )
+    return (*read, InputSpec(name=OF_CHAT, datatype="INT64", optional=True)) if stage.encodes else read
 
 
 def most_rows(pipeline: InferencePipelineSpec, stage: Stage) -> int | None:

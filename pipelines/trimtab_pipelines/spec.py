@@ -10,7 +10,7 @@ from trimtab_pipelines.chat import Chat
 from trimtab_pipelines.evidence import AccuracyBasis
 from trimtab_pipelines.quantity import Cores, Fraction, Seconds
 from trimtab_pipelines.resource import ADVISORY_SUFFIX, Model, Name, Resource, require_unique
-from trimtab_pipelines.stages import ANSWER, PipelineOutput, Stage
+from trimtab_pipelines.stages import ANSWER, PULLED, SHOWN, PipelineOutput, Stage
 from trimtab_pipelines.tensors import RequestInput
 from trimtab_pipelines.variants import Resources
 
@@ -245,6 +245,7 @@ class InferencePipelineSpec(Model):
         self._require_affordable()
         self._require_plannable()
         self._require_writers()
+        self._require_encoders()
         return self
 
     def _require_writers(self) -> None:
@@ -256,6 +257,23 @@ class InferencePipelineSpec(Model):
                 "chat needs an input messages BYTES [] and the outputs text, finish_reason and usage of a stage that "
                 "writes"
             )
+
+    def _require_encoders(self) -> None:
+        """Embeddings are given once, to who writes: nobody else may read where they are."""
+        tensors = {f"{graph.REQUEST}.inputs.{each.name}": each for each in self.inputs}
+        kept = {f"{stage.name}.outputs.{PULLED}" for stage in self.stages if stage.encodes}
+        for stage in self.stages:
+            for read in stage.inputs:
+                shown = tensors[read.source] if stage.encodes and read.name == SHOWN else None
+                if shown is not None and (shown.datatype, shown.shape) != ("BYTES", (-1,)):
+                    raise ValueError(f"stage {stage.name} encodes, so {read.source} must be BYTES [-1]")
+                if (read.source in kept) != (stage.writes and read.name == PULLED):
+                    raise ValueError(
+                        f"stage {stage.name}: {read.name} from {read.source}: what a stage that encodes gives is read "
+                        f"by one that writes, as {PULLED}, and by nobody else"
+                    )
+        if any(output.source in kept for output in self.outputs):
+            raise ValueError(f"outputs: {PULLED} of a stage that encodes are not for callers")
 
     def _require_plannable(self) -> None:
         ways = {stage.name: stage.ways for stage in self.stages}

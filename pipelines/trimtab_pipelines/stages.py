@@ -13,7 +13,12 @@ from trimtab_pipelines.variants import Variant
 ANSWER = (("text", "BYTES", ()), ("finish_reason", "BYTES", ()), ("usage", "INT64", (5,)))
 """What a stage that writes puts out: names, datatypes and shapes of a row."""
 PULLED = "references"
-"""The input of a stage that writes which says where it pulls images' embeddings from."""
+"""The input of a stage that writes which says where it pulls images' embeddings from, and the output of one that
+encodes."""
+SHOWN = "images"
+"""The input of a stage that encodes, of which each element is a row of its own there."""
+OF_CHAT = "chat_images"
+"""What its replicas are told beside each: how many images its chat has, INT64."""
 
 Reference = Annotated[
     str,
@@ -83,6 +88,13 @@ class Stage(Model):
         "size: each row leaves by itself, its time is that to its first piece, and who hangs up ends it at once. "
         "Its outputs are text BYTES [], finish_reason BYTES [] and usage INT64 [5]",
     )
+    encodes: bool = Field(
+        default=False,
+        exclude_if=lambda encodes: not encodes,
+        description="Its model encodes the images of chats: each image of its input images BYTES [-1] is a row of its "
+        "own, goes to whichever replica is free, and its embeddings are kept there until the stage that writes pulls "
+        "them. Its only output is references BYTES []",
+    )
     pin: Pin = Pin()
 
     @property
@@ -122,6 +134,7 @@ class Stage(Model):
         self._require_looks()
         check_certainty(self.name, self.certainty, self.outputs)
         self._require_answers()
+        self._require_references()
         if self.pin.variant is not None and self.pin.variant not in {v.name for v in self.variants}:
             known = ", ".join(variant.name for variant in self.variants)
             raise ValueError(f"{where}: pin.variant {self.pin.variant!r} is not one of its variants: {known}")
@@ -140,6 +153,15 @@ class Stage(Model):
                 f"stage {self.name}: {PULLED} are addresses that its replicas call, which no caller may choose; "
                 f"read them from a stage, not from {told.source}"
             )
+
+    def _require_references(self) -> None:
+        if not self.encodes:
+            return
+        found = [(output.name, output.datatype, output.shape, output.counted_by) for output in self.outputs]
+        if found != [(PULLED, "BYTES", (), None)] or self.writes:
+            raise ValueError(f"stage {self.name} encodes, so its only output must be: {PULLED} BYTES []")
+        if not any(read.name == SHOWN and read.source.startswith("request.") for read in self.inputs):
+            raise ValueError(f"stage {self.name} encodes, so it needs an input {SHOWN} from the request")
 
     def _require_modalities(self) -> None:
         inputs = {tensor.name for tensor in self.inputs}

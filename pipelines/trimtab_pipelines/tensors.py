@@ -67,7 +67,8 @@ class StageOutput(TensorSpec):
     expected_rows: float = Field(
         default=1.0,
         gt=0,
-        description="Rows per input row to plan with until measured; used with countedBy",
+        description="Rows per input row to plan with until measured; used with countedBy, and of a stage that encodes: "
+        "images a chat",
     )
 
 

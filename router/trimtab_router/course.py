@@ -10,18 +10,21 @@ from math import prod
 import numpy as np
 
 from trimtab_pipelines.spec import ServiceLevel
+from trimtab_pipelines.stages import PULLED
 from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.extensions import EXPECTED_ACCURACY, PROVISIONAL, StageParameters, parameters_of
 from trimtab_protocol.tensors import Array
 from trimtab_router.delivery import Delivery
 from trimtab_router.graph import Graph, Walk
-from trimtab_router.refusal import Refusal, invalid, invalid_for
+from trimtab_router.refusal import Refusal, failure, invalid, invalid_for
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.ports import Clock
 from trimtab_router.stage.work import Served, Work
 from trimtab_router.wish import NO_WISH, Wish
 
 _ROUNDING = 1e-9
+MOST_STARVED = 3
+"""Times that a request's images are encoded for answers that did not come."""
 Listener = Callable[[int, Piece | LastPiece], None]
 """Is told of a row's next piece."""
 
@@ -104,6 +107,11 @@ class Course:
         for stage, work in works.items():
             self.desks[stage].withdraw(work)
 
+    def forget(self, kept: Mapping[str, Array]) -> None:
+        """Free what replicas keep of images, by the stage that encoded them."""
+        for stage, references in kept.items():
+            self.desks[stage].forget(references)
+
 
 class Journey:
     """The state of one request.
@@ -132,6 +140,7 @@ class Journey:
         "deadline",
         "delivery",
         "ends_by",
+        "kept",
         "least_accuracy",
         "listens",
         "over",
@@ -139,6 +148,7 @@ class Journey:
         "request_id",
         "rows_by_stage",
         "served",
+        "starved",
         "trace_parent",
         "walk",
         "wish",
@@ -178,6 +188,10 @@ class Journey:
         self.refusal: Refusal | None = None
         """Why it ended without a result."""
         self.works: dict[str, Work] = {}
+        self.kept: dict[str, Array] = {}
+        """Where replicas keep what they made of its images, until it is pulled; by stage."""
+        self.starved = 0
+        """How often that was lost."""
         self.served: dict[str, Sequence[Served]] = {}
         self.rows_by_stage: dict[str, int] = {}
         self._course = course
@@ -195,12 +209,32 @@ class Journey:
     def work_completed(self, work: Work, outputs: Mapping[str, Array], served: Sequence[Served]) -> None:
         """Go on after a stage."""
         del self.works[work.stage]
+        if self._course.desks[work.stage].stage.encodes:
+            self.kept[work.stage] = outputs[PULLED]
         self.served[work.stage] = served
         self.rows_by_stage[work.stage] = work.rows
         if self._hold is not None:
             self._hold(sum(array.nbytes for array in outputs.values()))
         self.walk.complete(work.stage, outputs)
         self._course.advance(self)
+
+    def work_starved(self, work: Work, *, counts: bool) -> None:
+        """Have the images encoded again that a stage was to pull; who has read a part of the answer gets no other."""
+        self.starved += counts
+        if self.starved >= MOST_STARVED or (self.listens and self.delivery.first_seconds is not None):
+            what = f"stage {work.stage}: what was made of its images was lost {self.starved} times"
+            self.work_refused(failure("ModelServerError", what, self.request_id, stage=work.stage))
+            return
+        del self.works[work.stage]
+        self._course.withdraw({work.stage: work})
+        work.close()
+        self._free_kept()
+        self.walk.reopen(work.stage)
+        self._course.advance(self)
+
+    def _free_kept(self) -> None:
+        kept, self.kept = self.kept, {}
+        self._course.forget(kept)
 
     def work_refused(self, refusal: Refusal) -> None:
         """End without a result."""
@@ -218,6 +252,8 @@ class Journey:
         self.over = True
         self._course.withdraw(self.works)
         self.works = {}
+        if self.kept and not self.walk.finished:
+            self._free_kept()
 
     def in_time(self, now: float, slo: ServiceLevel) -> bool:
         """Whether its answer, whole now, keeps the promise: by its first piece and its pace where it was written."""

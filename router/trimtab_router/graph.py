@@ -1,8 +1,9 @@
 """Walks one request through the DAG: which stage can run now, on which rows, and what the caller gets in the end.
 
 A stage that reads a counted output runs on the rows that output fanned out into; their results keep row order, which
-is the join. A stage whose needed input is absent is skipped and what it would have given is absent; a stage with no
-rows is skipped and what it would have given is empty. Pure: tensors in, tensors out.
+is the join. A stage that encodes runs on the images of chats, and each chat gets back what became of its own. A stage
+whose needed input is absent is skipped and what it would have given is absent; a stage with no rows is skipped and what
+it would have given is empty. Pure: tensors in, tensors out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import DTYPES
 from trimtab_protocol.tensors import Array
+from trimtab_router import images
 
 MOST_CHOICES = 256
 """Choices of outputs whose stages are remembered: callers choose, so they must not fill the memory."""
@@ -54,6 +56,7 @@ class _Node:
     feeders: frozenset[str]
     reads: tuple[_Read, ...]
     gives: tuple[tuple[str, StageOutput], ...]
+    encodes: bool = False
 
 
 class Graph:
@@ -96,7 +99,7 @@ def _node(stage: Stage) -> _Node:
     reads = tuple(_Read.of(each.name, each.source, optional=each.optional) for each in stage.inputs)
     feeders = frozenset(split_reference(read.key)[0] for read in reads if not read.of_request)
     gives = tuple((f"{stage.name}.outputs.{output.name}", output) for output in stage.outputs)
-    return _Node(stage.name, feeders, reads, gives)
+    return _Node(stage.name, feeders, reads, gives, stage.encodes)
 
 
 class Walk:
@@ -140,6 +143,8 @@ class Walk:
                 waiting.append(node)
                 continue
             inputs = self._gather(node)
+            if node.encodes and inputs:
+                inputs = images.spread(inputs)
             rows = len(next(iter(inputs.values()))) if inputs else 0
             if rows:
                 self._running[node.name] = node
@@ -151,9 +156,19 @@ class Walk:
 
     def complete(self, stage: str, outputs: Mapping[str, Array]) -> None:
         """Record what a running stage gave."""
-        for key, output in self._running.pop(stage).gives:
-            self._values[key] = outputs[output.name]
+        node = self._running.pop(stage)
+        given = images.joined(outputs, self.rows) if node.encodes else outputs
+        for key, output in node.gives:
+            self._values[key] = given[output.name]
         self._settled.add(stage)
+
+    def reopen(self, stage: str) -> None:
+        """Let a running stage wait again, for the images it was to pull to be encoded once more."""
+        node = self._running.pop(stage)
+        encoders = {each.name for each in self._graph.needed(self._wanted) if each.encodes} & node.feeders
+        self._settled -= encoders
+        again = {*encoders, stage, *(each.name for each in self._waiting)}
+        self._waiting = [each for each in self._graph.needed(self._wanted) if each.name in again]
 
     def answer(self) -> dict[str, Array]:
         """The wanted pipeline outputs that are not absent, in the order wanted."""

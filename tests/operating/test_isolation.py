@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.builders import a_pipeline_document, a_stage, a_variant
+from tests.router.test_parted import parted
 from trimtab_operator.manifests.isolation import network_policies
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.edge import EdgeSettings, Identity
@@ -35,10 +36,14 @@ ROUTER, SERVER, PROFILER = Pod("router"), Pod("model-server"), Pod("profiler")
 STRANGERS = [Pod("model-server", pipeline="other"), Pod("router", pipeline="other"), Pod("router", namespace="else")]
 
 
-def policies(*variants: dict[str, Any], settings: Settings = DEFAULT) -> list[dict[str, Any]]:
+def a_pipeline(*variants: dict[str, Any]) -> InferencePipeline:
     document = a_pipeline_document([a_stage(variants=list(variants) or [a_variant()])])
     document["metadata"] |= {"namespace": "team", "uid": "1234"}
-    return network_policies(InferencePipeline.model_validate(document), settings)
+    return InferencePipeline.model_validate(document)
+
+
+def policies(*variants: dict[str, Any], settings: Settings = DEFAULT) -> list[dict[str, Any]]:
+    return network_policies(a_pipeline(*variants), settings)
 
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
@@ -155,3 +160,14 @@ def test_what_may_be_called_can_be_added_to_or_left_open():
     unlimited = policies(settings=Settings.from_environment({"TRIMTAB_LIMIT_EGRESS": "false"}))
     assert allows(unlimited, "Egress", SERVER, METADATA, 80)
     assert not allows(unlimited, "Ingress", SERVER, STRANGERS[0], 9000)
+
+
+def test_model_servers_reach_each_other_only_where_one_stage_pulls_what_another_encoded():
+    pipeline = parted()
+    pulled = network_policies(pipeline.model_copy(update={"metadata": a_pipeline().metadata}), DEFAULT)
+
+    for direction in ("Ingress", "Egress"):
+        assert allows(pulled, direction, SERVER, SERVER, 9000)
+        assert not allows(policies(), direction, SERVER, SERVER, 9000)
+        assert not any(allows(pulled, direction, SERVER, stranger, 9000) for stranger in STRANGERS)
+    assert not allows(pulled, "Egress", SERVER, STORE, 9000)

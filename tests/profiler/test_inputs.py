@@ -9,6 +9,7 @@ import pytest
 from tests.builders import a_pipeline as a_document
 from tests.builders import a_stage
 from tests.profiler.builders import a_pipeline, a_variant
+from tests.router.test_parted import parted
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_profiler import inputs
 from trimtab_protocol import Tensor
@@ -74,3 +75,11 @@ def test_chats_are_questions_about_one_page_without_options() -> None:
     assert rows["request.inputs.images"].shape == (3, 1)
     assert [json.loads(text)[0]["content"][0]["type"] for text in rows["request.inputs.messages"]] == ["image"] * 3
     assert rows["request.inputs.options"].tolist() == [b"{}"] * 3
+
+
+def test_who_reads_what_an_encoder_keeps_is_measured_with_images_that_show_nothing() -> None:
+    encode = parted().spec.stage("encode")
+    told = np.array([b'{"rows": 4, "digest": "d"}', b'{"rows": 9}'], dtype=object)
+
+    rows = inputs.captured(encode, [(Tensor.of("references", told),)])["encode.outputs.references"]
+    assert [json.loads(row) for row in rows] == [[{"url": "blank:", "rows": count}] for count in (4, 9)]

@@ -24,6 +24,7 @@ class Caller:
         self.outputs = None
         self.served = ()
         self.refusal: Refusal | None = None
+        self.starved: list[bool] = []
 
     def work_written(self, work, row, piece, now):  # noqa: ARG002 - the protocol of an owner
         self.heard.append((row, piece))
@@ -34,6 +35,9 @@ class Caller:
 
     def work_refused(self, refusal):
         self.refusal = refusal
+
+    def work_starved(self, work, *, counts):  # noqa: ARG002 - the protocol of an owner
+        self.starved.append(counts)
 
 
 def a_work(rows=1, deadline=1.0, width=1, now=0.0):

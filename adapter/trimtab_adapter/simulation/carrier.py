@@ -123,6 +123,9 @@ class DrawnCarrier:
         completed = partial(self._completed, replica, replica.computing_until - begin, loading)
         self._clock.at(replica.computing_until + one_way, completed)
 
+    def forget(self, references: Array) -> None:
+        """Nothing is kept."""
+
     def _load(self, replica: SimulatedReplica, point: str) -> float:
         """Seconds to load what a batch runs; a replica that has run nothing yet came with it."""
         before, replica.loaded = replica.loaded, point

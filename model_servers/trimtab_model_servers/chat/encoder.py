@@ -1,6 +1,9 @@
 """A model that encodes images for others, in one replica."""
 
+import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -19,10 +22,21 @@ from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.requests import checked_rows, chosen_outputs, chosen_point
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_pipelines.stages import OF_CHAT, PULLED, SHOWN
 from trimtab_protocol import InferRequest, InferResponse, Tensor
+from trimtab_protocol.chat.inner import KEEP, kept_as
+from trimtab_protocol.tensors import Array
 
-KEEP, OF_IMAGES = "keep", "images"
 OPENING_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """One image: its file, what that says of itself, and whose it is."""
+
+    file: bytes
+    header: images.Header
+    tenant: str
 
 
 class HostedEncoder:
@@ -45,18 +59,16 @@ class HostedEncoder:
             raise ModelError(f"model {self.spec.name!r} cannot encode: {type(error).__name__}: {error}") from error
 
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
-        """Encode the images of the only row of a request, and give the embeddings, or keep them to be pulled.
+        """Encode images: a row is an image to be kept and pulled, or else a chat whose embeddings are the answer.
 
         Raises:
             RefusalError: 400, 413 or 422 what does not fit; 429 too much is kept; 500 or 503 what failed.
         """
-        if checked_rows(self.spec, request.inputs) != 1:
-            raise RefusalError(400, f"model {self.spec.name!r} encodes one row at a time; images may be several")
+        rows = checked_rows(self.spec, request.inputs)
         chosen_point(self.spec, request.parameters)
-        name, began = request.parameters.get(KEEP), perf_counter()
+        wanted, began = chosen_outputs(self.spec, request.requested_outputs), perf_counter()
         with worker.elsewhere():
-            outputs = await (self._given(request) if name is None else self._kept(request, str(name)))
-        wanted = chosen_outputs(self.spec, request.requested_outputs)
+            outputs = await (self._kept(request, rows) if PULLED in wanted else self._given(request, rows))
         told = answered(self.spec, perf_counter() - began)
         chosen = tuple(tensor for tensor in outputs if tensor.name in wanted)
         return InferResponse(model_name=self.spec.name, outputs=chosen, id=request.id, parameters=told)
@@ -90,46 +102,56 @@ class HostedEncoder:
     async def close(self) -> None:
         """Nothing to stop: what it has under way is its worker's."""
 
-    async def _given(self, request: InferRequest) -> tuple[Tensor, ...]:
-        held = await self._encoded(request)
+    async def _given(self, request: InferRequest, rows: int) -> tuple[Tensor, ...]:
+        """The embeddings of one chat's images."""
+        if rows != 1:
+            raise RefusalError(400, f"model {self.spec.name!r} encodes one row at a time; images may be several")
+        shown = self._shown(request, 0)
+        held = [await self._encoded(one, len(shown)) for one in shown]
         joined = torch.cat([one.rows for one in held]) if held else torch.zeros(0, self.encoding.seeing.width)
-        return (Tensor("embeddings", "FP32", joined.numpy()[None]), *_told(held))
+        counts = np.array([[len(one.rows) for one in held]], dtype=np.int64)
+        digests = text_tensor("image_digests", [one.digest for one in held])
+        return (
+            Tensor("embeddings", "FP32", joined.numpy()[None]),
+            Tensor("image_rows", "INT64", counts),
+            Tensor("image_digests", "BYTES", digests.array[None]),
+        )
 
-    async def _kept(self, request: InferRequest, name: str) -> tuple[Tensor, ...]:
-        """Keep the only image's embeddings; whoever waits for the name learns of any failure."""
-        self.kept.expect(name)
+    async def _kept(self, request: InferRequest, rows: int) -> tuple[Tensor, ...]:
+        """Encode an image a row, and keep each under its name where there is one; all or none of them."""
+        name, chats = request.parameters.get(KEEP), _tensor(request, OF_CHAT)
+        shown = [self._only(self._shown(request, row), row) for row in range(rows)]
+        beside = [1] * rows if chats is None else [int(count) for count in chats]
+        names = [] if name is None else [kept_as(str(name), row) for row in range(rows)]
+        for each in names:
+            self.kept.expect(each)
         try:
-            held = await self._encoded(request)
-            self.kept.put(name, _only(held))
-        except RefusalError as refusal:
-            self.kept.refuse(name, refusal)
-            raise
+            held = await asyncio.gather(*map(self._encoded, shown, beside))
+            for each, one in zip(names, held, strict=False):
+                self.kept.put(each, one)
         except BaseException:
-            self.kept.drop(name)
+            for each in names:
+                self.kept.drop(each)
             raise
-        return _told(held)
+        told = [json.dumps({"rows": len(one.rows), "digest": one.digest}) for one in held]
+        return (text_tensor(PULLED, told),)
 
-    async def _encoded(self, request: InferRequest) -> list[Held]:
-        given = {tensor.name: tensor.array for tensor in request.inputs}
-        tenant = words.read_options(bytes(given["options"][0]) if "options" in given else None).tenant
-        files = files_of(given["images"][0]) if "images" in given else ()
-        images_of_chat = int(request.parameters.get(OF_IMAGES, len(files)))
-        headers = [images.header(number, file) for number, file in enumerate(files)]
-        seeing = self.encoding.seeing
-        made = []
-        for file, header in zip(files, headers, strict=True):
-            rows = await self.encoding.encode(file, header, tenant, images_of_chat)
-            made.append(Held(rows, f"{seeing.name}:{header.digest}:{len(rows)}"))
-        return made
+    def _shown(self, request: InferRequest, row: int) -> list[_Shown]:
+        options = _tensor(request, "options")
+        tenant = words.read_options(None if options is None else bytes(options[row])).tenant
+        given = _tensor(request, SHOWN)
+        files = () if given is None else files_of(given[row])
+        return [_Shown(file, images.header(number, file), tenant) for number, file in enumerate(files)]
 
+    def _only(self, shown: list[_Shown], row: int) -> _Shown:
+        if len(shown) != 1:
+            raise RefusalError(400, f"model {self.spec.name!r}: row {row} has {len(shown)} images; send one a row")
+        return shown[0]
 
-def _only(held: list[Held]) -> Held:
-    if len(held) != 1:
-        raise RefusalError(400, f"{len(held)} images came to be kept under one name; send one")
-    return held[0]
+    async def _encoded(self, shown: _Shown, of_chat: int) -> Held:
+        rows = await self.encoding.encode(shown.file, shown.header, shown.tenant, of_chat)
+        return Held(rows, f"{self.encoding.seeing.name}:{shown.header.digest}:{len(rows)}")
 
 
-def _told(held: list[Held]) -> tuple[Tensor, ...]:
-    rows = np.array([[len(one.rows) for one in held]], dtype=np.int64)
-    digests = text_tensor("image_digests", [one.digest for one in held])
-    return Tensor("image_rows", "INT64", rows), Tensor("image_digests", "BYTES", digests.array[None])
+def _tensor(request: InferRequest, name: str) -> Array | None:
+    return next((tensor.array for tensor in request.inputs if tensor.name == name), None)

@@ -31,9 +31,11 @@ OPENING_THREADS = 2
 
 
 class HostedWriter:
-    """One model with its engine; ``worker`` computes for its encoder, if it has one."""
+    """One model with its engine; ``worker`` computes for its encoder, if it has one, ``puller`` fetches from others."""
 
-    def __init__(self, spec: ModelSpec, built: Built, parts: tuple[Writing, Family], worker: BatchWorker) -> None:
+    def __init__(
+        self, spec: ModelSpec, built: Built, parts: tuple[Writing, Family], worker: BatchWorker, puller: Puller
+    ) -> None:
         self.spec = spec
         self.weights: Weights = built.weights
         self._facts = built.facts
@@ -42,10 +44,10 @@ class HostedWriter:
         core = Core(family, _limits(built, across=family.across), spelling=spelling(self._writing.tokenizer))
         self.engine = Engine(core, threads=spec.threads)
         self.encoding = _encoding(built, worker)
-        self.puller = Puller()
+        self.puller = puller
         lengths = Lengths(built.parameters.max_new_tokens, built.parameters.slot_tokens)
         self._talks = Talks(self.engine, self._writing, lengths)
-        self._sources = Sources(self.encoding, self.puller.pull)
+        self._sources = Sources(self.encoding, self.puller.pull, family.width)
 
     def warm_up(self) -> None:
         """Answer once, about an image where there is an encoder; raises ModelError where that fails. Blocks."""

@@ -42,13 +42,13 @@ class Kept:
         self._future(name)
 
     def put(self, name: str, held: Held) -> None:
-        """Keep embeddings under a name; nobody's once their time is over.
+        """Keep embeddings under a name that is expected; nobody waits for one that was dropped meanwhile.
 
         Raises:
             RefusalError: 429, too much is kept.
         """
-        found = self._future(name)
-        if found.done():
+        found = self._names.get(name)
+        if found is None or found.done():
             return
         if self.bytes + held.rows.nbytes > self._most_bytes:
             refusal = RefusalError(429, f"{self.bytes:,} bytes of embeddings wait to be pulled already; pull them")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trimtab_model_servers.chat.words import Reference
 from trimtab_model_servers.errors import RefusalError
+from trimtab_protocol.http import Tls
 
 ROWS, WIDTH, DIGEST, CHECKSUM = "Trimtab-Rows", "Trimtab-Width", "Trimtab-Digest", "Trimtab-Checksum"
 PULL_SECONDS: Final = 60.0
@@ -29,9 +30,10 @@ class ImageRefusal(RefusalError):
 
 
 class Puller:
-    """Pulls over connections that are kept; used on one event loop."""
+    """Pulls over connections that are kept, secured with ``tls``; used on one event loop."""
 
-    def __init__(self, timeout_seconds: float = PULL_SECONDS) -> None:
+    def __init__(self, tls: Tls = lambda: None, timeout_seconds: float = PULL_SECONDS) -> None:
+        self._tls = tls
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, connect=_CONNECT_SECONDS)
         self._session: aiohttp.ClientSession | None = None
         self.pulled_bytes = 0
@@ -45,7 +47,7 @@ class Puller:
         """
         began = asyncio.get_running_loop().time()
         try:
-            async with self._open().get(reference.url, allow_redirects=False) as response:
+            async with self._get(reference.url) as response:
                 if response.status != 200:
                     raise ImageRefusal(image, f"{reference.url} answered {response.status}: {await _reason(response)}")
                 rows = await _received(response, reference, image)
@@ -59,6 +61,9 @@ class Puller:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
+
+    def _get(self, url: str) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
+        return self._open().get(url, ssl=self._tls() or True, allow_redirects=False)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trimtab_model_servers.chat import images, words
 from trimtab_model_servers.chat.encoding import Encoding
-from trimtab_model_servers.chat.words import Message, Options, Reference
+from trimtab_model_servers.chat.words import BLANK, Message, Options, Reference
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol import InferRequest
 from trimtab_protocol.tensors import Array
@@ -48,10 +48,11 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where images may come from: an encoder beside the model, or others to pull from."""
+    """Where images may come from: an encoder beside the model, or others to pull from; numbers a row of embeddings."""
 
     encoding: Encoding | None
     pull: Pull
+    width: int
 
 
 def chats_of(request: InferRequest, sources: Sources) -> list[Chat]:
@@ -84,15 +85,17 @@ def _one(given: dict[str, Array], name: str, row: int) -> bytes | None:
 def _shown(given: dict[str, Array], row: int, tenant: str, sources: Sources) -> tuple[Shown, ...]:
     references = words.read_references(_one(given, "references", row))
     if references:
-        return tuple(
-            Shown(one.digest or uuid4().hex, one.rows, partial(sources.pull, one, number))
-            for number, one in enumerate(references)
-        )
+        return tuple(_referred(one, number, sources) for number, one in enumerate(references))
     if "embeddings" in given:
         return _inline(given, row)
     if "images" in given and sources.encoding is not None:
         return _encoded_here(files_of(given["images"][row]), tenant, sources.encoding)
     return ()
+
+
+def _referred(one: Reference, number: int, sources: Sources) -> Shown:
+    source = torch.zeros(one.rows, sources.width) if one.url == BLANK else partial(sources.pull, one, number)
+    return Shown(one.digest or uuid4().hex, one.rows, source)
 
 
 def _encoded_here(files: Sequence[bytes], tenant: str, encoding: Encoding) -> tuple[Shown, ...]:

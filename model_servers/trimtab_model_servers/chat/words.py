@@ -82,10 +82,14 @@ class Options(_Said):
         return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
 
 
+BLANK = "blank:"
+"""Instead of where to pull an image from: it shows nothing. Profiles are measured with such images."""
+
+
 class Reference(_Said):
     """An image encoded elsewhere: where to pull it from, how many rows it will have, what it shows."""
 
-    url: str = Field(pattern=r"^https?://[^/]+/v2/models/[^/]+/embeddings/[^/]+$")
+    url: str = Field(pattern=rf"^({BLANK}|https?://[^/]+/v2/models/[^/]+/embeddings/[^/]+)$")
     rows: int = Field(ge=1)
     digest: str = Field(default="", max_length=256)
 

@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ class Family(Protocol):
     own_layers: tuple[int, ...]
     across_layers: tuple[int, ...]
     vocabulary: int
+    width: int
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Map ids [tokens] to [tokens, width]."""
@@ -61,7 +62,7 @@ class DecoderOnly:
         self._decoder = decoder
         self._embedding = model.get_input_embeddings()
         self._head = model.get_output_embeddings()
-        self.width: Final = int(config.hidden_size)
+        self.width = int(config.hidden_size)
         self.vocabulary: int = int(self._head.weight.shape[0])
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         keys = int(config.num_key_value_heads or config.num_attention_heads)

@@ -1,8 +1,9 @@
 """Who may connect to a pipeline's pods, and whom these may call. Pure.
 
-Clients reach the routers, only the routers reach model servers. Routers call their model servers and the API server;
-model servers call nobody, unless weights come from elsewhere or a container is the user's own: then anybody but the
-addresses at which clouds hand out the node's own credentials. Names may always be looked up.
+Clients reach the routers, only the routers reach model servers, and where one stage pulls what another encoded, these
+reach each other. Routers call their model servers and the API server; model servers call nobody else, unless weights
+come from elsewhere or a container is the user's own: then anybody but the addresses at which clouds hand out the node's
+own credentials. Names may always be looked up.
 """
 
 from urllib.parse import urlsplit
@@ -37,18 +38,22 @@ def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Ob
     data = _ports(*sorted({DATA_PORT} | served))
     api_server = {"ports": _ports(*settings.api_server_ports)}
     elsewhere = [_elsewhere(settings)] if any(_calls(variant) for variant in _variants(pipeline)) else []
+    servers = _pods(pipeline, MODEL_SERVER)
+    pulled = any(stage.encodes for stage in pipeline.spec.stages)
+    others = [{"to": [{"podSelector": servers}], "ports": data}] if pulled else []
+    callers = [{"podSelector": each} for each in ([routers, servers] if pulled else [routers])]
     return [
         _policy(
             (name, pipeline, ROUTER),
             routers,
             [{"ports": _ports(*ROUTER_PORTS)}, _admin(settings)],
-            _egress(settings, {"to": [{"podSelector": _pods(pipeline, MODEL_SERVER)}], "ports": data}, api_server),
+            _egress(settings, {"to": [{"podSelector": servers}], "ports": data}, api_server),
         ),
         _policy(
             (f"{name}-only", pipeline, MODEL_SERVER),
             _pods(pipeline, MODEL_SERVER, PROFILER),
-            [{"from": [{"podSelector": routers}], "ports": data}],
-            _egress(settings, *elsewhere),
+            [{"from": callers, "ports": data}],
+            _egress(settings, *others, *elsewhere),
         ),
         _policy(
             (profiler_name(pipeline.name), pipeline, PROFILER),

@@ -15,6 +15,8 @@ MESSAGES, OPTIONS, IMAGES = "messages", "options", "images"
 """The inputs of a chat's pipeline; the last two may be left out."""
 TEXT, FINISH_REASON, USAGE = "text", "finish_reason", "usage"
 """Its outputs."""
+KEEP = "keep"
+"""The parameter of a request to a stage that encodes which says under what name each row's embeddings are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,11 @@ def _texts(texts: Sequence[bytes]) -> Array:
     array = np.empty(len(texts), dtype=object)
     array[:] = texts
     return array
+
+
+def kept_as(name: str, row: int) -> str:
+    """The name under which a replica keeps what it encodes of one row of a batch that came with the name."""
+    return f"{name}-{row}"
 
 
 def event_of(kind: str, data: bytes) -> Event:

@@ -6,14 +6,16 @@ import secrets
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from trimtab_pipelines.routing import Endpoint
-from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.stages import OF_CHAT, PULLED, Stage
 from trimtab_protocol import InferResponse, Parameters, Tensor
-from trimtab_protocol.chat.inner import Usage
+from trimtab_protocol.chat.inner import KEEP, Usage, kept_as
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http import Tls
 from trimtab_protocol.tensors import Array
+from trimtab_router import images
 from trimtab_router.carriage.counts import counted
 from trimtab_router.carriage.replicas import BatchRequest, Replica
 from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
@@ -53,7 +55,7 @@ class HttpCarrier:
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self._stage = stage
-        self._datatypes = datatypes
+        self._datatypes = {**datatypes, OF_CHAT: "INT64"} if stage.encodes else datatypes
         self._hang_seconds = hang_seconds
         self._max_answer_bytes = max_answer_bytes
         self._tls = tls
@@ -168,13 +170,16 @@ class HttpCarrier:
                 owner.work_refused(failure("ModelServerError", what, owner.request_id, stage=name))
 
     async def _exchange(self, replica: Replica, parcel: Parcel) -> Ending:
-        answer = await replica.infer(self._request(parcel))
+        request = self._request(parcel)
+        answer = await replica.infer(request)
         if not isinstance(answer, InferResponse):
             return answer
         try:
             outputs = scatter(self._stage, answer.outputs, [piece.rows for piece in parcel.batch])
         except BrokenAnswer as error:
             return Broken(f"model server {replica.name}: {error}")
+        if self._stage.encodes:
+            self._address(replica, parcel, request.id, outputs)
         told = answer.parameters
         return Answered(
             outputs=outputs,
@@ -182,6 +187,24 @@ class HttpCarrier:
             compute_seconds=_seconds(told, COMPUTE_SECONDS),
             waited_seconds=_seconds(told, WAITED_SECONDS),
         )
+
+    def forget(self, references: Array) -> None:
+        """Have replicas keep these images' embeddings no longer: nobody will pull them."""
+        for url in images.addresses(references):
+            address = urlsplit(url).netloc
+            replica = next((each for each in self.replicas.values() if each.endpoint.address == address), None)
+            if replica is not None:
+                _start(replica.forget(url), self._under_way)
+
+    def _address(self, replica: Replica, parcel: Parcel, name: str, outputs: Sequence[dict[str, Array]]) -> None:
+        """Say of each image where it is pulled from; those of who left meanwhile are not."""
+        row = 0
+        for piece, own in zip(parcel.batch, outputs, strict=True):
+            urls = [replica.kept_at(parcel.variant, kept_as(name, row + each)) for each in range(piece.rows)]
+            own[PULLED] = images.addressed(own[PULLED], urls)
+            row += piece.rows
+            if piece.work.closed:
+                self.forget(own[PULLED])
 
     def _request(self, parcel: Parcel) -> BatchRequest:
         batch, point = parcel.batch, parcel.point
@@ -192,11 +215,14 @@ class HttpCarrier:
             if point.reads is None or name in point.reads
         ]
         least = self._hang_seconds if predicted_seconds else FIRST_BATCH_FACTOR * self._hang_seconds
+        name = secrets.token_hex(8)
         return BatchRequest(
-            id=secrets.token_hex(8),
+            id=name,
             variant=parcel.variant,
             inputs=inputs,
-            parameters={OPERATING_POINT: point.name},
+            parameters={OPERATING_POINT: point.name, KEEP: name}
+            if self._stage.encodes
+            else {OPERATING_POINT: point.name},
             headers=_pass_on(batch),
             timeout_seconds=max(HANG_FACTOR * predicted_seconds, least),
             most_answer_bytes=most_answer_bytes(self._stage, parcel.rows, self._max_answer_bytes),

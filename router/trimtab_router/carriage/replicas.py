@@ -173,6 +173,15 @@ class Replica:
         path = self._path(batch.variant, "count")
         return await self._streams.ask(path, b"".join(body), headers, batch.timeout_seconds)
 
+    def kept_at(self, variant: str, name: str) -> str:
+        """Where what it keeps under a name is pulled from."""
+        scheme = "http" if self._tls() is None else "https"
+        return f"{scheme}://{self.endpoint.address}{self._path(variant, 'embeddings')}/{quote(name, safe='')}"
+
+    async def forget(self, url: str) -> None:
+        """Have it keep something no longer, which nobody will pull; if it does not hear, it forgets by itself."""
+        await self._streams.delete(url, PROBE_TIMEOUT_SECONDS)
+
     async def facts(self, variant: str) -> dict[str, Any]:
         """What a model's metadata tell beyond the protocol; empty where it does not answer."""
         try:

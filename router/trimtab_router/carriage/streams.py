@@ -5,7 +5,9 @@ of its own, and cancelling that task is all it takes.
 """
 
 import asyncio
+import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 
 import aiohttp
@@ -86,6 +88,12 @@ class Streams:
         except ProtocolError as error:
             return self._failed(Failed(str(error), 500), heard)
 
+    async def delete(self, url: str, seconds: float) -> None:
+        """Ask for something to be deleted; whether it was is not told."""
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(seconds), self._opened().delete(url, ssl=self._ssl(), allow_redirects=False):
+                pass
+
     async def ask(self, path: str, body: bytes, headers: dict[str, str], seconds: float) -> tuple[int, bytes]:
         """A short answer, with its status; 0 where there is none."""
         try:
@@ -97,6 +105,14 @@ class Streams:
     def _post(
         self, path: str, body: bytes, headers: dict[str, str]
     ) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
+        scheme = "http" if self._tls() is None else "https"
+        url = f"{scheme}://{self._address}{path}"
+        return self._opened().post(url, data=body, headers=headers, ssl=self._ssl(), allow_redirects=False)
+
+    def _ssl(self) -> "ssl.SSLContext | bool":
+        return self._tls() or True
+
+    def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
@@ -105,15 +121,7 @@ class Streams:
                 auto_decompress=False,
                 read_bufsize=_LONGEST_READ_BYTES,
             )
-        context = self._tls()
-        scheme = "http" if context is None else "https"
-        return self._session.post(
-            f"{scheme}://{self._address}{path}",
-            data=body,
-            headers=headers,
-            ssl=True if context is None else context,
-            allow_redirects=False,
-        )
+        return self._session
 
     def _failed(self, failed: Failed, heard: "_Heard") -> Ending:
         if heard.begun:

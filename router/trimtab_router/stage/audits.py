@@ -52,6 +52,9 @@ class Audit:
     def work_refused(self, refusal: Refusal) -> None:
         """Nobody waits for it."""
 
+    def work_starved(self, work: Work, *, counts: bool) -> None:
+        """A stage that is told of certainties pulls nothing."""
+
 
 class Audits:
     """Which rows of a stage are answered again, and those that wait for room.

@@ -11,6 +11,7 @@ from typing import cast
 
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.stages import Stage
+from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal
 from trimtab_router.stage import binding, reasons
 from trimtab_router.stage.accuracy_watch import AccuracyWatch
@@ -20,7 +21,7 @@ from trimtab_router.stage.outlook import Carries, Outlook
 from trimtab_router.stage.pace import Pace
 from trimtab_router.stage.policies.view import ANSWER_SECONDS, Departure, DropPolicy, NotBefore, Policy, View
 from trimtab_router.stage.policies.worth import rows_ahead_of
-from trimtab_router.stage.ports import Carrier, Clock, Tally, Writer
+from trimtab_router.stage.ports import Carrier, Clock, Keeper, Tally, Writer
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.returns import Returns
 from trimtab_router.stage.slot import Parcel, Slot
@@ -171,6 +172,10 @@ class Desk:
         self.queue.discard(work)
         if self._writing is not None:
             self._writing.withdraw(work)
+
+    def forget(self, references: Array) -> None:
+        """Have what replicas keep of images kept no longer."""
+        cast("Keeper", self._carrier).forget(references)
 
     def ended(self, parcel: Parcel, ending: Ending) -> None:
         """A batch came back."""

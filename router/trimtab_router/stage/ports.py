@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from trimtab_protocol.chat.inner import LastPiece, Piece
+from trimtab_protocol.tensors import Array
 from trimtab_router.stage.endings import Ending
 from trimtab_router.stage.service_time import Key
 from trimtab_router.stage.slot import Parcel
@@ -43,6 +44,13 @@ class Writer(Carrier, Protocol):
 
     def abandon(self, parcel: Parcel) -> None:
         """Tell the replica at once that nobody waits for a row any more; `ended` is called all the same."""
+
+
+class Keeper(Carrier, Protocol):
+    """Takes images to replicas that encode them and keep what they made."""
+
+    def forget(self, references: Array) -> None:
+        """Have what was made of some images kept no longer: nobody will pull it."""
 
 
 class Tally(Protocol):

@@ -16,7 +16,7 @@ from typing import assert_never
 import numpy as np
 
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.stages import PULLED, Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import failure, invalid
 from trimtab_router.stage.endings import Abandoned, Answered, Broken, Cut, Ending, Lost, NotReady, Rejected
@@ -198,9 +198,12 @@ class Returns:
                 self._return(piece, "ModelServerError", alone=True)
 
     def _return(self, piece: Slice, reason: str, *, alone: bool, attempts: int = 1) -> None:
-        """Put a slice back where it was by its deadline."""
+        """Put a slice back where it was by its deadline; what it was to pull is given once, and is made anew."""
         if not piece.work.closed:
             self._tally.retried(reason)
+            if PULLED in piece.work.inputs:
+                piece.work.owner.work_starved(piece.work, counts=attempts > 0)
+                return
             self._queue.push(replace(piece, attempts=piece.attempts + attempts, alone=alone))
 
     def _fail(self, piece: Slice, message: str) -> None:

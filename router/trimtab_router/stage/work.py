@@ -61,6 +61,9 @@ class Owner(Protocol):
     def work_refused(self, refusal: Refusal) -> None:
         """Take note that these rows will not be served."""
 
+    def work_starved(self, work: "Work", *, counts: bool) -> None:
+        """Take note that what these rows were to pull is gone; whether that `counts` as a try."""
+
 
 @dataclass(frozen=True, slots=True)
 class Again:

@@ -27,11 +27,14 @@ ANSWER = [
     {"name": "finish_reason", "datatype": "BYTES"},
     {"name": "usage", "datatype": "INT64", "shape": [5]},
 ]
+OF_CHAT = {"name": "chat_images", "datatype": "INT64", "shape": [], "optional": True}
+KEPT = {"name": "references", "datatype": "BYTES", "shape": []}
 _BROUGHT = [one | {"optional": True} for one in (EMBEDDINGS, IMAGE_ROWS, DIGESTS)]
 _TENSORS = {
     "whole": ([MESSAGES, OPTIONS, IMAGES], ANSWER),
     "text": ([MESSAGES, OPTIONS, REFERENCES, *_BROUGHT], ANSWER),
     "encode": ([IMAGES, OPTIONS], [EMBEDDINGS, IMAGE_ROWS, DIGESTS]),
+    "keep": ([IMAGES, OPTIONS, OF_CHAT], [KEPT]),
 }
 
 
@@ -40,7 +43,7 @@ def a_chat_spec(part: str, name: str = "", **changes: Any) -> ModelSpec:
     inputs, outputs = _TENSORS[part]
     written = {
         "name": name or part,
-        "family": f"lmm-digits/{part}",
+        "family": f"lmm-digits/{'encode' if part == 'keep' else part}",
         "storageUri": "random://?seed=1",
         "inputs": inputs,
         "outputs": outputs,
@@ -63,6 +66,11 @@ def texts(name: str, *rows: bytes) -> Tensor:
     array = np.empty(len(rows), dtype=object)
     array[:] = rows
     return Tensor(name, "BYTES", array)
+
+
+def rows_of_files(*images: bytes) -> Tensor:
+    """One image a row."""
+    return Tensor("images", "BYTES", files(*images).array.reshape(-1, 1))
 
 
 def files(*images: bytes) -> Tensor:

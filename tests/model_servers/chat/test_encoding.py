@@ -152,6 +152,8 @@ async def test_what_is_kept_is_given_once_and_freed():
 
 async def test_what_nobody_pulls_is_freed_in_time_and_too_much_is_refused():
     kept = Kept(30, seconds=0.02)
+    kept.expect("a")
+    kept.expect("b")
     kept.put("a", Held(torch.zeros(3, 2), "d"))
     with pytest.raises(RefusalError, match="wait to be pulled"):
         kept.put("b", Held(torch.zeros(3, 2), "d"))
@@ -159,6 +161,14 @@ async def test_what_nobody_pulls_is_freed_in_time_and_too_much_is_refused():
         await kept.give("b")
     await asyncio.sleep(0.05)
 
+    assert (kept.bytes, len(kept)) == (0, 0)
+
+
+async def test_what_comes_once_its_name_was_dropped_is_not_kept():
+    kept = Kept(100)
+    kept.expect("a")
+    kept.drop("a")
+    kept.put("a", Held(torch.zeros(3, 2), "d"))
     assert (kept.bytes, len(kept)) == (0, 0)
 
 

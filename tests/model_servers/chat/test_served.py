@@ -14,7 +14,7 @@ import torch
 from PIL import Image as Pillow
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.model_servers.chat.asking import Asker, a_chat, a_chat_spec, a_page, files, text_of, texts
+from tests.model_servers.chat.asking import Asker, a_chat, a_chat_spec, a_page, files, rows_of_files, text_of, texts
 from tests.model_servers.conftest import Replica
 from trimtab_model_servers.lmm_digits import measure, models
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, Architecture
@@ -29,7 +29,7 @@ NAMES = {"decoder-only": "whole", "cross-attention": "across"}
 def replica(tmp_path_factory, start: Callable[[Path], Replica | str]) -> Replica:
     folder = tmp_path_factory.mktemp("chats")
     small = {"slots": 4, "slot_tokens": 400, "step_tokens": 40}
-    specs = [a_chat_spec(part, parameters=small) for part in ("whole", "text", "encode")]
+    specs = [a_chat_spec(part, parameters=small) for part in ("whole", "text", "encode", "keep")]
     specs.append(a_chat_spec("whole", "across", parameters=small | {"architecture": "cross-attention"}))
     write_models(specs, folder)
     started = start(folder)
@@ -96,12 +96,10 @@ async def test_parted_stages_answer_as_the_whole_does(asker: Asker):
     assert text_of(await asker.infer(InferRequest("text", (spelled, *inline.inputs[1:])))) == whole
 
 
-async def test_a_text_stage_pulls_what_is_encoded_after_it_was_asked(asker: Asker):
-    pages = [a_page(seed) for seed in (3, 4)]
-    whole = await asker.stream(a_chat("whole", "Read page 2.", *pages, max_tokens=12))
-    references = [{"url": f"{asker.url}/encode/embeddings/late-{k}", "rows": 16} for k in range(2)]
-    content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "Read page 2."}]
-    asked = InferRequest(
+def asked_about(references: list[dict[str, Any]]) -> InferRequest:
+    """A question about page 2 of some that are pulled."""
+    content = [*({"type": "image"} for _ in references), {"type": "text", "text": "Read page 2."}]
+    return InferRequest(
         "text",
         (
             texts("messages", json.dumps([{"role": "user", "content": content}]).encode()),
@@ -110,13 +108,40 @@ async def test_a_text_stage_pulls_what_is_encoded_after_it_was_asked(asker: Aske
         ),
     )
 
-    answering = asyncio.create_task(asker.stream(asked))
-    for k, page in enumerate(pages):
-        await asker.infer(InferRequest("encode", (files(page),), parameters={"keep": f"late-{k}"}))
 
-    heard = await answering
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_text_stage_pulls_what_is_encoded_a_row_an_image_before_or_after_it_was_asked(asker: Asker, late):
+    pages = [a_page(seed) for seed in (3, 4)]
+    whole = await asker.stream(a_chat("whole", "Read page 2.", *pages, max_tokens=12))
+    encoding = InferRequest("keep", (rows_of_files(*pages),), parameters={"keep": f"kept-{late}"})
+    where = [{"url": f"{asker.url}/keep/embeddings/kept-{late}-{row}", "rows": 16} for row in range(2)]
+    if late:
+        answering = asyncio.create_task(asker.stream(asked_about(where)))
+        await asker.infer(encoding)
+        heard = await answering
+    else:
+        told = [json.loads(one) for one in (await asker.infer(encoding)).outputs[0].array]
+        assert [one["rows"] for one in told] == [16, 16]
+        assert (await asker.get("keep/pending"))["kept"] == 2
+        heard = await asker.stream(asked_about([at | one for at, one in zip(where, told, strict=True)]))
+
     assert (heard.text, heard.error) == (whole.text, None)
-    assert (await asker.get("encode/pending"))["kept"] == 0
+    assert (await asker.get("keep/pending"))["kept"] == 0
+
+
+async def test_of_a_batch_with_an_image_that_is_none_nothing_is_kept(asker: Asker):
+    batch = InferRequest("keep", (rows_of_files(a_page(5), b"GIF89a and no more"),), parameters={"keep": "torn"})
+
+    assert (await asker.refused(batch))[0] == 422
+    assert (await asker.get("keep/pending"))["kept"] == 0
+
+
+async def test_images_are_measured_without_being_kept_and_may_show_nothing(asker: Asker):
+    (told,) = (await asker.infer(InferRequest("keep", (rows_of_files(a_page(6)),)))).outputs[0].array
+    assert (await asker.get("keep/pending"))["kept"] == 0
+
+    blank = [{"url": "blank:", "rows": json.loads(told)["rows"]}] * 2
+    assert (await asker.stream(asked_about(blank))).status == 200
 
 
 async def test_who_hangs_up_has_given_everything_back(asker: Asker):

@@ -1,0 +1,53 @@
+"""Images of chats as rows of a stage that encodes, and what became of them as what a stage that writes reads. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from trimtab_pipelines.stages import OF_CHAT, PULLED, SHOWN
+from trimtab_protocol.tensors import Array
+
+
+def spread(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """A row for each image of each chat, and what else its chat has beside it.
+
+    Args:
+        inputs: ``images`` [chats, images], and others of a row a chat.
+
+    Returns:
+        ``images`` [rows, 1], the others' rows repeated, and how many images the chat of each has.
+    """
+    shown = inputs[SHOWN]
+    each = shown.shape[1] if shown.ndim > 1 else 1
+    rows = {name: np.repeat(array, each, axis=0) for name, array in inputs.items() if name != SHOWN}
+    return {SHOWN: shown.reshape(-1, 1), **rows, OF_CHAT: np.full(shown.shape[0] * each, each, dtype=np.int64)}
+
+
+def joined(outputs: Mapping[str, Array], chats: int) -> dict[str, Array]:
+    """What became of the images, as a list a chat.
+
+    Args:
+        outputs: ``references`` [rows], a JSON object an image.
+        chats: how many there are; each has as many images as every other.
+    """
+    told = outputs[PULLED]
+    each = len(told) // chats
+    lists = np.empty(chats, dtype=object)
+    for chat in range(chats):
+        lists[chat] = b"[" + b",".join(map(bytes, told[chat * each : (chat + 1) * each])) + b"]"
+    return {PULLED: lists}
+
+
+def addressed(references: Array, urls: Sequence[str]) -> Array:
+    """What a replica told of images that it keeps, with where each is pulled from."""
+    known = np.empty(len(references), dtype=object)
+    for row, (told, url) in enumerate(zip(references, urls, strict=True)):
+        known[row] = json.dumps({"url": url, **json.loads(told)}, separators=(",", ":")).encode()
+    return known
+
+
+def addresses(references: Array) -> list[str]:
+    """Where images are pulled from, of which each entry has one or a list."""
+    found = [json.loads(told) for told in references]
+    return [str(one["url"]) for each in found for one in (each if isinstance(each, list) else [each])]

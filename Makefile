@@ -48,7 +48,7 @@ lock: venv ## resolve requirements.txt, and from it what each image installs; UP
 	awk '/^[a-z]/ { own = /^gurobipy==/ } own || /^#/' requirements/gurobi.txt >requirements/gurobi.tmp
 	mv requirements/gurobi.tmp requirements/gurobi.txt
 	$(LOCK_TOOL) -o hack/sbom.txt hack/sbom.in
-	for client in kserve openai langchain; do $(LOCK_TOOL) -o hack/clients/$$client.txt hack/clients/$$client.in; done
+	for client in kserve openai langchain aiperf; do $(LOCK_TOOL) -o hack/clients/$$client.txt hack/clients/$$client.in; done
 
 LOCK_TOOL = .venv/bin/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command "make lock"

@@ -1,4 +1,4 @@
-"""Clients that chat: OpenAI's SDK, LiteLLM, and LangChain's standard tests, each in an environment of its own.
+"""Clients that chat: OpenAI's SDK, LiteLLM, LangChain's standard tests, AIPerf, each in an environment of its own.
 
 The model has random weights and takes the likeliest token, so that all ways of asking must be answered the same.
 """
@@ -15,11 +15,20 @@ from PIL import Image
 
 from benchmarks.clients.target import PATIENCE_SECONDS, Target, WrongAnswerError
 from benchmarks.clients.tools import installed, output_of
+from trimtab_model_servers.lmm_digits.tokens import train_tokenizer
 
 HERE = Path(__file__).parent
 QUESTION = "count>"
 PAGE_SIDE_PX = 96
 GIVEN_UP = 4
+OFFERED = {
+    "request_count": 40.0,
+    "request_error_rate": 0.0,
+    "num_images": 1.0,
+    "usage_prompt_tokens": 40.0 + 22.0,  # of a page 16 tokens and 4 registers, and who speaks, twice
+    "usage_completion_tokens": 12.0,
+}
+"""What AIPerf should count, each chat on average."""
 REFUSED = {
     "unsupported": ["BadRequestError", 400, "tools", "unsupported_parameter"],
     "unknown_model": ["NotFoundError", 404, None, "model_not_found"],
@@ -60,14 +69,30 @@ def langchain(target: Target) -> str:
     return f"{answer['passed']} of its standard tests passed, {answer['skipped']} are of what is not done"
 
 
+def aiperf(target: Target) -> str:
+    """Let NVIDIA's AIPerf offer streamed chats with an image each, and compare what it counted."""
+    told = _asked("aiperf", "aiperf_client.py", target, tokenizer=train_tokenizer().to_str())
+    counted = {name: told[name]["avg"] for name in OFFERED}
+    _require(counted == OFFERED, f"it counted {counted}; right is {OFFERED}")
+    first, between, rate = (told[name] for name in ("time_to_first_token", "inter_token_latency", "request_throughput"))
+    _require(0 < first["avg"] <= told["request_latency"]["avg"], f"first token after {first}")
+    return (
+        f"{OFFERED['request_count']:g} streamed chats with an image each; first token p50 {first['p50']:.0f} ms, "
+        f"p99 {first['p99']:.0f} ms, {between['avg']:.1f} ms a token, {rate['avg']:.0f} chats a second"
+    )
+
+
 CHAT_CLIENTS: Mapping[str, Callable[[Target], str]] = {
     "openai_sdk": openai_sdk,
     "litellm": litellm,
     "langchain_standard_tests": langchain,
+    "aiperf": aiperf,
 }
 
 
-def _asked(environment: Literal["openai", "langchain"], script: str, target: Target) -> dict[str, Any]:
+def _asked(
+    environment: Literal["openai", "langchain", "aiperf"], script: str, target: Target, **more: str
+) -> dict[str, Any]:
     order = {
         "base_url": f"{target.base_url}/v1",
         "model": target.model,
@@ -76,6 +101,7 @@ def _asked(environment: Literal["openai", "langchain"], script: str, target: Tar
         "patience_seconds": PATIENCE_SECONDS,
         "page": _page(),
         "question": QUESTION,
+        **more,
     }
     python = installed(environment) / "bin" / "python"
     told = output_of([str(python), str(HERE / script)], json.dumps(order).encode())

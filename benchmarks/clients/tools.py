@@ -21,7 +21,7 @@ class ProgramError(Exception):
 
 
 @functools.cache
-def installed(which: Literal["go", "node", "kserve", "openai", "langchain"]) -> Path:
+def installed(which: Literal["go", "node", "kserve", "openai", "langchain", "aiperf"]) -> Path:
     """The folder these clients are in, installing them first where they are missing."""
     done = subprocess.run([str(INSTALL), which], capture_output=True, text=True, check=False)
     if done.returncode:

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
+from tests.router.chats import a_chat_pipeline
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import PipelinePlan
@@ -17,7 +18,7 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.resource import Resource
 from trimtab_pipelines.spec import InferencePipeline
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "pipelines").glob("*/pipeline.yaml"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "pipelines").glob("*/p*.yaml"))
 Document = dict[str, Any]
 Change = Callable[[Document], object]
 
@@ -130,6 +131,21 @@ WRONG: dict[str, tuple[Change, str]] = {
         lambda document: document["metadata"].update(name="x-advisory"),
         "metadata.name must not end in -advisory",
     ),
+    "a first token after the last": (
+        set_spec(slo={"latency": "500ms", "firstToken": "1s"}),
+        "firstToken must not be longer than latency",
+    ),
+    "tokens that nobody writes": (
+        set_spec(slo={"latency": "1s", "perToken": "50ms"}),
+        "slo.firstToken and slo.perToken are of answers that a stage writes",
+    ),
+    "chats that nobody answers": (set_spec(chat={"images": {"most": 4}}), "chat needs an input messages BYTES"),
+    "images without number": (set_spec(chat={"images": {"most": 65}}), "images.most.*less than or equal to 64"),
+    "a host with a scheme": (
+        set_spec(chat={"images": {"domains": ["https://a.example"]}}),
+        "images.domains.*should match",
+    ),
+    "writing something else": (set_stage(writes=True), "a stage that writes has the outputs text BYTES"),
     "certainty": (set_spec(slo={"latency": "1s", "quantile": 1}), "slo.quantile.*less than 1"),
     "unknown mode": (set_spec(mode="Manual"), 'mode: Unsupported value: "Manual": supported values'),
     "no stages": (set_spec(stages=[]), "stages.*at least 1 items"),
@@ -156,7 +172,7 @@ async def test_the_document_the_wrong_ones_are_made_from_is_right(cluster: Clust
     await cluster.apply(in_namespace(a_pipeline_document(), "default"), manager="tests", dry_run=True)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=[path.parent.name for path in EXAMPLES])
+@pytest.mark.parametrize("path", EXAMPLES, ids=[f"{path.parent.name}-{path.stem}" for path in EXAMPLES])
 async def test_examples_come_back_as_they_were(cluster: Cluster, namespace: str, path: Path):
     pipeline = load_pipeline(path)
 
@@ -194,6 +210,13 @@ async def test_a_pipeline_with_everything_comes_back_as_it_was(cluster: Cluster,
         adaptation={"interval": 2.5, "demandQuantile": 0.9},
         router={"replicas": 2, "resources": {"memory": "64Mi"}},
     )
+
+    assert await returned(cluster, pipeline, namespace) == pipeline.spec
+
+
+async def test_how_chats_are_taken_comes_back_as_it_was(cluster: Cluster, namespace: str):
+    images = {"most": 4, "megapixels": 2.5, "size": "1Mi", "domains": ["a.example"], "stores": ["https://s.example/i/"]}
+    pipeline = a_chat_pipeline(chat={"images": images}, slo={"latency": "9s", "firstToken": "1s", "perToken": "50ms"})
 
     assert await returned(cluster, pipeline, namespace) == pipeline.spec
 

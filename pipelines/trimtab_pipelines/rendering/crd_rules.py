@@ -21,7 +21,7 @@ from trimtab_pipelines.spec import (
     Rollout,
     ServiceLevel,
 )
-from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.stages import ANSWER, Stage
 from trimtab_pipelines.variants import Variant
 
 
@@ -46,6 +46,12 @@ def _lasting(field: str, example: str) -> Rule:
     return Rule(f"self.{field}.matches('[1-9]')", f"{field} must be above 0, for instance {example}")
 
 
+_ANSWERED = " && ".join(
+    f"self.outputs.exists(o, o.name == '{name}' && o.datatype == '{datatype}' && "
+    f"(has(o.shape) ? o.shape : []) == {list(shape)})"
+    for name, datatype, shape in ANSWER
+)
+_WRITES = "self.stages.exists(s, has(s.writes) && s.writes)"
 _INSIDE_INTERVAL = Rule(
     "!has(self.accuracyEvidence) || "
     "((!has(self.accuracyEvidence.low) || self.accuracyEvidence.low <= self.accuracy) && "
@@ -97,6 +103,10 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             f"c.datatype in {_COUNTING} && !has(c.countedBy)))",
             "countedBy must name an INT32 or INT64 output of the same stage that has no countedBy itself",
         ),
+        Rule(
+            f"!has(self.writes) || !self.writes || (self.outputs.size() == {len(ANSWER)} && {_ANSWERED})",
+            "a stage that writes has the outputs text BYTES [], finish_reason BYTES [] and usage INT64 [5]",
+        ),
     ),
     OperatingPoint: (
         Rule(
@@ -113,7 +123,13 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
         ),
     ),
     Budget: (_positive("cores", "2 or 500m"),),
-    ServiceLevel: (_lasting("latency", "250ms"),),
+    ServiceLevel: (
+        _lasting("latency", "250ms"),
+        Rule(
+            "!has(self.firstToken) || duration(self.firstToken) <= duration(self.latency)",
+            "firstToken must not be longer than latency, which is of the whole answer",
+        ),
+    ),
     Adaptation: (
         Rule(
             "duration(self.interval) >= duration('1s')",
@@ -144,6 +160,15 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             "a.inputs.exists(i, i.from.startsWith(b.name + '.outputs.')) && "
             "b.inputs.exists(i, i.from.startsWith(a.name + '.outputs.'))))",
             "two stages read from each other; a pipeline must be acyclic",
+        ),
+        Rule(
+            f"!(has(self.slo.firstToken) || has(self.slo.perToken)) || {_WRITES}",
+            "slo.firstToken and slo.perToken are of answers that a stage writes; mark it writes: true",
+        ),
+        Rule(
+            "!has(self.chat) || (self.inputs.exists(i, i.name == 'messages' && i.datatype == 'BYTES') && "
+            f"{[name for name, *_ in ANSWER]}.all(n, self.outputs.exists(o, o.name == n)) && {_WRITES})",
+            "chat needs an input messages BYTES [] and outputs text, finish_reason and usage of a stage that writes",
         ),
     ),
 }

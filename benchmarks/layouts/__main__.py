@@ -69,6 +69,7 @@ async def _faults(folder: Path, architecture: str, figures: dict[str, float], ba
     bars += [
         bar("image chats at one instant without answer or reason", figures["silent"], "==", 0),
         bar("seconds until nothing is left of who hung up", figures["seconds_until_nothing_is_left"], "<=", 1.0),
+        bar("chats that failed beside those who hung up", figures["failed_beside_hang_ups"], "==", 0),
         bar("chats lost when an encoder dies", figures["encoder_killed_lost"], "==", 0),
         bar("images encoded again for one that died", figures["encoder_killed_images_encoded_again"], "<=", MOST_AGAIN),
         bar("cut answers without a reason", figures["writer_killed_without_a_reason"], "==", 0),

@@ -114,20 +114,25 @@ async def an_encoder_dies(served: Up, asker: Asker) -> dict[str, float]:
 async def callers_leave(served: Up, asker: Asker) -> dict[str, float]:
     """Callers hang up at random points, half of them listening to a stream: when nothing of theirs is left."""
     streams, wholes = (chats(asker.model, 2, 40, seed=93, stream=stream) for stream in (True, False))
-    left, random = iter(range(HANG_UPS)), np.random.default_rng(93)
+    left, random, strange = iter(range(HANG_UPS)), np.random.default_rng(93), 0
 
     async def caller() -> None:
+        nonlocal strange
         for number in left:
             body = (streams if number % 2 else wholes)[number // 2 % 40][0] | {"max_tokens": 200, "ignore_eos": True}
             with contextlib.suppress(TimeoutError):
-                told = await asyncio.wait_for(asker.ask(body), random.uniform(0.0, LONGEST_WAIT_SECONDS))
-                print(told)
+                heard = await asyncio.wait_for(asker.ask(body), random.uniform(0.0, LONGEST_WAIT_SECONDS))
+                strange += bool(heard.error) and heard.status != 429
 
     await asyncio.gather(*(caller() for _ in range(16)))
     began = time.perf_counter()
     while await pending(served, asker) and time.perf_counter() - began < 5.0:  # noqa: ASYNC110 - nothing tells
         await asyncio.sleep(0.005)
-    return {"hang_ups": HANG_UPS, "seconds_until_nothing_is_left": round(time.perf_counter() - began, 3)}
+    return {
+        "hang_ups": HANG_UPS,
+        "failed_beside_hang_ups": strange,
+        "seconds_until_nothing_is_left": round(time.perf_counter() - began, 3),
+    }
 
 
 async def pending(served: Up, asker: Asker) -> int:

@@ -11,12 +11,11 @@ from urllib.parse import urlsplit
 from trimtab_pipelines.routing import Endpoint
 from trimtab_pipelines.stages import OF_CHAT, PULLED, Stage
 from trimtab_protocol import InferResponse, Parameters, Tensor
-from trimtab_protocol.chat.inner import KEEP, Usage, kept_as
+from trimtab_protocol.chat.inner import KEEP, kept_as
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http import Tls
 from trimtab_protocol.tensors import Array
 from trimtab_router import images
-from trimtab_router.carriage.counts import counted
 from trimtab_router.carriage.replicas import BatchRequest, Replica
 from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
 from trimtab_router.refusal import failure
@@ -121,10 +120,10 @@ class HttpCarrier:
             ending = task.result()
         self._settle(replica, parcel, ending, ended)
 
-    async def count(self, name: str, variant: str, inputs: Mapping[str, Array]) -> Usage:
-        """What a row would take, by a replica that only counts; raises Refusal where it does not say."""
+    async def count(self, name: str, variant: str, inputs: Mapping[str, Array]) -> tuple[int, bytes]:
+        """What some rows would take, by a replica that only counts: status and body, status 0 where it says nothing."""
         point = self._stage.variant(variant).points[0].name
-        own = [[Tensor(each, self._datatypes[each], array[:1])] for each, array in inputs.items()]
+        own = [[Tensor(each, self._datatypes[each], array)] for each, array in inputs.items()]
         batch = BatchRequest(
             id=secrets.token_hex(8),
             variant=variant,
@@ -134,7 +133,7 @@ class HttpCarrier:
             timeout_seconds=self._hang_seconds,
             most_answer_bytes=0,
         )
-        return counted(self._stage.name, await self.replicas[name].count(batch))
+        return await self.replicas[name].count(batch)
 
     async def facts(self, variant: str) -> dict[str, dict[str, Any]]:
         """What the replicas that are ready for a variant tell of it, by their names."""

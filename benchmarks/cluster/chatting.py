@@ -9,7 +9,7 @@ from typing import Any, Final
 import httpx
 
 from benchmarks.cluster.observing import Watched, until, watching
-from benchmarks.cluster.setting import ROOT, Setting, pipeline_document
+from benchmarks.cluster.setting import ROOT, CommandError, Setting, pipeline_document
 from benchmarks.cluster.visiting import connection
 from trimtab.local.router_client import Counters
 from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
@@ -56,8 +56,11 @@ async def answers(watched: Watched, chat: Chat) -> tuple[str, str]:
     headers = {"authorization": f"Bearer {watched.setting.credentials.keys['load']}"}
     url, asked = f"https://{watched.address}/v1/chat/completions", _asked(watched.name, chat)
     async with connection(watched) as client:
-        whole = (await client.post(url, json=asked, headers=headers)).raise_for_status()
-        parts = (await client.post(url, json=asked | {"stream": True}, headers=headers)).raise_for_status()
+        whole = await client.post(url, json=asked, headers=headers)
+        parts = await client.post(url, json=asked | {"stream": True}, headers=headers)
+    for answer in (whole, parts):
+        if answer.is_error:
+            raise CommandError(f"a chat was answered with {answer.status_code}: {answer.text}")
     return whole.json()["choices"][0]["message"]["content"], _joined(parts)
 
 

@@ -121,6 +121,10 @@ bench-engine: venv ## tokens a second of 16 streams in the engine on one core, a
 bench-chats: venv ## a replica that answers chats: 10,000 hang-ups, one image from many callers, embeddings pulled
 	$(PY) -m benchmarks.chats $(CHATS)
 
+.PHONY: bench-layouts
+bench-layouts: venv ## a multimodal model whole and parted on the same cores: goodput, words beside images, what dies (LAYOUTS="--phase faults")
+	$(PY) -m benchmarks.layouts $(LAYOUTS)
+
 .PHONY: bench-hostile-chats
 bench-hostile-chats: venv ## what hostile chats are answered with, and what memory and time they cost a router, kind by kind
 	$(PY) -m benchmarks.chats.hostile $(HOSTILE_CHATS)

@@ -17,8 +17,6 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-import uvloop
-
 from benchmarks.modalities import phases
 from benchmarks.modalities.phases import Bench, Found
 from benchmarks.modalities.run import HEADS
@@ -27,6 +25,7 @@ from trimtab.options import console
 from trimtab_pipelines.documents import load_pipeline, load_profiles
 from trimtab_pipelines.verdict import Outcome
 from trimtab_profiler.profile import PROFILE_FILE, ProfileOptions, profile, write_profiles
+from trimtab_protocol import event_loop
 
 SOURCE = Path(__file__).parents[2] / "pipelines" / "digits-av"
 PHASES: Mapping[str, Callable[[Bench], Awaitable[Found]]] = {
@@ -50,7 +49,7 @@ def main() -> int:
     parser.add_argument("--floor", type=float, default=0.78, help="accuracy that jobs ask for")
     parser.add_argument("--out", type=Path, default=Path("out/modalities"))
     given = parser.parse_args()
-    outcome = uvloop.run(_measured(given))
+    outcome = event_loop.run(_measured(given))
     for each in outcome.bars:
         console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}")
     outcome.print()

@@ -5,11 +5,10 @@ import asyncio
 import sys
 from collections.abc import Callable
 
-import uvloop
-
 from benchmarks.router import parts
 from benchmarks.router.processes import CLIENT_CORE, pin
 from trimtab_pipelines.verdict import Bar, Outcome
+from trimtab_protocol import event_loop
 
 PARTS: dict[str, Callable[[], parts.Part]] = {
     "a": parts.overhead,
@@ -28,7 +27,7 @@ def main() -> int:
     pin(CLIENT_CORE)
     figures: dict[str, float | int | str | None] = {}
     bars: list[Bar] = []
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
         for name in chosen:
             part_figures, part_bars = runner.run(PARTS[name]())
             figures |= {f"{name}_{key}": value for key, value in part_figures.items()}

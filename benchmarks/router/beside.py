@@ -17,8 +17,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import uvloop
-
 from benchmarks.router.clients import grpc_client, rest_client
 from benchmarks.router.drive import Tally, closed_loop
 from benchmarks.router.parts import BATCH_SIZE, LONG_SLO_SECONDS, SMALL_NUMBERS
@@ -39,6 +37,7 @@ from benchmarks.router.processes import (
 )
 from trimtab_pipelines.processes.announced import RouterPorts
 from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_protocol import event_loop
 
 TURN_SECONDS = 2.0
 MOST_RATIO = 1.05
@@ -53,7 +52,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=6, help="of each router at each load")
     given = parser.parse_args()
     pin(CLIENT_CORE)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
         outcome = runner.run(compare(given.before.resolve(), given.turns))
     outcome.print()
     return 0 if outcome.holds else 1

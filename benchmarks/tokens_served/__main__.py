@@ -16,8 +16,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import uvloop
-
 from benchmarks.tokens_served.driving import BATCH, STAGE, VARIANT, serving
 from benchmarks.tokens_served.outcome import HEADS, Run
 from benchmarks.tokens_served.queries import Queries
@@ -28,6 +26,7 @@ from trimtab_pipelines.documents import load_pipeline, load_profiles
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 from trimtab_profiler.profile import PROFILE_FILE, ProfileOptions, profile, write_profiles
+from trimtab_protocol import event_loop
 
 SOURCE = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
 PLAIN = "full"
@@ -164,7 +163,7 @@ def main() -> int:
     parser.add_argument("--first-rps", type=float, default=200.0, help="where the search for the load begins")
     parser.add_argument("--out", type=Path, default=Path("out/tokens-served"))
     given = parser.parse_args()
-    outcome = uvloop.run(_measured(given))
+    outcome = event_loop.run(_measured(given))
     for each in outcome.bars:
         console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}")
     outcome.print()

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import uvloop
 from numpy.typing import NDArray
 
 from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
@@ -28,6 +27,7 @@ from trimtab_loadtester.results import Record, Results, RunFacts, Visit
 from trimtab_loadtester.wire import OPEN, Access, Answer, GrpcWire, RestWire, Wire
 from trimtab_pipelines.ends import End
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_protocol import event_loop
 from trimtab_protocol.extensions import (
     ACCURACY_FLOOR,
     EXPECTED_ACCURACY,
@@ -140,7 +140,7 @@ def attack(
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         return await attack_async(pipeline, address, load, options, on_progress, stop)
 
-    return uvloop.run(until_signalled())
+    return event_loop.run(until_signalled())
 
 
 async def attack_async(

@@ -11,7 +11,7 @@ from aiohttp import web
 from trimtab_model_servers.chat.pulling import CHECKSUM, DIGEST, ROWS, WIDTH
 from trimtab_model_servers.chat.told import STREAM_TYPE, Last, Word, error_line, line
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.hosting import Chatting, Counting, Hosted, Keeping
+from trimtab_model_servers.hosting import Chatting, Counting, Hosted, Keeping, Pricing
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_protocol import InferRequest
 from trimtab_protocol.rest import BINARY_CONTENT_TYPE
@@ -40,8 +40,8 @@ async def stream(
 
 def count(model: Hosted, asked: InferRequest) -> dict[str, object]:
     """Tell what a chat would cost."""
-    if not isinstance(model, Chatting):
-        raise RefusalError(404, f"model {asked.model_name!r} does not write; there is nothing to count")
+    if not isinstance(model, Pricing):
+        raise RefusalError(404, f"model {asked.model_name!r} does not chat; there is nothing to count")
     return model.count(asked)
 
 

@@ -44,15 +44,20 @@ class Counting(Protocol):
 
 
 @runtime_checkable
-class Chatting(Protocol):
+class Pricing(Protocol):
+    """A model that tells what a request would take."""
+
+    def count(self, request: InferRequest) -> dict[str, object]:
+        """Tell it, in tokens, and compute nothing; raises RefusalError."""
+        ...
+
+
+@runtime_checkable
+class Chatting(Pricing, Protocol):
     """A model that answers chats word by word."""
 
     def stream(self, request: InferRequest, worker: BatchWorker) -> AsyncGenerator[Word | Last, None]:
         """Answer the only row of a request; raises RefusalError. Who stops listening cancels it."""
-        ...
-
-    def count(self, request: InferRequest) -> dict[str, object]:
-        """Tell what the only row of a request would cost; raises RefusalError."""
         ...
 
 

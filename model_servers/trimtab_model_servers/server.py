@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import mlserver
-import uvloop
 from mlserver.repository.load import load_model_settings
 from pydantic import ValidationError
 
@@ -28,6 +27,7 @@ from trimtab_model_servers.ports import ReservedPort
 from trimtab_model_servers.settings import server_settings
 from trimtab_pipelines.processes.allocation import keep_freed_memory
 from trimtab_pipelines.processes.announced import ReplicaPorts
+from trimtab_protocol import event_loop
 from trimtab_protocol.mutual_tls import MutualTls
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -69,7 +69,7 @@ def run(
     """
     keep_freed_memory(LARGEST_KEPT_BYTES, MOST_KEPT_BYTES)
     gc.freeze()  # or each full collection would walk all of torch, and a fork would copy what it walks
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
         doors = _Doors(address, plain_address, ports, identity, health_port)
         runner.run(_serve(folder, on_ready, doors, drain_seconds))
 

@@ -70,13 +70,13 @@ def _cut_torn_end(path: Path) -> None:
         os.truncate(path, content.rfind(b"\n") + 1)
 
 
-def newest_and_some(lines: Sequence[str], most: int) -> Sequence[str]:
-    """Choose so many lines at most: half of them the newest, the others evenly from all before."""
-    if len(lines) <= most:
-        return lines
+def newest_and_some(count: int, most: int) -> Sequence[int]:
+    """Choose so many of `count` lines at most: half of them the newest, the others evenly from all before."""
+    if count <= most:
+        return range(count)
     newest = most // 2
-    older = lines[: len(lines) - newest]
-    return [*older[:: -(-len(older) // (most - newest))], *lines[len(lines) - newest :]]
+    older = count - newest
+    return [*range(0, older, -(-older // (most - newest))), *range(older, count)]
 
 
 def read_lines(path: Path, read: Callable[[str], Found], most: int | None = None) -> list[Found]:
@@ -85,15 +85,16 @@ def read_lines(path: Path, read: Callable[[str], Found], most: int | None = None
     Args:
         path: the file.
         read: reads one line; raises ValueError where it is none.
-        most: where there are more lines, only the newest and some of the others are read.
+        most: where there are more lines, only the newest and some of the others are read, and no others held.
     """
     if not path.exists():
         return []
-    lines: Sequence[str] = path.read_text(errors="replace").splitlines()
     found = []
-    for line in lines if most is None else newest_and_some(lines, most):
-        try:
-            found.append(read(line))
-        except ValueError:
-            continue
+    with path.open(errors="replace") as lines:
+        chosen = None if most is None else set(newest_and_some(sum(1 for _ in lines), most))
+        lines.seek(0)
+        for number, line in enumerate(lines):
+            if chosen is None or number in chosen:
+                with suppress(ValueError):
+                    found.append(read(line.rstrip("\n")))
     return found

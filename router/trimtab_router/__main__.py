@@ -6,10 +6,9 @@ import logging
 import sys
 from pathlib import Path
 
-import uvloop
-
 from trimtab_pipelines.documents import DocumentError, load_edge
 from trimtab_pipelines.processes.allocation import keep_freed_memory
+from trimtab_protocol import event_loop
 from trimtab_router.edge.places import Sockets
 from trimtab_router.ingress.admin import AUDIT_LOG
 from trimtab_router.limits import Limits
@@ -74,7 +73,7 @@ def main() -> int:
     gc.set_threshold(*COLLECTED_AFTER)
     keep_freed_memory(LARGEST_KEPT_BYTES, MOST_KEPT_BYTES)
     try:
-        uvloop.run(serve(parse_options()))
+        event_loop.run(serve(parse_options()))
     except DocumentError as error:
         sys.stderr.write(f"trimtab_router: {error}\n")
         return 2

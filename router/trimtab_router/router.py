@@ -33,6 +33,7 @@ from trimtab_router.admission.pacing import Pacer
 from trimtab_router.admission.sweeping import Sweeping
 from trimtab_router.admission.turnstile import Turnstile
 from trimtab_router.admission.window import MOST_REQUESTS, Bounds, Window
+from trimtab_router.carriage.counts import counted
 from trimtab_router.carriage.http import HttpCarrier
 from trimtab_router.course import Course, Journey
 from trimtab_router.graph import Graph, Walk
@@ -191,14 +192,7 @@ class Router:
         Raises:
             Refusal: the chat cannot be served as it is, or nobody can tell.
         """
-        admitted, name = self._admitted(call.request), self._course.teller
-        desk = self._desks.get(name or "")
-        slot = next((slot for slot in desk.slots if slot.ready_variants), None) if desk else None
-        if desk is None or slot is None or name not in self._http:
-            raise Refusal(Code.UNAVAILABLE, "NoReplica", "no replica is ready to count", retry_after_seconds=1.0)
-        walk = Walk(self._graph, admitted.inputs, admitted.wanted)
-        inputs = {each: admitted.inputs[each] for each in walk.given(desk.stage) if each in admitted.inputs}
-        return await self._http[name].count(slot.name, min(slot.ready_variants), inputs)
+        return await counted(self._course, self._http, self._admitted(call.request).inputs)
 
     async def visit(self, arrived_at: float, client: str = "") -> Reservation:
         """Let a request in, once it is its turn of the event loop; it ends with the reservation's context.

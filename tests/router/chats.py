@@ -74,6 +74,7 @@ class ChatReplica(FakeReplica):
     written: list[Written] = field(default_factory=list)
     refusing: tuple[int, str] | None = None
     counts: dict[str, Any] | None = None
+    counted: list[Any] = field(default_factory=list)
     alive: bool = False
 
     def __post_init__(self) -> None:
@@ -96,6 +97,7 @@ class ChatReplica(FakeReplica):
         if self.refusing is not None:
             return web.json_response({"error": self.refusing[1]}, status=self.refusing[0])
         if action == "count":
+            self.counted += [json.loads(told) for told in inputs.get("references", ())]
             return web.json_response(self.counts)
         self.written.append(chat)
         self.running += 1

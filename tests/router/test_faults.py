@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
 from trimtab_pipelines.router_state import EndpointState
 from trimtab_router.carriage import replicas
+from trimtab_router.carriage.http import HttpCarrier
 from trimtab_router.carriage.replicas import Replica
 from trimtab_router.limits import Limits
 
@@ -41,6 +42,32 @@ async def test_what_a_dead_replica_held_runs_on_another():
         assert await rig.metric("trimtab_retries_total", reason="ReplicaLost") >= 1
         state = rig.router.state().stages["stage-0"].endpoints
         assert state["doomed"] == EndpointState(ready=False, inflight_batches=0)
+
+
+async def test_who_leaves_in_the_moment_a_batch_is_sent_harms_no_other_in_it(monkeypatch):
+    replica = FakeReplica()
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=2) as rig:
+        carry = HttpCarrier.carry
+
+        def and_one_leaves(self, parcel, ended):
+            carry(self, parcel, ended)
+            if len(parcel.batch) == 2:
+                parcel.batch[1].work.owner.leave()
+                parcel.batch[1].work.close()
+
+        replica.gate.clear()
+        first = asyncio.ensure_future(rig.rest(a_request(value=1.0, parameters=PATIENT)))
+        await replica.arrived.wait()
+        monkeypatch.setattr(HttpCarrier, "carry", and_one_leaves)
+        stays, leaves = (
+            asyncio.ensure_future(rig.rest(a_request(value=value, parameters=PATIENT))) for value in (2.0, 3.0)
+        )
+        await rig.until(lambda: rig.router.budget.requests == 3)
+        replica.gate.set()
+
+        answered(await first, 1, 1)
+        answered(await stays, 1, 2)
+        leaves.cancel()
 
 
 async def test_a_replica_that_comes_back_is_used_again():

@@ -14,6 +14,7 @@ from aiohttp import web
 from tests.builders import a_variant
 from tests.router.chats import INPUTS, ChatReplica, a_chat, a_chat_pipeline, a_png, a_writer
 from tests.router.fakes import FakeReplica, a_rig, until
+from trimtab_protocol import rest
 
 CHAT = "/v1/chat/completions"
 
@@ -47,6 +48,9 @@ class Encoder(FakeReplica):
         return {"references": told(inputs["images"])}
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.endswith("/count"):
+            asked = rest.decode_request("m", await request.read(), request.headers.get(rest.HEADER_LENGTH))
+            return web.json_response({"rows": [4] * len(asked.inputs[0].array)})
         if request.method != "DELETE":
             return await super()._answer(request)
         self.kept.remove(request.path.rpartition("/")[2])
@@ -118,6 +122,19 @@ async def test_images_of_one_chat_go_to_whichever_encoders_are_free():
     async with reading(encoders, [writer], batchSize=2) as rig:
         assert (await ask(rig, *[a_png(8, 8 + number) for number in range(4)]))[0] == 200
         assert [len(encoder.shown) for encoder in encoders] == [2, 2]
+
+
+async def test_a_dry_run_asks_encoders_for_rows_and_writers_with_images_that_show_nothing():
+    counts = {"prompt_tokens": 14, "text_tokens": 6, "image_tokens": [4, 4]}
+    encoder, writer = Encoder(), ChatReplica(name="writer", counts=counts)
+    async with reading([encoder], [writer]) as rig:
+        status, answer = await ask(rig, a_png(), a_png(9, 9), dry_run=True)
+
+        assert (status, answer["usage"]["prompt_tokens"]) == (200, 14)
+        assert writer.counted == [[{"url": "blank:", "rows": 4}] * 2]
+        assert (encoder.shown, writer.written) == ([], [])
+        writer.counts = {"prompt_tokens": 14}
+        assert (await ask(rig, a_png(), dry_run=True))[0] == 503
 
 
 async def test_what_cannot_be_pulled_is_encoded_once_more():

@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,10 @@ class PageError(Exception):
 
 @dataclass(slots=True)
 class LivePage:
-    """The page of the run in a folder, on a port of this machine alone."""
+    """The page of the run in a folder, on a port of this machine alone.
+
+    It is made by a thread of its own: others would each keep in their heap what a look takes.
+    """
 
     folder: Path
     port: int
@@ -45,6 +49,7 @@ class LivePage:
     _body: Mapping[str, Any] = field(default_factory=dict)
     _made_at: float = -math.inf
     _asked_at: float = -math.inf
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "page"))
     _making: asyncio.Lock = field(default_factory=asyncio.Lock)
     _told_final: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -84,6 +89,7 @@ class LivePage:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        self._thread.shutdown(wait=False)
 
     async def _page(self, _: web.Request) -> web.Response:
         from trimtab.report.layout import live_page  # noqa: PLC0415  (plotly, only once somebody looks)
@@ -96,7 +102,9 @@ class LivePage:
         async with self._making:
             if final is not None or time.monotonic() - self._made_at > LEAST_SECONDS_BETWEEN:
                 try:
-                    self._body = await asyncio.to_thread(_seen, self.folder, final)
+                    self._body = await asyncio.get_running_loop().run_in_executor(
+                        self._thread, _seen, self.folder, final
+                    )
                 except DocumentError:
                     return web.Response(status=503, text="nothing is recorded yet", headers=HEADERS)
                 self._made_at = time.monotonic()

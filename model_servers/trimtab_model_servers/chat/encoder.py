@@ -73,6 +73,17 @@ class HostedEncoder:
         chosen = tuple(tensor for tensor in outputs if tensor.name in wanted)
         return InferResponse(model_name=self.spec.name, outputs=chosen, id=request.id, parameters=told)
 
+    def count(self, request: InferRequest) -> dict[str, object]:
+        """Tell how many rows the embeddings of each image would have, an image a row; errors as of ``infer``."""
+        rows = checked_rows(self.spec, request.inputs)
+        seeing, beside = self.encoding.seeing, self._beside(request, rows)
+        headers = [self._only(self._shown(request, row), row).header for row in range(rows)]
+        counts = [
+            seeing.rule.count(header.width_px, header.height_px, images=images_of_chat)
+            for header, images_of_chat in zip(headers, beside, strict=True)
+        ]
+        return {"rows": [seeing.rows(count).total for count in counts]}
+
     def pending(self) -> dict[str, int]:
         """What is in flight; see docs/chat-stages.md."""
         counts = self.encoding.counts
@@ -119,9 +130,8 @@ class HostedEncoder:
 
     async def _kept(self, request: InferRequest, rows: int) -> tuple[Tensor, ...]:
         """Encode an image a row, and keep each under its name where there is one; all or none of them."""
-        name, chats = request.parameters.get(KEEP), _tensor(request, OF_CHAT)
+        name, beside = request.parameters.get(KEEP), self._beside(request, rows)
         shown = [self._only(self._shown(request, row), row) for row in range(rows)]
-        beside = [1] * rows if chats is None else [int(count) for count in chats]
         names = [] if name is None else [kept_as(str(name), row) for row in range(rows)]
         for each in names:
             self.kept.expect(each)
@@ -135,6 +145,10 @@ class HostedEncoder:
             raise
         told = [json.dumps({"rows": len(one.rows), "digest": one.digest}) for one in held]
         return (text_tensor(PULLED, told),)
+
+    def _beside(self, request: InferRequest, rows: int) -> list[int]:
+        chats = _tensor(request, OF_CHAT)
+        return [1] * rows if chats is None else [int(count) for count in chats]
 
     def _shown(self, request: InferRequest, row: int) -> list[_Shown]:
         options = _tensor(request, "options")

@@ -70,9 +70,13 @@ class Kept:
         Raises:
             RefusalError: it was refused, or was not there in time.
         """
-        found = self._future(name)
+        promised, found = name in self._names, self._future(name)
         try:
             held = await asyncio.wait_for(asyncio.shield(found), self._seconds)
+        except asyncio.CancelledError:
+            if not promised and not found.done():
+                self.drop(name)
+            raise
         except TimeoutError as error:
             raise RefusalError(504, f"nothing was kept as {name!r} within {self._seconds:g} s") from error
         self.drop(name)

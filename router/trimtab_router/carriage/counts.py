@@ -1,23 +1,80 @@
-"""What a replica says that a chat would take. Pure."""
+"""What a chat would take, as replicas tell it that compute nothing."""
 
 import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
 
 from trimtab_pipelines.codes import Code
+from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.stages import PULLED, SHOWN, Stage
 from trimtab_protocol.chat.inner import Usage
+from trimtab_protocol.tensors import Array
+from trimtab_router import images
+from trimtab_router.carriage.http import HttpCarrier
 from trimtab_router.carriage.streams import CALLERS_FAULT, message_in
+from trimtab_router.course import Course
 from trimtab_router.refusal import Refusal, invalid
 
+Told = TypeVar("Told")
 
-def counted(stage: str, answer: tuple[int, bytes]) -> Usage:
-    """Read the answer of a replica, its status and its body; raises Refusal where it does not say."""
-    status, body = answer
+
+async def counted(course: Course, carriers: Mapping[str, HttpCarrier], inputs: Mapping[str, Array]) -> Usage:
+    """Ask what the first row of a request would take; where images are encoded apart, their encoders first.
+
+    Raises:
+        Refusal: the chat cannot be served as it is, or nobody can tell.
+    """
+    writer = course.desks.get(course.teller or "")
+    if writer is None:
+        raise _nobody()
+    own = _given(writer.stage, inputs)
+    encoders = [desk.stage for desk in course.desks.values() if desk.stage.encodes]
+    for encoder in encoders:
+        shown = _given(encoder, inputs)
+        if SHOWN in shown:
+            own[PULLED] = await _asked(course, carriers, encoder, images.spread(shown), _blank)
+    return await _asked(course, carriers, writer.stage, own, _usage)
+
+
+async def _asked(
+    course: Course,
+    carriers: Mapping[str, HttpCarrier],
+    stage: Stage,
+    inputs: Mapping[str, Array],
+    read: Callable[[Any], Told],
+) -> Told:
+    slot = next((slot for slot in course.desks[stage.name].slots if slot.ready_variants), None)
+    if slot is None or stage.name not in carriers:
+        raise _nobody()
+    status, body = await carriers[stage.name].count(slot.name, min(slot.ready_variants), inputs)
     if status in CALLERS_FAULT:
-        raise invalid(f"stage {stage}: {message_in(body)}")
+        raise invalid(f"stage {stage.name}: {message_in(body)}")
     try:
-        told = json.loads(body) if status == 200 else {}
-        return Usage(
-            prompt=int(told["prompt_tokens"]), image=sum(map(int, told["image_tokens"])), text=int(told["text_tokens"])
-        )
+        return read(json.loads(body) if status == 200 else {})
     except (ValueError, KeyError, TypeError) as error:
-        message = f"stage {stage}: its replica does not count; try again later"
-        raise Refusal(Code.UNAVAILABLE, "NotCounted", message, stage=stage, retry_after_seconds=1.0) from error
+        message = f"stage {stage.name}: its replica does not count; try again later"
+        raise Refusal(Code.UNAVAILABLE, "NotCounted", message, stage=stage.name, retry_after_seconds=1.0) from error
+
+
+def _given(stage: Stage, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """What a stage reads of the first row of a request."""
+    reads = [(read.name, *split_reference(read.source)) for read in stage.inputs]
+    return {name: inputs[tensor][:1] for name, owner, tensor in reads if owner == REQUEST and tensor in inputs}
+
+
+def _blank(told: Any) -> Array:
+    """Images of as many rows as an encoder tells, which show nothing."""
+    references = np.empty(1, dtype=object)
+    references[0] = json.dumps([{"url": "blank:", "rows": int(count)} for count in told["rows"]]).encode()
+    return references
+
+
+def _usage(told: Any) -> Usage:
+    image_tokens = sum(map(int, told["image_tokens"]))
+    return Usage(prompt=int(told["prompt_tokens"]), image=image_tokens, text=int(told["text_tokens"]))
+
+
+def _nobody() -> Refusal:
+    return Refusal(Code.UNAVAILABLE, "NoReplica", "no replica is ready to count", retry_after_seconds=1.0)

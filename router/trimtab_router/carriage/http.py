@@ -11,12 +11,11 @@ from urllib.parse import urlsplit
 from trimtab_pipelines.routing import Endpoint
 from trimtab_pipelines.stages import OF_CHAT, PULLED, Stage
 from trimtab_protocol import InferResponse, Parameters, Tensor
-from trimtab_protocol.chat.inner import KEEP, Usage, kept_as
+from trimtab_protocol.chat.inner import KEEP, kept_as
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http import Tls
 from trimtab_protocol.tensors import Array
 from trimtab_router import images
-from trimtab_router.carriage.counts import counted
 from trimtab_router.carriage.replicas import BatchRequest, Replica
 from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
 from trimtab_router.refusal import failure
@@ -89,7 +88,8 @@ class HttpCarrier:
         """Take a batch to its replica."""
         replica = self.replicas[parcel.slot.name]
         replica.hold()
-        _start(self._deliver(replica, parcel, ended), self._under_way)
+        request = self._request(parcel)  # now: of who leaves before it is sent nothing would be there
+        _start(self._deliver(replica, parcel, request, ended), self._under_way)
 
     def write(self, parcel: Parcel, wrote: Wrote, ended: Callable[[Parcel, Ending], None]) -> None:
         """Take a row to its replica, to be written."""
@@ -120,10 +120,10 @@ class HttpCarrier:
             ending = task.result()
         self._settle(replica, parcel, ending, ended)
 
-    async def count(self, name: str, variant: str, inputs: Mapping[str, Array]) -> Usage:
-        """What a row would take, by a replica that only counts; raises Refusal where it does not say."""
+    async def count(self, name: str, variant: str, inputs: Mapping[str, Array]) -> tuple[int, bytes]:
+        """What some rows would take, by a replica that only counts: status and body, status 0 where it says nothing."""
         point = self._stage.variant(variant).points[0].name
-        own = [[Tensor(each, self._datatypes[each], array[:1])] for each, array in inputs.items()]
+        own = [[Tensor(each, self._datatypes[each], array)] for each, array in inputs.items()]
         batch = BatchRequest(
             id=secrets.token_hex(8),
             variant=variant,
@@ -133,7 +133,7 @@ class HttpCarrier:
             timeout_seconds=self._hang_seconds,
             most_answer_bytes=0,
         )
-        return counted(self._stage.name, await self.replicas[name].count(batch))
+        return await self.replicas[name].count(batch)
 
     async def facts(self, variant: str) -> dict[str, dict[str, Any]]:
         """What the replicas that are ready for a variant tell of it, by their names."""
@@ -145,10 +145,12 @@ class HttpCarrier:
         """Close all connections."""
         await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._retiring)
 
-    async def _deliver(self, replica: Replica, parcel: Parcel, ended: Callable[[Parcel, Ending], None]) -> None:
+    async def _deliver(
+        self, replica: Replica, parcel: Parcel, request: BatchRequest, ended: Callable[[Parcel, Ending], None]
+    ) -> None:
         name = self._stage.name
         try:
-            ending = await self._exchange(replica, parcel)
+            ending = await self._exchange(replica, parcel, request)
         except Exception as error:
             log.exception("stage %s: a batch of %d slices failed", name, len(parcel.batch))
             ending = Broken(f"{type(error).__name__}: {error}", again=False)
@@ -169,8 +171,7 @@ class HttpCarrier:
                 what = f"stage {name}: its model server failed"
                 owner.work_refused(failure("ModelServerError", what, owner.request_id, stage=name))
 
-    async def _exchange(self, replica: Replica, parcel: Parcel) -> Ending:
-        request = self._request(parcel)
+    async def _exchange(self, replica: Replica, parcel: Parcel, request: BatchRequest) -> Ending:
         answer = await replica.infer(request)
         if not isinstance(answer, InferResponse):
             return answer

@@ -172,6 +172,15 @@ async def test_what_comes_once_its_name_was_dropped_is_not_kept():
     assert (kept.bytes, len(kept)) == (0, 0)
 
 
+async def test_who_asks_in_vain_and_leaves_leaves_nothing():
+    kept = Kept(100)
+    waiting = asyncio.create_task(kept.give("never"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert len(kept) == 0
+
+
 async def test_who_waits_for_a_name_learns_that_it_was_dropped_or_is_late():
     kept = Kept(100, seconds=0.02)
     waiting = asyncio.create_task(kept.give("a"))

@@ -129,6 +129,11 @@ async def test_a_text_stage_pulls_what_is_encoded_a_row_an_image_before_or_after
     assert (await asker.get("keep/pending"))["kept"] == 0
 
 
+async def test_an_encoder_tells_how_many_rows_images_would_have_and_makes_none(asker: Asker):
+    assert await asker.count(InferRequest("keep", (rows_of_files(a_page(5), a_page(6)),))) == {"rows": [16, 16]}
+    assert (await asker.get("keep/pending"))["kept"] == 0
+
+
 async def test_of_a_batch_with_an_image_that_is_none_nothing_is_kept(asker: Asker):
     batch = InferRequest("keep", (rows_of_files(a_page(5), b"GIF89a and no more"),), parameters={"keep": "torn"})
 

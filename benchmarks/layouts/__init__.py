@@ -1,0 +1,1 @@
+"""Large multimodal models served whole and parted, on the same cores."""

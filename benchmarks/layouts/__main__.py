@@ -1,0 +1,94 @@
+"""``python -m benchmarks.layouts``: a multimodal model whole and parted on the same cores; the last line is JSON."""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.layouts import phases
+from benchmarks.layouts.phases import PARTED, SPREAD, WHOLE, asking
+from benchmarks.layouts.served import ARCHITECTURES
+from trimtab_pipelines.verdict import Bar, Outcome, bar
+
+IMAGES = (0, 1, 2, 4, 8)
+PATIENT_SECONDS = 3.0
+"""Promised of the first word where things die, so that nobody is dropped for being late."""
+MOST_AGAIN = 48
+"""An encoder holds two batches of eight at most; the text stage's sixteen places may wait for three images each."""
+MOST_OVER_CALM = {"decoder-only": 1.2, "cross-attention": 1.1}
+console = Console(stderr=True)
+
+
+async def measure(folder: Path, architecture: str, wanted: list[str]) -> Outcome:
+    """Run the phases that are wanted."""
+    figures: dict[str, float] = {}
+    bars: list[Bar] = []
+    if "goodput" in wanted:
+        await _goodput(folder, architecture, figures, bars)
+    if "burst" in wanted:
+        await _burst(folder, architecture, figures, bars)
+    if "faults" in wanted:
+        await _faults(folder, architecture, figures, bars)
+    return Outcome(name=f"layouts {architecture}", figures=figures, bars=tuple(bars))
+
+
+async def _goodput(folder: Path, architecture: str, figures: dict[str, float], bars: list[Bar]) -> None:
+    for name, layout in (("whole", WHOLE), ("parted", PARTED)):
+        async with asking(folder / name, layout, architecture) as (_, asker):
+            for images in IMAGES:
+                figures[f"{name}_goodput_{images}_images_rps"] = found = await phases.goodput(asker, images)
+                console.print(f"{name}, {images} images a chat: {found:g} requests a second")
+    for images, least in ((4, 1.5), (1, 1.0)):
+        whole, parted = (figures[f"{name}_goodput_{images}_images_rps"] for name in ("whole", "parted"))
+        bars.append(bar(f"goodput parted over whole, {images} images a chat", parted / max(whole, 1e-9), ">=", least))
+
+
+async def _burst(folder: Path, architecture: str, figures: dict[str, float], bars: list[Bar]) -> None:
+    for name, layout in (("whole", WHOLE), ("parted", PARTED)):
+        async with asking(folder / f"burst-{name}", layout, architecture) as (_, asker):
+            rps = 0.6 * await phases.goodput(asker, 8)
+            told = await phases.beside_a_burst(asker, max(rps, 1.0), 8)
+            figures |= {f"{name}_text_first_word_{key}": value for key, value in told.items()}
+            figures[f"{name}_burst_rps"] = rps
+            console.print(f"{name}: first words {told}")
+    over = figures["parted_text_first_word_over_calm"]
+    bars.append(
+        bar("p99 first word of text beside a burst over calm, parted", over, "<=", MOST_OVER_CALM[architecture])
+    )
+
+
+async def _faults(folder: Path, architecture: str, figures: dict[str, float], bars: list[Bar]) -> None:
+    async with asking(folder / "faults", SPREAD, architecture, PATIENT_SECONDS) as (served, asker):
+        figures |= await phases.at_one_instant(asker)
+        figures |= await phases.callers_leave(served, asker)
+        figures |= await phases.an_encoder_dies(served, asker)
+        figures |= await phases.a_writer_dies(served, asker)
+    bars += [
+        bar("image chats at one instant without answer or reason", figures["silent"], "==", 0),
+        bar("seconds until nothing is left of who hung up", figures["seconds_until_nothing_is_left"], "<=", 1.0),
+        bar("chats that failed beside those who hung up", figures["failed_beside_hang_ups"], "==", 0),
+        bar("chats lost when an encoder dies", figures["encoder_killed_lost"], "==", 0),
+        bar("images encoded again for one that died", figures["encoder_killed_images_encoded_again"], "<=", MOST_AGAIN),
+        bar("cut answers without a reason", figures["writer_killed_without_a_reason"], "==", 0),
+        bar("seconds to that reason", figures["writer_killed_slowest_reason_seconds"], "<=", 1.0),
+    ]
+
+
+def main() -> int:
+    """Measure and print the verdict."""
+    parser = argparse.ArgumentParser(description="A multimodal model whole and parted, on the same cores.")
+    parser.add_argument("--phase", choices=("goodput", "burst", "faults"), action="append", help="only; repeatable")
+    parser.add_argument("--architecture", choices=ARCHITECTURES, default=ARCHITECTURES[0])
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="trimtab-layouts-") as folder:
+        wanted = options.phase or ["goodput", "burst", "faults"]
+        outcome = asyncio.run(measure(Path(folder), options.architecture, wanted))
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

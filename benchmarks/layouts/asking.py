@@ -1,0 +1,140 @@
+"""Chats asked at the OpenAI door when they are due, whatever is outstanding, and what became of each."""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+import numpy as np
+
+from benchmarks.layouts.served import FIRST_TOKEN_SECONDS, PER_TOKEN_SECONDS
+from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
+from trimtab_model_servers.lmm_digits.questions import MAX_PAGES
+
+PATIENCE_SECONDS: Final = 30.0
+
+
+@dataclass(slots=True)
+class Told:
+    """What one caller was told; times in seconds from when the chat was due."""
+
+    status: int = 0
+    text: str = ""
+    first_seconds: float | None = None
+    last_seconds: float = 0.0
+    pieces: int = 0
+    whole: bool = False
+    error: str = ""
+    ended_at: float = 0.0
+    right: bool = False
+
+    @property
+    def token_seconds(self) -> float:
+        """Between two pieces, on average."""
+        if self.first_seconds is None or self.pieces < 2:
+            return 0.0
+        return (self.last_seconds - self.first_seconds) / (self.pieces - 1)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the promise was."""
+        first = self.first_seconds if self.first_seconds is not None else float("inf")
+        return self.whole and first <= FIRST_TOKEN_SECONDS and self.token_seconds <= PER_TOKEN_SECONDS
+
+
+@dataclass(slots=True)
+class Asker:
+    """Asks one door."""
+
+    port: int
+    model: str
+    session: aiohttp.ClientSession
+    told: list[Told] = field(default_factory=list)
+
+    async def ask(self, body: dict[str, Any], answer: str = "", due: float | None = None) -> Told:
+        """Ask one chat and hear it to its end; whatever happens is told."""
+        told, due = Told(), time.perf_counter() if due is None else due
+        url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS), self.session.post(url, json=body) as response:
+                told.status = response.status
+                if response.status != 200 or not body.get("stream"):
+                    _whole(told, await response.read())
+                    told.first_seconds = time.perf_counter() - due
+                else:
+                    await _stream(told, response, due)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            told.error = told.error or f"{type(error).__name__}: {error}"
+        told.ended_at = time.perf_counter()
+        told.right = told.whole and told.text.strip() == answer.strip()
+        self.told.append(told)
+        return told
+
+    async def at_rate(self, bodies: Sequence[tuple[dict[str, Any], str]], rps: float, seconds: float) -> list[Told]:
+        """Ask at random moments, ``rps`` of them a second on average, and wait for all."""
+        random = np.random.default_rng(int(1000 * rps) + len(bodies))
+        moments = np.cumsum(random.exponential(1 / rps, size=max(int(rps * seconds), 1)))
+        began, asked = time.perf_counter() + 0.05, []
+        for number, moment in enumerate(moments):
+            await asyncio.sleep(max(began + moment - time.perf_counter(), 0))
+            body, answer = bodies[number % len(bodies)]
+            asked.append(asyncio.create_task(self.ask(body, answer, began + moment)))
+        return await asyncio.gather(*asked)
+
+
+def chats(
+    model: str, images: int, count: int, *, seed: int = 61, stream: bool = True
+) -> list[tuple[dict[str, Any], str]]:
+    """Different chats of so many images, and the right answer of each; of more than three the first are asked about."""
+    source = ChatSource(seed, pages=(min(images, MAX_PAGES),) * 2)
+    found = [source.chat(index) for index in range(count)]
+    return [
+        (_body(model, chat, found, number, images, stream=stream), chat.answer) for number, chat in enumerate(found)
+    ]
+
+
+def _body(model: str, chat: Chat, others: Sequence[Chat], number: int, images: int, *, stream: bool) -> dict[str, Any]:
+    shown = list(chat.images)
+    for other in [*others[number + 1 :], *others[:number]]:
+        shown += other.images
+        if len(shown) >= images:
+            break
+    text = json.loads(chat.messages)[0]["content"][-1]["text"]
+    urls = [f"data:image/png;base64,{base64.b64encode(file).decode()}" for file in shown[:images]]
+    content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), {"type": "text", "text": text}]
+    return {"model": model, "messages": [{"role": "user", "content": content}], "stream": stream}
+
+
+def _whole(told: Told, raw: bytes) -> None:
+    try:
+        body = json.loads(raw)
+    except ValueError:
+        body = {}
+    if "choices" in body:
+        told.text, told.whole = body["choices"][0]["message"]["content"], True
+    else:
+        error = body.get("error", "")
+        message = error.get("message", "") if isinstance(error, dict) else f"in another form than OpenAI's: {error}"
+        told.error = str(message) or f"status {told.status} without a reason"
+
+
+async def _stream(told: Told, response: aiohttp.ClientResponse, due: float) -> None:
+    async for line in response.content:
+        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+            continue
+        said = json.loads(line.removeprefix(b"data: "))
+        now = time.perf_counter() - due
+        if "error" in said:
+            told.error = str(said["error"]["message"])
+            return
+        choice = said["choices"][0]
+        if choice["delta"].get("content"):
+            told.first_seconds = now if told.first_seconds is None else told.first_seconds
+            told.last_seconds, told.pieces = now, told.pieces + 1
+            told.text += choice["delta"]["content"]
+        told.whole = told.whole or bool(choice["finish_reason"])
+    told.error = "" if told.whole else "the stream ended without a word"

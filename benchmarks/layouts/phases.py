@@ -1,0 +1,176 @@
+"""The phases: goodput by images a chat, words beside a burst of images, many at one instant, and what dies."""
+
+import asyncio
+import contextlib
+import json
+import statistics
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import numpy as np
+from rich.console import Console
+
+from benchmarks.first_week.stranger import Up
+from benchmarks.layouts.asking import Asker, Told, chats
+from benchmarks.layouts.served import FIRST_TOKEN_SECONDS, servers, serving
+
+console = Console(stderr=True)
+WHOLE: Final[Mapping[str, int]] = {"answer": 2}
+PARTED: Final[Mapping[str, int]] = {"encode": 1, "answer": 1}
+SPREAD: Final[Mapping[str, int]] = {"encode": 2, "answer": 2}
+LEAST_KEPT: Final = 0.99
+STEP_SECONDS: Final = 4.0
+MOST_RPS: Final = 400.0
+AT_ONCE: Final = 200
+HANG_UPS: Final = 2_000
+LONGEST_WAIT_SECONDS: Final = 0.15
+TEXT_RPS: Final = 15.0
+
+
+@asynccontextmanager
+async def asking(
+    folder: Path, layout: Mapping[str, int], architecture: str, first_token_seconds: float = FIRST_TOKEN_SECONDS
+) -> AsyncIterator[tuple[Up, Asker]]:
+    """Serve a layout, and ask it once so that all is warm."""
+    with serving(folder, layout, architecture, first_token_seconds) as served:
+        model = "lmm-digits" if len(layout) == 1 else "lmm-digits-parted"
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            asker = Asker(served.rest_port, model, session)
+            for images in (0, 1, 3):
+                for body, _ in chats(model, images, 8, seed=5):
+                    await asker.ask(body)
+            yield served, asker
+
+
+async def goodput(asker: Asker, images: int) -> float:
+    """The highest rate at which 99 of 100 chats begin and go on in time, requests a second."""
+    bodies = chats(asker.model, images, 64, seed=70 + images)
+    low, high = 0.0, 4.0
+    while high <= MOST_RPS and await _carries(asker, bodies, high):
+        low, high = high, 2 * high
+    for _ in range(4):
+        middle = (low + high) / 2
+        if await _carries(asker, bodies, middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+async def _carries(asker: Asker, bodies: list[tuple[dict[str, Any], str]], rps: float) -> bool:
+    told = await asker.at_rate(bodies, rps, STEP_SECONDS)
+    return statistics.fmean(one.kept for one in told) >= LEAST_KEPT
+
+
+async def beside_a_burst(asker: Asker, burst_rps: float, images: int) -> dict[str, float]:
+    """The first words of chats without images, alone and while chats with many come."""
+    words = chats(asker.model, 0, 64, seed=80)
+    shown = chats(asker.model, images, 64, seed=81)
+    calm = _first_words(await asker.at_rate(words, TEXT_RPS, 20.0))
+    told, _ = await asyncio.gather(asker.at_rate(words, TEXT_RPS, 20.0), asker.at_rate(shown, burst_rps, 20.0))
+    burst = _first_words(told)
+    return {"calm_ms": round(1e3 * calm, 2), "burst_ms": round(1e3 * burst, 2), "over_calm": round(burst / calm, 3)}
+
+
+def _first_words(told: list[Told]) -> float:
+    times = [one.first_seconds if one.first_seconds is not None else FIRST_TOKEN_SECONDS for one in told]
+    return float(np.quantile(times, 0.99))
+
+
+async def at_one_instant(asker: Asker) -> dict[str, float]:
+    """Many chats with images at one instant: each is answered or told why not."""
+    bodies = chats(asker.model, 3, AT_ONCE, seed=90)
+    told = await asyncio.gather(*(asker.ask(body, answer) for body, answer in bodies))
+    answered = sum(one.whole for one in told)
+    refused = sum(not one.whole and bool(one.error) and one.status not in {0, 200} for one in told)
+    return {"answered": answered, "refused_with_a_reason": refused, "silent": len(told) - answered - refused}
+
+
+async def an_encoder_dies(served: Up, asker: Asker) -> dict[str, float]:
+    """Chats come while an encoder is killed: how many are lost, and how many images are encoded twice."""
+    bodies = chats(asker.model, 3, 240, seed=91, stream=False)
+    before = rows_of(served, "encode")
+    asked = asyncio.create_task(asker.at_rate(bodies, 30.0, 8.0))
+    await asyncio.sleep(3.0)
+    servers(served, "encode")[0].kill()
+    told = await asked
+    again = rows_of(served, "encode") - before - 3 * len(told)
+    lost = [one for one in told if not one.whole]
+    for one in lost:
+        console.print(f"lost: {one.status} {one.error}")
+    return {
+        "encoder_killed_asked": len(told),
+        "encoder_killed_lost": len(lost),
+        "encoder_killed_images_encoded_again": again,
+        "encoder_killed_right_fraction": round(statistics.fmean(one.right for one in told), 4),
+    }
+
+
+async def callers_leave(served: Up, asker: Asker) -> dict[str, float]:
+    """Callers hang up at random points, half of them listening to a stream: when nothing of theirs is left."""
+    streams, wholes = (chats(asker.model, 2, 40, seed=93, stream=stream) for stream in (True, False))
+    left, random, strange = iter(range(HANG_UPS)), np.random.default_rng(93), 0
+
+    async def caller() -> None:
+        nonlocal strange
+        for number in left:
+            body = (streams if number % 2 else wholes)[number // 2 % 40][0] | {"max_tokens": 200, "ignore_eos": True}
+            with contextlib.suppress(TimeoutError):
+                heard = await asyncio.wait_for(asker.ask(body), random.uniform(0.0, LONGEST_WAIT_SECONDS))
+                strange += bool(heard.error) and heard.status != 429
+
+    await asyncio.gather(*(caller() for _ in range(16)))
+    began = time.perf_counter()
+    while await pending(served, asker) and time.perf_counter() - began < 5.0:  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0.005)
+    return {
+        "hang_ups": HANG_UPS,
+        "failed_beside_hang_ups": strange,
+        "seconds_until_nothing_is_left": round(time.perf_counter() - began, 3),
+    }
+
+
+async def pending(served: Up, asker: Asker) -> int:
+    """What all replicas have in flight, wait for or keep."""
+    found = 0
+    endpoints = json.loads((served.folder / "endpoints.json").read_text())
+    for replicas in endpoints["stages"].values():
+        for replica in replicas:
+            url = f"http://{replica['address']}/v2/models/{replica['variants'][0]}/pending"
+            async with asker.session.get(url) as answer:
+                told = await answer.json(content_type=None)
+            found += sum(count for name, count in told.items() if name != "slots")
+    return found
+
+
+def rows_of(served: Up, stage: str) -> float:
+    """The rows that a stage has served."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{served.admin_port}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    named = (line for line in lines if line.startswith("trimtab_stage_rows_total{") and f'stage="{stage}"' in line)
+    return float(next(named).split()[-1])
+
+
+async def a_writer_dies(served: Up, asker: Asker) -> dict[str, float]:
+    """Long answers are being told while their model server is killed: who heard a part is told why there is no more."""
+    bodies = [body | {"max_tokens": 200, "ignore_eos": True} for body, _ in chats(asker.model, 1, 24, seed=92)]
+    asked = [asyncio.create_task(asker.ask(body)) for body in bodies]
+    await asyncio.sleep(0.12)
+    killed_at = time.perf_counter()
+    for process in servers(served, "answer"):
+        process.kill()
+    told = await asyncio.gather(*asked)
+    cut = [one for one in told if not one.whole]
+    return {
+        "writer_killed_streams": len(told),
+        "writer_killed_cut": len(cut),
+        "writer_killed_without_a_reason": sum(not one.error for one in cut),
+        "writer_killed_slowest_reason_seconds": round(
+            max((one.ended_at - killed_at for one in cut if one.pieces), default=0.0), 3
+        ),
+    }

@@ -1,0 +1,68 @@
+"""The two ways to serve lmm-digits, each by `trimtab up`: whole in each replica, or parted in two pools."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import yaml
+
+from benchmarks.first_week.stranger import Up, up
+
+FOLDER: Final = Path("pipelines/lmm-digits")
+FIRST_TOKEN_SECONDS, PER_TOKEN_SECONDS = 0.15, 0.02
+ARCHITECTURES: Final = ("decoder-only", "cross-attention")
+SLOTS: Final = 16
+
+
+@contextmanager
+def serving(
+    folder: Path, layout: Mapping[str, int], architecture: str, first_token_seconds: float = FIRST_TOKEN_SECONDS
+) -> Iterator[Up]:
+    """Serve it.
+
+    Args:
+        folder: of the run.
+        layout: replicas by stage, of a core each; one stage alone is the model whole.
+        architecture: of the model.
+        first_token_seconds: what is promised.
+    """
+    source = yaml.safe_load((FOLDER / ("pipeline.yaml" if len(layout) == 1 else "parted.yaml")).read_text())
+    spec = source["spec"]
+    spec["slo"] = {"latency": "5s", "firstToken": f"{first_token_seconds}s", "perToken": f"{PER_TOKEN_SECONDS}s"}
+    spec["budget"] = {"cores": "4"}
+    for stage in spec["stages"]:
+        stage["variants"] = [_variant(stage["variants"], architecture)]
+        stage["variants"][0]["resources"]["cpu"] = "1"
+        size = SLOTS if stage.get("writes") else 8
+        stage["batchSizes"] = [size]
+        stage["pin"] = {"replicas": layout[stage["name"]], "batchSize": size}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "pipeline.yaml"
+    path.write_text(yaml.safe_dump(source))
+    with up(folder, run_folder=folder / "run", pipeline=path) as served:
+        yield served
+
+
+def _variant(written: list[dict[str, Any]], architecture: str) -> dict[str, Any]:
+    found = next((one for one in written if one["name"] == architecture), written[0])
+    weights = (FOLDER / "weights" / f"{architecture}.safetensors").resolve()
+    own = found | {"name": architecture, "storageUri": str(weights)}
+    if "maxBatchSize" in own and not own["family"].endswith("encode"):
+        own |= {"maxBatchSize": SLOTS, "parameters": {"slots": SLOTS}}
+    return own
+
+
+def servers(served: Up, stage: str) -> list[psutil.Process]:
+    """The model servers of a stage."""
+    logs = {str(path) for path in (served.folder / "logs").glob(f"{stage}-*.log")}
+    below = psutil.Process(served.process.pid).children(recursive=True)
+    return [process for process in below if _writes_to(process, logs)]
+
+
+def _writes_to(process: psutil.Process, logs: set[str]) -> bool:
+    try:
+        return any(file.path in logs for file in process.open_files())
+    except psutil.Error:
+        return False

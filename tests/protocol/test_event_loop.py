@@ -1,0 +1,83 @@
+"""Connections that are cancelled or fail close their own descriptor, once, and no other."""
+
+import asyncio
+import gc
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+
+import pytest
+
+from trimtab_protocol import event_loop
+
+
+async def connected(listening: socket.socket) -> socket.socket:
+    """A socket that is connected already, as aiohttp's client gives it to the loop."""
+    made = socket.socket()
+    made.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(made, listening.getsockname())
+    return made
+
+
+def held(number: int) -> bool:
+    """Whether a descriptor is open."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+async def cancelled(listening: socket.socket) -> socket.socket:
+    sock = await connected(listening)
+    connecting = asyncio.create_task(asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=sock))
+    await asyncio.sleep(0)
+    connecting.cancel()
+    await asyncio.gather(connecting, return_exceptions=True)
+    return sock
+
+
+async def met_by_nobody(listening: socket.socket) -> socket.socket:
+    """A handshake that is never answered."""
+    sock, context = await connected(listening), ssl.create_default_context()
+    with pytest.raises(ConnectionAbortedError):
+        await asyncio.get_running_loop().create_connection(
+            asyncio.Protocol, sock=sock, ssl=context, server_hostname="localhost", ssl_handshake_timeout=0.05
+        )
+    return sock
+
+
+@pytest.mark.parametrize("failing", [cancelled, met_by_nobody])
+def test_whose_descriptor_comes_next_keeps_it(listening, failing):
+    async def reuse() -> None:
+        sock = await failing(listening)
+        await asyncio.sleep(0.02)  # the loop closes it in its next turns
+        assert sock.fileno() == -1
+        others = [os.dup(listening.fileno()) for _ in range(8)]
+        del sock
+        gc.collect()
+        assert all(map(held, others))
+        for each in others:
+            os.close(each)
+
+    event_loop.run(reuse())
+
+
+def test_connections_that_succeed_are_the_loops_as_ever(listening):
+    async def connect() -> None:
+        sock = await connected(listening)
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=sock)
+        other, _ = await asyncio.to_thread(listening.accept)
+        transport.write(b"hello")
+        assert await asyncio.to_thread(other.recv, 5) == b"hello"
+        transport.close()
+        other.close()
+
+    event_loop.run(connect())

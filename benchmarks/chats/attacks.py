@@ -147,6 +147,7 @@ READ: Final = (
     Attack("many short images", _raw(b'"data:image/png;base64,' * 40_000), 400, _INVALID),
     Attack("many words", _raw(b'"data:' + b"a" * 1_000_000 + b'"'), 400, _INVALID),
     Attack("many settings", _raw(b'"data:' + b";a=a" * 250_000 + b'"'), 400, _INVALID),
+    Attack("many long heads", _raw((b'"data:' + b";a" * 93) * 5_000), 400, _INVALID),
     Attack("many backslashes", _raw(_BEGUN + b"\\" * MEBIBYTE + b'"}'), 400, _INVALID),
     Attack("twenty thousand turns", _turns(20_000), 400, _INVALID),
     Attack("a billion answers", _asking(n=10**9), 400, _INVALID),

@@ -38,23 +38,25 @@ async def served_chats(*, secured: bool) -> AsyncIterator[Target]:
         yield target
 
 
-def chat_pipeline() -> InferencePipeline:
-    """One stage that writes."""
+def chat_pipeline(
+    *, slots: int = SLOTS, slot_tokens: int = 800, weights: str = "random://?seed=1"
+) -> InferencePipeline:
+    """One stage that writes, so many answers side by side."""
     optional = {"messages": False, "options": True, "images": True}
     variant = {
         "name": "tiny",
         "family": "lmm-digits/whole",
-        "storageUri": "random://?seed=1",
+        "storageUri": weights,
         "accuracy": 1.0,
-        "maxBatchSize": SLOTS,
-        "parameters": {"slots": SLOTS, "slot_tokens": 800},
+        "maxBatchSize": slots,
+        "parameters": {"slots": slots, "slot_tokens": slot_tokens},
     }
     stage = {
         "name": "answer",
         "writes": True,
         "inputs": [{"name": n, "from": f"request.inputs.{n}", "optional": o} for n, o in optional.items()],
         "outputs": [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in ANSWER],
-        "batchSizes": [SLOTS],
+        "batchSizes": [slots],
         "variants": [variant],
     }
     shapes = {"images": [-1]}
@@ -72,7 +74,8 @@ def chat_pipeline() -> InferencePipeline:
 
 def chat_plan(pipeline: InferencePipeline) -> PipelinePlan:
     """Its only variant, in one replica."""
-    stage = {"name": "answer", "variant": "tiny", "batchSize": SLOTS, "replicas": 1, "accuracy": 1.0}
+    size = pipeline.spec.stages[0].batch_sizes[0]
+    stage = {"name": "answer", "variant": "tiny", "batchSize": size, "replicas": 1, "accuracy": 1.0}
     spec = {"pipeline": pipeline.name, "generation": 1, "createdAt": 0.0, "stages": [stage]}
     return PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})
 

@@ -2,8 +2,8 @@
 
 `python -m benchmarks.cluster.e2e` brings up what is missing, serves the digits pipeline under a load that rises and
 falls for three minutes, through TLS and with keys, both of which are replaced meanwhile, lets a stranger try the doors,
-asks every query of the dashboards, opens the live page, changes plans by hand to
-time them, and builds a user's image upon ours.
+asks every query of the dashboards, opens the live page, changes plans by hand to time them, serves lmm-digits in its
+place and chats with it, and builds a user's image upon ours.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import numpy as np
 import yaml
 
 from benchmarks.cluster.changing import adapter_away, batch_changes, separate, variant_change
+from benchmarks.cluster.chatting import chatted
 from benchmarks.cluster.observing import Watched, changes, watching
 from benchmarks.cluster.own_image import families_in_own_image
 from benchmarks.cluster.paging import charts_shown
@@ -54,8 +55,12 @@ NOTICED = "requests of the second caller without an answer"
 CERTIFICATE, REVOKED = "new certificate written to served, seconds", "key revoked to refused, seconds"
 LET_IN, REACHED = "ways in without a credential", "ports reached from another namespace, where policies are enforced"
 CHARTS, FAMILIES = "charts on the live page of the pipeline", "families in an image built from ours"
+WRONG_CHATS, LOST_CHATS = "chats answered wrongly, whole or streamed", "chats received - ok"
 FUNCTIONAL = frozenset(
-    {FAILED, UNACCOUNTED, UNANSWERED, NOTICED, CERTIFICATE, REVOKED, LET_IN, REACHED, CHARTS, FAMILIES}
+    {
+        *(FAILED, UNACCOUNTED, UNANSWERED, NOTICED, CERTIFICATE, REVOKED, LET_IN, REACHED, CHARTS, FAMILIES),
+        *(WRONG_CHATS, LOST_CHATS),
+    }
 )
 """Bars that hold on any machine, however slow or busy with other work."""
 PLATEAU_SECONDS = 25
@@ -89,6 +94,7 @@ async def e2e(given: argparse.Namespace) -> Outcome:
             await _dashboards(watched, findings)
             await _live_page(watched, findings)
             await _plans_by_hand(watched, findings)
+            await _chats(watched, findings)
         if setting.ours:
             await _own_image(findings)
     return Outcome(name="e2e", figures=findings.figures, bars=tuple(findings.bars))
@@ -217,6 +223,19 @@ async def _live_page(watched: Watched, findings: Findings) -> None:
     charts = await charts_shown(watched)
     findings.note(live_page_charts=charts)
     findings.bars.append(bar(CHARTS, charts, ">=", 1))
+
+
+async def _chats(watched: Watched, findings: Findings) -> None:
+    """Serve a pipeline that chats in the place of the one watched, and chat with it."""
+    setting, began = watched.setting, time.monotonic()
+    await setting.cluster.delete("InferencePipeline", setting.namespace, watched.name)
+    met = await chatted(setting)
+    findings.note(
+        chats_answered=met.answers,
+        chats_apply_to_ready_seconds=met.ready_seconds,
+        chats_seconds=time.monotonic() - began,
+    )
+    findings.bars += [bar(WRONG_CHATS, met.wrong, "==", 0), bar(LOST_CHATS, met.unaccounted, "==", 0)]
 
 
 async def _own_image(findings: Findings) -> None:

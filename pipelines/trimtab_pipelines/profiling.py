@@ -12,6 +12,7 @@ from typing import Any
 
 from trimtab_pipelines.cluster import GROUP, PROFILE_ANNOTATION
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.samples import DRAWN_BY
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
@@ -70,7 +71,9 @@ def profile_tasks(pipeline: InferencePipeline) -> tuple[ProfileTask, ...]:
                 continue
             kinds.setdefault(_node_kind(variant), []).append((stage, variant))
     asked = pipeline.metadata.annotations.get(PROFILE_ANNOTATION, "")
-    wanted = [asked, image] if (image := pipeline.spec.model_server_image) else asked
+    image = [pipeline.spec.model_server_image] if pipeline.spec.model_server_image else []
+    drawn = [f"{key}: {told}" for key, told in pipeline.metadata.annotations.items() if key in DRAWN_BY]
+    wanted = [asked, *image, *sorted(drawn)] if image or drawn else asked
     return tuple(_task(members, wanted) for members in kinds.values())
 
 

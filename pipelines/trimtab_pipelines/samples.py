@@ -20,6 +20,8 @@ from trimtab_pipelines.tensors import TensorSpec
 
 PAYLOADS_ANNOTATION = "trimtab.dev/payloads"
 DIMENSION_ANNOTATION = "trimtab.dev/default-dimension"
+DRAWN_BY = (PAYLOADS_ANNOTATION, DIMENSION_ANNOTATION)
+"""The annotations that say what inputs are like."""
 DEFAULT_DIMENSION = 16
 DIGITS_AV = "digits-av"
 LMM_DIGITS = "lmm-digits"

@@ -4,6 +4,7 @@ Rows are kept by the reference that stages read them by (`request.inputs.image`,
 another one gets what that stage really answered; only where it answered nothing, random rows stand in.
 """
 
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
 
+PICTURE_PX, ANSWERED_TOKENS = 448, 32
+"""Of a chat that nothing else is known of."""
 Array = NDArray[Any]
 Rows = Mapping[str, Array]
 
@@ -31,6 +34,7 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
     kind = samples.payloads_of(pipeline)
     size = samples.default_dimension(pipeline)
     rows = {f"{REQUEST}.inputs.{spec.name}": random_rows(spec, count, size, seed) for spec in pipeline.spec.inputs}
+    rows |= _chats(pipeline, count, seed)
     if kind == "digits":
         from trimtab_model_servers.digits.pages import PageSource  # noqa: PLC0415 - slow to import
 
@@ -56,6 +60,30 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
         drawn = samples.draw(laws, pipeline.spec.inputs, count, (seed,))
         rows |= {f"{REQUEST}.inputs.{name}": array for name, array in drawn.items()}
     return rows
+
+
+def _chats(pipeline: InferencePipeline, count: int, seed: int) -> dict[str, Array]:
+    """Questions about pictures of noise, for the inputs of a pipeline that takes chats; of another none."""
+    shapes = {(spec.name, spec.datatype): spec.shape for spec in pipeline.spec.inputs}
+    if shapes.get(("messages", "BYTES")) != ():
+        return {}
+    shown = [{"type": "image"}] if shapes.get(("images", "BYTES")) == (-1,) else []
+    content = [*shown, {"type": "text", "text": "What does it show?"}]
+    rows = {"messages": _bytes([json.dumps([{"role": "user", "content": content}]).encode()] * count)}
+    if shown:
+        rows["images"] = _bytes([_noise(seed + number) for number in range(count)])[:, None]
+    if shapes.get(("options", "BYTES")) == ():
+        rows["options"] = _bytes([json.dumps({"max_tokens": ANSWERED_TOKENS}).encode()] * count)
+    return {f"{REQUEST}.inputs.{name}": array for name, array in rows.items()}
+
+
+def _noise(seed: int) -> bytes:
+    from PIL import Image  # noqa: PLC0415 - where models see, it is there
+
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(256, size=(PICTURE_PX, PICTURE_PX, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def stage_rows(pipeline: InferencePipeline, stage: Stage, known: Rows, count: int) -> dict[str, Array]:

@@ -17,7 +17,7 @@ from trimtab_operator.judging.drift import contains
 from trimtab_operator.manifests.hosting_sets import deployment, hosting_set_budget, memory_bytes, service
 from trimtab_operator.manifests.isolation import network_policies
 from trimtab_operator.manifests.profile_jobs import profile_job, profiler_account
-from trimtab_operator.manifests.routers import router_objects
+from trimtab_operator.manifests.routers import router_objects, trimmed
 from trimtab_operator.manifests.seldon import seldon_deployment
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.edge import EdgeSettings, Identity, Tls
@@ -142,6 +142,16 @@ def test_a_pipeline_may_bring_an_image_with_families_of_its_own() -> None:
     images = [pod["spec"]["template"]["spec"]["containers"][0]["image"] for pod in pods]
 
     assert images == ["registry/acme:1"] * 2
+    assert task.fingerprint != before.fingerprint
+
+
+def test_what_is_measured_is_what_the_user_says_of_its_inputs() -> None:
+    """The profiler reads it where the operator writes the pipeline for it, and measures anew where it is another."""
+    ours, theirs = a_pipeline(), a_pipeline()
+    theirs.metadata.annotations.update({"trimtab.dev/payloads": "x=frames", "kubectl.kubernetes.io/other": "y"})
+    (before,), (task,) = profile_tasks(ours), profile_tasks(theirs)
+
+    assert trimmed(theirs).metadata.annotations == {"trimtab.dev/payloads": "x=frames"}
     assert task.fingerprint != before.fingerprint
 
 

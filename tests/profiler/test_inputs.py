@@ -1,15 +1,19 @@
 """What variants are fed: real rows, rows another stage really answered, or random ones."""
 
+import io
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image as Pillow
 
 from tests.builders import a_pipeline as a_document
 from tests.builders import a_stage
 from tests.profiler.builders import a_pipeline, a_variant
 from tests.router.test_parted import parted
+from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_profiler import inputs
 from trimtab_protocol import Tensor
@@ -75,6 +79,18 @@ def test_chats_are_questions_about_one_page_without_options() -> None:
     assert rows["request.inputs.images"].shape == (3, 1)
     assert [json.loads(text)[0]["content"][0]["type"] for text in rows["request.inputs.messages"]] == ["image"] * 3
     assert rows["request.inputs.options"].tolist() == [b"{}"] * 3
+
+
+@pytest.mark.parametrize("name", ["llava-onevision", "llama-vision"])
+def test_chats_that_nothing_is_known_of_are_questions_about_noise(name: str) -> None:
+    pipeline = load_pipeline(Path(__file__).parents[2] / "pipelines" / name / "pipeline.yaml")
+
+    rows = inputs.request_rows(pipeline, 2)
+
+    images = [Pillow.open(io.BytesIO(file)).size for (file,) in rows["request.inputs.images"]]
+    assert images == [(inputs.PICTURE_PX, inputs.PICTURE_PX)] * 2
+    assert [json.loads(text)[0]["content"][0]["type"] for text in rows["request.inputs.messages"]] == ["image"] * 2
+    assert json.loads(rows["request.inputs.options"][0]) == {"max_tokens": inputs.ANSWERED_TOKENS}
 
 
 def test_who_reads_what_an_encoder_keeps_is_measured_with_images_that_show_nothing() -> None:

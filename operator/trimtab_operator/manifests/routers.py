@@ -44,6 +44,7 @@ from trimtab_pipelines.cluster import (
 from trimtab_pipelines.documents import dump_yaml
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.router_state import WELCOME_PATH
+from trimtab_pipelines.samples import DRAWN_BY
 from trimtab_pipelines.spec import InferencePipeline
 
 ROUTER_ROLE = "trimtab-router"
@@ -102,9 +103,9 @@ def plan_document(plan: PipelinePlan) -> Object:
 
 
 def trimmed(pipeline: InferencePipeline) -> InferencePipeline:
-    """A pipeline without what a cluster added to its metadata, but with what asks for new profiles."""
+    """A pipeline without what a cluster added to its metadata, but with what profiles are made by."""
     metadata = pipeline.metadata
-    kept = {key: value for key, value in metadata.annotations.items() if key == PROFILE_ANNOTATION}
+    kept = {key: value for key, value in metadata.annotations.items() if key in {PROFILE_ANNOTATION, *DRAWN_BY}}
     identity = {"name": metadata.name, "namespace": metadata.namespace, "annotations": kept}
     return InferencePipeline.model_validate({**pipeline.model_dump(), "metadata": identity})
 

@@ -1,0 +1,191 @@
+"""``make bench-chats-routed``: what a router adds to chats that are streamed, fifty at a time.
+
+One replica of lmm-digits' decoder-only model, asked by turns at its own data port, through its router, and through
+Envoy and its router: the same questions from the same callers, each of whom asks anew once he has his answer. The
+replica has a core of its own; router, Envoy and callers share the other.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import numpy as np
+from rich.progress import Progress
+
+from benchmarks.chats.hostile import CHAT, cpu_seconds
+from benchmarks.chats.replica import WEIGHTS, request_of
+from benchmarks.clients.serving import chat_pipeline, chat_plan
+from benchmarks.hostile.door import Door
+from trimtab.local.supervisor import Setup, Supervisor
+from trimtab.options import console
+from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
+from trimtab_pipelines.documents import write_json
+from trimtab_pipelines.routing import Endpoints
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_protocol.rest import HEADER_LENGTH, encode_request
+
+STREAMS: Final = 50
+SLOT_TOKENS: Final = 256
+LEAST_WORDS, MOST_WORDS = 50, 150
+REPLICA_CORE, OTHERS_CORE = 0, 1
+ALONE, ROUTED, FRONTED = "alone", "routed", "behind Envoy"
+DIFFERENCE_MS, DIFFERENCE_SHARE, CHUNK_MS = 2.0, 0.05, 1.0
+
+
+@dataclass(slots=True)
+class Heard:
+    """Seconds to each answer's first word, pieces, and processor time of what stood between, in one manner."""
+
+    first_seconds: list[float] = field(default_factory=list)
+    pieces: int = 0
+    router_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+    def p99_ms(self, quantile: float = 0.99) -> float:
+        """A quantile of the time to the first word."""
+        return round(1e3 * float(np.quantile(self.first_seconds, quantile)), 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One manner of asking: where a chat goes to, and as what."""
+
+    url: str
+    model: str
+    session: aiohttp.ClientSession
+    inner: bool
+
+    def post(self, chat: Chat, words: int) -> Any:
+        """Ask for a stream of so many words."""
+        if self.inner:
+            buffers, length = encode_request(request_of(chat, self.model, max_tokens=words, ignore_eos=True))
+            return self.session.post(self.url, data=b"".join(buffers), headers={HEADER_LENGTH: str(length)})
+        asked = {"model": self.model, "messages": json.loads(chat.messages), "max_tokens": words}
+        return self.session.post(self.url, json=asked | {"ignore_eos": True, "stream": True})
+
+
+async def listen(way: Way, chat: Chat, words: int, heard: Heard, *, counts: bool) -> None:
+    """Ask once, and note when the first word came."""
+    began, first = time.perf_counter(), 0.0
+    async with way.post(chat, words) as answer:
+        answer.raise_for_status()
+        async for chunk in answer.content.iter_any():
+            first = first or time.perf_counter()
+            heard.pieces += chunk.count(b"data: ")
+    if counts:
+        heard.first_seconds.append(first - began)
+
+
+async def streams(way: Way, seconds: float, seed: int, heard: Heard, router: int) -> None:
+    """Fifty callers for some seconds; answers that began in the first of them are only let pass by."""
+    source, random = ChatSource(seed, pages=(0, 0)), np.random.default_rng(seed)
+    began, spent, number = time.perf_counter(), cpu_seconds(router), iter(range(10**9))
+
+    async def caller() -> None:
+        while (since := time.perf_counter() - began) < seconds:
+            words = int(random.integers(LEAST_WORDS, MOST_WORDS + 1))
+            await listen(way, source.chat(next(number)), words, heard, counts=since > seconds / 4)
+
+    await asyncio.gather(*(caller() for _ in range(STREAMS)))
+    heard.router_seconds += cpu_seconds(router) - spent
+    heard.wall_seconds += time.perf_counter() - began
+
+
+@asynccontextmanager
+async def serving(*, fronted: bool) -> AsyncIterator[Door]:
+    """The trained model in one replica, on a core of its own, behind a router."""
+    weights = str((WEIGHTS / "decoder-only.safetensors").resolve())
+    pipeline: InferencePipeline = chat_pipeline(slots=STREAMS, slot_tokens=SLOT_TOKENS, weights=weights)
+    with tempfile.TemporaryDirectory(prefix="trimtab-through-") as name:
+        file = Path(name) / "pipeline.yaml"
+        write_json(file, pipeline)
+        async with Supervisor(Setup(file, Path(name) / "run", plan=chat_plan(pipeline), door=fronted)) as local:
+            await local.ready()
+            for pid in local.fleet.pids.values():
+                _pin(pid, REPLICA_CORE)
+            yield Door(local, {})
+
+
+def _pin(pid: int, core: int) -> None:
+    """Keep all threads of a process on one core; on a machine with one core do nothing."""
+    if (os.cpu_count() or 1) > 1:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(task.name), {core})
+
+
+async def compared(name: str, rounds: int, seconds: float, progress: Progress) -> dict[str, Heard]:
+    """Ask a replica alone and in another manner, by turns."""
+    heard = {ALONE: Heard(), name: Heard()}
+    task = progress.add_task(f"{STREAMS} streams, {name}", total=2 * rounds)
+    async with serving(fronted=name == FRONTED) as door, AsyncExitStack() as stack:
+        connector = aiohttp.TCPConnector(limit=0)
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        listed = Endpoints.model_validate_json(door.local.fleet.site.endpoints_file.read_bytes())
+        address, model = listed.stages["answer"][0].address, door.local.pipeline.name
+        ways = {
+            ALONE: Way(f"http://{address}/v2/models/{model}/generate_stream", model, session, inner=True),
+            name: Way(f"http://127.0.0.1:{door.rest}{CHAT}", model, session, inner=False),
+        }
+        for number in range(rounds):
+            for which in (ALONE, name) if number % 2 else (name, ALONE):
+                await streams(ways[which], seconds, number, heard[which], door.processes()["router"])
+                progress.advance(task)
+    return heard
+
+
+def told(name: str, heard: Mapping[str, Heard]) -> dict[str, float | int | str | None]:
+    """Figures of one comparison."""
+    alone, other = heard[ALONE], heard[name]
+    figures: dict[str, float | int | str | None] = {}
+    for which, one in ((f"alone, beside {name}", alone), (name, other)):
+        figures[f"{which}: answers"] = len(one.first_seconds)
+        figures[f"{which}: first token p50 ms"] = one.p99_ms(0.5)
+        figures[f"{which}: first token p99 ms"] = one.p99_ms()
+        figures[f"{which}: pieces a second"] = round(one.pieces / one.wall_seconds)
+    figures[f"{name}: first token p50, ms more"] = round(other.p99_ms(0.5) - alone.p99_ms(0.5), 2)
+    figures[f"{name}: router, ms a piece"] = round(1e3 * other.router_seconds / other.pieces, 4)
+    return figures
+
+
+async def measure(rounds: int, seconds: float) -> Outcome:
+    """Compare, with Envoy in front and without."""
+    figures: dict[str, float | int | str | None] = {"streams": STREAMS}
+    bars = []
+    with Progress(console=console, transient=True) as progress:
+        for name in (ROUTED, FRONTED):
+            heard = await compared(name, rounds, seconds, progress)
+            figures |= told(name, heard)
+            more, bound = heard[name].p99_ms() - heard[ALONE].p99_ms(), heard[ALONE].p99_ms() * DIFFERENCE_SHARE
+            chunk = 1e3 * heard[name].router_seconds / heard[name].pieces
+            bars += [
+                bar(f"{name}: first token p99, ms more", round(more, 2), "<=", round(max(bound, DIFFERENCE_MS), 2)),
+                bar(f"{name}: processor time of the router, ms a piece", round(chunk, 4), "<=", CHUNK_MS),
+            ]
+    return Outcome(name="chats-routed", figures=figures, bars=tuple(bars))
+
+
+def main() -> int:
+    """Measure and print the verdict."""
+    parser = argparse.ArgumentParser(description="What a router adds to chats that are streamed, fifty at a time.")
+    parser.add_argument("--rounds", type=int, default=6, help="of each manner (default 6)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of a round (default 8)")
+    given = parser.parse_args()
+    _pin(os.getpid(), OTHERS_CORE)
+    outcome = asyncio.run(measure(given.rounds, given.seconds))
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Shell: a pipeline that answers chats, in the cluster: asked over OpenAI's door, whole and in parts, with pages."""
+
+import base64
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+from benchmarks.cluster.observing import Watched, until, watching
+from benchmarks.cluster.setting import ROOT, CommandError, Setting, pipeline_document
+from benchmarks.cluster.visiting import connection
+from trimtab.local.router_client import Counters
+from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
+from trimtab_pipelines.cluster import ROUTER_ADMIN_PORT, router_admin_name
+
+PIPELINE: Final = ROOT / "pipelines" / "lmm-digits" / "pipeline.yaml"
+SLOTS: Final = 8
+CHATS: Final = 12
+READY_SECONDS, SETTLED_SECONDS = 300.0, 10.0
+PATIENT: Final = {"latency": "60s", "firstToken": "30s"}
+"""What is looked at is what is answered, not when: the machine may be busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chatted:
+    """What came of it: answers, whole and streamed, that were not right, and requests that no sum has."""
+
+    answers: int
+    wrong: int
+    unaccounted: int
+    ready_seconds: float
+
+
+async def chatted(setting: Setting) -> Chatted:
+    """Serve lmm-digits with one of its models and one batch size, ask it, and take it away."""
+    document = pipeline_document(PIPELINE, setting.namespace)
+    stage = document["spec"]["stages"][0]
+    stage |= {"variants": stage["variants"][:1], "batchSizes": [SLOTS]}
+    document["spec"] |= {"slo": PATIENT, "budget": {"cores": "1"}}
+    name, began = document["metadata"]["name"], time.monotonic()
+    await setting.apply(document)
+    async with watching(setting, name) as watched:
+        await watched.ready(READY_SECONDS)
+        ready_seconds, source = time.monotonic() - began, ChatSource()
+        told = [(chat.answer, await answers(watched, chat)) for chat in map(source.chat, range(CHATS))]
+        counters = await until(lambda: _settled(watched), "the sums of all chats", SETTLED_SECONDS)
+    await setting.cluster.delete("InferencePipeline", setting.namespace, name)
+    wrong = sum(answer != right for right, both in told for answer in both)
+    return Chatted(2 * len(told), wrong, counters.received - counters.outcomes["ok"], ready_seconds)
+
+
+async def answers(watched: Watched, chat: Chat) -> tuple[str, str]:
+    """What is said, whole and in parts."""
+    headers = {"authorization": f"Bearer {watched.setting.credentials.keys['load']}"}
+    url, asked = f"https://{watched.address}/v1/chat/completions", _asked(watched.name, chat)
+    async with connection(watched) as client:
+        whole = await client.post(url, json=asked, headers=headers)
+        parts = await client.post(url, json=asked | {"stream": True}, headers=headers)
+    for answer in (whole, parts):
+        if answer.is_error:
+            raise CommandError(f"a chat was answered with {answer.status_code}: {answer.text}")
+    return whole.json()["choices"][0]["message"]["content"], _joined(parts)
+
+
+def _joined(parts: httpx.Response) -> str:
+    """The words of a stream that has come to its end; the error where there is one."""
+    lines = [line.removeprefix("data: ") for line in parts.text.splitlines() if line.startswith("data: ")]
+    events = [json.loads(line) for line in lines[:-1]]
+    if lines[-1] != "[DONE]":
+        return f"no end: {lines[-1]}"
+    return "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+
+
+def _asked(model: str, chat: Chat) -> dict[str, Any]:
+    """A chat as OpenAI's clients write it."""
+    messages, images = json.loads(chat.messages), iter(chat.images)
+    for part in (part for message in messages for part in message["content"] if part["type"] == "image"):
+        url = "data:image/png;base64," + base64.b64encode(next(images)).decode()
+        part |= {"type": "image_url", "image_url": {"url": url}}
+    return {"model": model, "messages": messages}
+
+
+async def _settled(watched: Watched) -> Counters | None:
+    address = await watched.setting.address(
+        watched.setting.namespace, router_admin_name(watched.name), ROUTER_ADMIN_PORT
+    )
+    counters = Counters.parse((await watched.client.get(f"http://{address}/metrics")).text)
+    return counters if counters.received >= 2 * CHATS and counters.received == sum(counters.outcomes.values()) else None

@@ -10,11 +10,12 @@ from rich.console import Console
 
 from benchmarks.layouts import phases
 from benchmarks.layouts.phases import PARTED, SPREAD, WHOLE, asking
-from benchmarks.layouts.served import ARCHITECTURES
+from benchmarks.layouts.served import ARCHITECTURES, Promise
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
+PHASES = ("goodput", "burst", "step", "faults")
 IMAGES = (0, 1, 2, 4, 8)
-PATIENT_SECONDS = 3.0
+FORGIVING = Promise(3.0, 0.5)
 """Promised of the first word where things die, so that nobody is dropped for being late."""
 MOST_AGAIN = 48
 """An encoder holds two batches of eight at most; the text stage's sixteen places may wait for three images each."""
@@ -30,6 +31,12 @@ async def measure(folder: Path, architecture: str, wanted: list[str]) -> Outcome
         await _goodput(folder, architecture, figures, bars)
     if "burst" in wanted:
         await _burst(folder, architecture, figures, bars)
+    if "step" in wanted:
+        async with asking(folder / "step", {}, architecture, phases.PATIENT) as (served, asker):
+            figures |= await phases.a_step(served, asker)
+        seconds, saved = figures["seconds_until_kept_again"], figures["cores_saved_fraction"]
+        bars.append(bar("seconds until promises are kept after ten times the images", seconds, "<=", 30.0))
+        bars.append(bar("core-seconds saved, of static for the peak", saved, ">=", 0.25))
     if "faults" in wanted:
         await _faults(folder, architecture, figures, bars)
     return Outcome(name=f"layouts {architecture}", figures=figures, bars=tuple(bars))
@@ -61,7 +68,7 @@ async def _burst(folder: Path, architecture: str, figures: dict[str, float], bar
 
 
 async def _faults(folder: Path, architecture: str, figures: dict[str, float], bars: list[Bar]) -> None:
-    async with asking(folder / "faults", SPREAD, architecture, PATIENT_SECONDS) as (served, asker):
+    async with asking(folder / "faults", SPREAD, architecture, FORGIVING) as (served, asker):
         figures |= await phases.at_one_instant(asker)
         figures |= await phases.callers_leave(served, asker)
         figures |= await phases.an_encoder_dies(served, asker)
@@ -80,11 +87,11 @@ async def _faults(folder: Path, architecture: str, figures: dict[str, float], ba
 def main() -> int:
     """Measure and print the verdict."""
     parser = argparse.ArgumentParser(description="A multimodal model whole and parted, on the same cores.")
-    parser.add_argument("--phase", choices=("goodput", "burst", "faults"), action="append", help="only; repeatable")
+    parser.add_argument("--phase", choices=PHASES, action="append", help="only; repeatable")
     parser.add_argument("--architecture", choices=ARCHITECTURES, default=ARCHITECTURES[0])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trimtab-layouts-") as folder:
-        wanted = options.phase or ["goodput", "burst", "faults"]
+        wanted = options.phase or list(PHASES)
         outcome = asyncio.run(measure(Path(folder), options.architecture, wanted))
     outcome.print()
     return 0 if outcome.holds else 1

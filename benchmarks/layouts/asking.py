@@ -11,7 +11,7 @@ from typing import Any, Final
 import aiohttp
 import numpy as np
 
-from benchmarks.layouts.served import FIRST_TOKEN_SECONDS, PER_TOKEN_SECONDS
+from benchmarks.layouts.served import QUICK, Promise
 from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
 from trimtab_model_servers.lmm_digits.questions import MAX_PAGES
 
@@ -39,11 +39,10 @@ class Told:
             return 0.0
         return (self.last_seconds - self.first_seconds) / (self.pieces - 1)
 
-    @property
-    def kept(self) -> bool:
-        """Whether the promise was."""
+    def kept(self, promise: Promise = QUICK) -> bool:
+        """Whether a promise was."""
         first = self.first_seconds if self.first_seconds is not None else float("inf")
-        return self.whole and first <= FIRST_TOKEN_SECONDS and self.token_seconds <= PER_TOKEN_SECONDS
+        return self.whole and first <= promise.first_token_seconds and self.token_seconds <= promise.per_token_seconds
 
 
 @dataclass(slots=True)

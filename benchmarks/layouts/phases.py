@@ -17,7 +17,7 @@ from rich.console import Console
 
 from benchmarks.first_week.stranger import Up
 from benchmarks.layouts.asking import Asker, Told, chats
-from benchmarks.layouts.served import FIRST_TOKEN_SECONDS, servers, serving
+from benchmarks.layouts.served import QUICK, Promise, servers, serving
 
 console = Console(stderr=True)
 WHOLE: Final[Mapping[str, int]] = {"answer": 2}
@@ -30,14 +30,17 @@ AT_ONCE: Final = 200
 HANG_UPS: Final = 2_000
 LONGEST_WAIT_SECONDS: Final = 0.15
 TEXT_RPS: Final = 15.0
+STEP_RPS, CALM_SECONDS, BURST_SECONDS = 40.0, 90.0, 50.0
+PATIENT: Final = Promise(0.5, 0.1)
+"""What lmm-digits itself promises."""
 
 
 @asynccontextmanager
 async def asking(
-    folder: Path, layout: Mapping[str, int], architecture: str, first_token_seconds: float = FIRST_TOKEN_SECONDS
+    folder: Path, layout: Mapping[str, int], architecture: str, promise: Promise = QUICK
 ) -> AsyncIterator[tuple[Up, Asker]]:
     """Serve a layout, and ask it once so that all is warm."""
-    with serving(folder, layout, architecture, first_token_seconds) as served:
+    with serving(folder, layout, architecture, promise) as served:
         model = "lmm-digits" if len(layout) == 1 else "lmm-digits-parted"
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             asker = Asker(served.rest_port, model, session)
@@ -50,7 +53,7 @@ async def asking(
 async def goodput(asker: Asker, images: int) -> float:
     """The highest rate at which 99 of 100 chats begin and go on in time, requests a second."""
     bodies = chats(asker.model, images, 64, seed=70 + images)
-    low, high = 0.0, 4.0
+    low, high = 0.0, 8.0
     while high <= MOST_RPS and await _carries(asker, bodies, high):
         low, high = high, 2 * high
     for _ in range(4):
@@ -63,8 +66,45 @@ async def goodput(asker: Asker, images: int) -> float:
 
 
 async def _carries(asker: Asker, bodies: list[tuple[dict[str, Any], str]], rps: float) -> bool:
-    told = await asker.at_rate(bodies, rps, STEP_SECONDS)
-    return statistics.fmean(one.kept for one in told) >= LEAST_KEPT
+    """Whether it does in one of two tries: a machine that others use stands still now and then."""
+    for _ in range(2):
+        told = await asker.at_rate(bodies, rps, STEP_SECONDS)
+        if statistics.fmean(one.kept() for one in told) >= LEAST_KEPT:
+            return True
+    return False
+
+
+async def a_step(served: Up, asker: Asker) -> dict[str, float]:
+    """Ten times as many images a chat, at the same rate: how soon promises are kept again, and what it costs."""
+    few = [*chats(asker.model, 1, 24, seed=94), *chats(asker.model, 0, 56, seed=95)]
+    np.random.default_rng(94).shuffle(few)
+    many = chats(asker.model, 3, 80, seed=96)
+    calm = await asker.at_rate(few, STEP_RPS, CALM_SECONDS)
+    began = time.perf_counter()
+    burst = await asker.at_rate(many, STEP_RPS, BURST_SECONDS)
+    await asker.at_rate(few, STEP_RPS, CALM_SECONDS)
+    cores = [json.loads(line)["cores"] for line in (served.folder / "samples.jsonl").read_text().splitlines()]
+    return {
+        "calm_kept_fraction": round(_kept(calm), 4),
+        "burst_kept_fraction": round(_kept(burst), 4),
+        "seconds_until_kept_again": _seconds_until_kept(burst, began),
+        "cores_at_most": max(cores),
+        "cores_saved_fraction": round(1 - statistics.fmean(cores) / max(cores), 4),
+    }
+
+
+def _kept(told: list[Told]) -> float:
+    return statistics.fmean(one.kept(PATIENT) for one in told)
+
+
+def _seconds_until_kept(told: list[Told], began: float) -> float:
+    """From when on, of those who end in any five seconds, 99 of 100 were answered in time."""
+    late = 0.0
+    for start in range(int(BURST_SECONDS) - 5):
+        among = [one for one in told if start <= one.ended_at - began < start + 5]
+        if among and _kept(among) < LEAST_KEPT:
+            late = start + 5.0
+    return late
 
 
 async def beside_a_burst(asker: Asker, burst_rps: float, images: int) -> dict[str, float]:
@@ -78,7 +118,7 @@ async def beside_a_burst(asker: Asker, burst_rps: float, images: int) -> dict[st
 
 
 def _first_words(told: list[Told]) -> float:
-    times = [one.first_seconds if one.first_seconds is not None else FIRST_TOKEN_SECONDS for one in told]
+    times = [one.first_seconds if one.first_seconds is not None else QUICK.first_token_seconds for one in told]
     return float(np.quantile(times, 0.99))
 
 

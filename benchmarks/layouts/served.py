@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,33 +12,46 @@ import yaml
 from benchmarks.first_week.stranger import Up, up
 
 FOLDER: Final = Path("pipelines/lmm-digits")
-FIRST_TOKEN_SECONDS, PER_TOKEN_SECONDS = 0.15, 0.02
 ARCHITECTURES: Final = ("decoder-only", "cross-attention")
 SLOTS: Final = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """When an answer begins, and how fast it goes on."""
+
+    first_token_seconds: float
+    per_token_seconds: float
+
+
+QUICK: Final = Promise(0.15, 0.02)
+
+
 @contextmanager
-def serving(
-    folder: Path, layout: Mapping[str, int], architecture: str, first_token_seconds: float = FIRST_TOKEN_SECONDS
-) -> Iterator[Up]:
+def serving(folder: Path, layout: Mapping[str, int], architecture: str, promise: Promise = QUICK) -> Iterator[Up]:
     """Serve it.
 
     Args:
         folder: of the run.
-        layout: replicas by stage, of a core each; one stage alone is the model whole.
+        layout: replicas by stage, of a core each, which stay as they are; one stage alone is the model whole. Without
+            any the model is parted, and the plan decides.
         architecture: of the model.
-        first_token_seconds: what is promised.
+        promise: what is promised.
     """
     source = yaml.safe_load((FOLDER / ("pipeline.yaml" if len(layout) == 1 else "parted.yaml")).read_text())
     spec = source["spec"]
-    spec["slo"] = {"latency": "5s", "firstToken": f"{first_token_seconds}s", "perToken": f"{PER_TOKEN_SECONDS}s"}
+    spec["slo"] = {"latency": "5s", "firstToken": f"{promise.first_token_seconds}s"}
+    spec["slo"]["perToken"] = f"{promise.per_token_seconds}s"
     spec["budget"] = {"cores": "4"}
     for stage in spec["stages"]:
         stage["variants"] = [_variant(stage["variants"], architecture)]
-        stage["variants"][0]["resources"]["cpu"] = "1"
-        size = SLOTS if stage.get("writes") else 8
-        stage["batchSizes"] = [size]
-        stage["pin"] = {"replicas": layout[stage["name"]], "batchSize": size}
+        if layout:
+            stage["variants"][0]["resources"]["cpu"] = "1"
+            size = SLOTS if stage.get("writes") else 8
+            stage["batchSizes"] = [size]
+            stage["pin"] = {"replicas": layout[stage["name"]], "batchSize": size}
+        else:
+            stage["variants"][0]["resources"]["cpu"] = "500m" if stage.get("writes") else "250m"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "pipeline.yaml"
     path.write_text(yaml.safe_dump(source))

@@ -264,7 +264,7 @@ class Desk:
             now=now,
             waiting=self.queue,
             points=self.outlook.points(variant),
-            most_rows=self.outlook.most_rows(variant),
+            most_rows=self._most_rows(variant),
             later_seconds=self.outlook.later_seconds(),
             drop_policy=self._drop_policy,
             replicas=self.ready_replicas,
@@ -274,6 +274,12 @@ class Desk:
             arrivals_rps=partial(self._pace.rps, now),
             loaded=loaded,
         )
+
+    def _most_rows(self, variant: str) -> int:
+        """As many as a batch may have; images that all wait for free encoders are shared out, else one had them all."""
+        most = self.outlook.most_rows(variant)
+        free = sum(slot.free for slot in self.slots) if self.stage.encodes else 0
+        return min(most, -(-self.queue.rows // free)) if free else most
 
     def _free_at(self) -> list[float]:
         """When each replica that can serve is expected to be free."""

@@ -125,6 +125,10 @@ bench-chats: venv ## a replica that answers chats: 10,000 hang-ups, one image fr
 bench-layouts: venv ## a multimodal model whole and parted on the same cores: goodput, words beside images, what dies (LAYOUTS="--phase faults")
 	$(PY) -m benchmarks.layouts $(LAYOUTS)
 
+.PHONY: bench-chats-routed
+bench-chats-routed: venv ## what a router adds to fifty streamed chats: time to the first token, processor time a piece
+	$(PY) -m benchmarks.chats.through $(CHATS_ROUTED)
+
 .PHONY: bench-hostile-chats
 bench-hostile-chats: venv ## what hostile chats are answered with, and what memory and time they cost a router, kind by kind
 	$(PY) -m benchmarks.chats.hostile $(HOSTILE_CHATS)

@@ -12,6 +12,7 @@ from benchmarks.clients.tools import ROOT, output_of, program
 
 EXPLAINED = ROOT / "docs" / "h2spec.md"
 CASE_SECONDS = 3
+MOST_RUNS_AGAIN = 2
 _ROW = re.compile(r"^\| `(?P<section>[a-z0-9/.]+)` \| (?P<case>[^|]+?) \|")
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -33,18 +34,32 @@ class Report:
 
 
 def h2spec(target: Target) -> str:
-    """Run all cases; raise WrongAnswerError naming those that fail unexplained."""
+    """Run all cases; raise WrongAnswerError naming those that fail unexplained, each time they are run.
+
+    A case breaks a rule on a stream that the door refuses meanwhile; which comes first is a race that a busy machine
+    decides anew each time. What the door does wrong it does wrong each time.
+    """
+    report, known = _run(target), explained(EXPLAINED.read_text())
+    unexplained = report.failed.keys() - known
+    for _ in range(MOST_RUNS_AGAIN):
+        if unexplained:
+            again = _run(target, *sorted({case.section for case in unexplained}))
+            unexplained &= again.failed.keys()
+    if unexplained:
+        raise WrongAnswerError(_told(sorted(unexplained), report))
+    lost = len(report.failed.keys() - known)
+    return f"{report.cases} cases, {len(report.failed) - lost} fail and are explained, {lost} failed once"
+
+
+def _run(target: Target, *sections: str) -> Report:
+    """Run the cases of some sections, of all where none is named."""
     host, _, port = target.grpc.rpartition(":")
     security = ["--tls", "--insecure"] if target.ca else []
     with tempfile.TemporaryDirectory(prefix="trimtab-clients-") as folder:
         path = Path(folder) / "report.xml"
         where = ["--host", host, "--port", port, "--timeout", str(CASE_SECONDS), "--junit-report", str(path)]
-        output_of([program("h2spec"), *where, *security], codes=(0, 1))
-        report = read_report(path.read_bytes())
-    unexplained = sorted(report.failed.keys() - explained(EXPLAINED.read_text()))
-    if unexplained:
-        raise WrongAnswerError(_told(unexplained, report))
-    return f"{report.cases} cases, {len(report.failed)} fail and are explained"
+        output_of([program("h2spec"), *sections, *where, *security], codes=(0, 1))
+        return read_report(path.read_bytes())
 
 
 def read_report(content: bytes) -> Report:

@@ -63,9 +63,9 @@ def _variant(written: list[dict[str, Any]], architecture: str) -> dict[str, Any]
     found = next((one for one in written if one["name"] == architecture), written[0])
     weights = (FOLDER / "weights" / f"{architecture}.safetensors").resolve()
     own = found | {"name": architecture, "storageUri": str(weights)}
-    if "maxBatchSize" in own and not own["family"].endswith("encode"):
-        own |= {"maxBatchSize": SLOTS, "parameters": {"slots": SLOTS}}
-    return own
+    if not own["family"].endswith("encode"):
+        own |= {"maxBatchSize": SLOTS}
+    return own | {"parameters": {"slots": SLOTS, "cache_bytes": 0}}  # each image is one that nobody has shown before
 
 
 def servers(served: Up, stage: str) -> list[psutil.Process]:

@@ -16,6 +16,10 @@ from trimtab_model_servers.fetched import SUFFIX, FetchLimits, sha256
 _FORMS = "a path, file://PATH, s3://BUCKET/KEY, hf://OWNER/NAME/FILE or random://?seed=N"
 
 
+CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
+"""What a folder holds, beside safetensors, that transformers wrote a model into."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seed:
     """Random weights: no file, a seed. For measuring latency, where the numbers do not matter."""
@@ -50,6 +54,15 @@ def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits | Non
             raise ModelError(f"storageUri {storage_uri!r}: unknown scheme {parts.scheme!r}; write {_FORMS}")
     require_digest(path, digest, storage_uri)
     return path
+
+
+def find_folder(storage_uri: str) -> Path | None:
+    """The local folder that an address means, where it holds a model as transformers writes it; None else."""
+    parts = urlsplit(storage_uri)
+    if parts.scheme not in {"", "file"}:
+        return None
+    path = Path(unquote(parts.path) if parts.scheme else storage_uri)
+    return path if (path / CONFIG_FILE).is_file() else None
 
 
 def require_digest(path: Path, digest: str | None, name: str) -> None:

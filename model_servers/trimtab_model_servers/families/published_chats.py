@@ -1,11 +1,13 @@
-"""Published multimodal models by configuration, weights random: LLaVA-OneVision, InternVL and Llama 3.2 Vision.
+"""Published multimodal models: LLaVA-OneVision, InternVL and Llama 3.2 Vision, random by configuration or stored.
 
-For planning and for trying out: layers, widths and image tokens are the published ones, words are spelled byte by byte.
-Where a cluster has an engine made for such models (vLLM, SGLang), that is what should answer with real weights.
+Random weights are for planning and for trying out: layers, widths and image tokens are the published ones, words are
+spelled byte by byte. Stored ones are a folder as transformers writes it: config.json, safetensors in any number of
+files, tokenizer.json. Where a cluster has an engine made for such models (vLLM, SGLang), that is what should answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -23,11 +25,12 @@ from trimtab_model_servers.engine.families import family_of
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.parameters import read_parameters
 from trimtab_model_servers.families.published_shapes import SHAPES, Shape, Size
-from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.store import TOKENIZER_FILE, Seed, find_folder, find_weights
 from trimtab_pipelines.image_tokens import ImageTokens
 from trimtab_pipelines.model_spec import ModelSpec
 
 BYTES: Final = 256
+Spell = Callable[[str], Sequence[int]]
 
 
 class PublishedParameters(ChatParameters):
@@ -75,29 +78,48 @@ class Encoder:
 
 
 class Speech:
-    """Spells chats byte by byte in the model's own template."""
+    """Spells chats in the model's own template: with a tokenizer of its own, or byte by byte."""
 
-    def __init__(self, shape: Shape, model: Any) -> None:
+    def __init__(self, shape: Shape, model: Any, stored: Path | None = None) -> None:
         text = model.config.text_config
         ends = text.eos_token_id
         self.end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
-        self.tokenizer = spelled_out(int(text.vocab_size))
+        self.tokenizer = spelled_out(int(text.vocab_size)) if stored is None else Tokenizer.from_file(str(stored))
+        self._words: Spell = bytes_of if stored is None else _spelling(stored, special=False)
+        self._marks: Spell = bytes_of if stored is None else _spelling(stored, special=True)
         self._shape = shape
 
     def prompt(self, messages: Sequence[Message], rows: Sequence[int]) -> Prompt:
         """Spell a chat, a turn's images before its words."""
         template, left = self._shape.template, list(rows)
-        tokens, places = list(template.begin.encode()), []
+        tokens, places = list(self._marks(template.begin)), []
         for message in messages:
-            tokens += template.opened(message.role).encode()
+            tokens += self._marks(template.opened(message.role))
             for _ in range(message.images):
                 count = 1 if self._shape.most_rows else left[0]
                 left = left[1:]
-                tokens += template.image[0].encode()
+                tokens += self._marks(template.image[0])
                 places.append(Place(len(tokens), count))
-                tokens += [self._shape.image_id] * count + list(template.image[1].encode())
-            tokens += (message.text + template.closing).encode()
-        return Prompt((*tokens, *template.opened("assistant").encode()), tuple(places))
+                tokens += [*([self._shape.image_id] * count), *self._marks(template.image[1])]
+            tokens += [*self._words(message.text), *self._marks(template.closing)]
+        return Prompt((*tokens, *self._marks(template.opened("assistant"))), tuple(places))
+
+
+def bytes_of(text: str) -> Sequence[int]:
+    """A text's bytes."""
+    return text.encode()
+
+
+def _spelling(stored: Path, *, special: bool) -> Spell:
+    """What spells a text: special tokens as such, or as the words that callers make of them."""
+    tokenizer = Tokenizer.from_file(str(stored))
+    tokenizer.encode_special_tokens = not special
+
+    def spelled(text: str) -> Sequence[int]:
+        ids: Sequence[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return spelled
 
 
 def spelled_out(vocabulary: int) -> Tokenizer:
@@ -120,19 +142,53 @@ def _byte_letters() -> list[str]:
 def build(spec: ModelSpec) -> Built:
     """Build the part that the family's name ends in, with random weights."""
     parameters = read_parameters(PublishedParameters, spec)
-    weights = find_weights(spec.storage_uri, spec.digest)
-    if not isinstance(weights, Seed):
-        raise ModelError(f"family {spec.family!r} has random weights alone; write storageUri random://?seed=1")
     name, _, part = spec.family.partition("/")
-    shape = SHAPES[name](parameters.size)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(weights.value)
-        model = shape.model().eval().requires_grad_(requires_grad=False)
+    shape, folder = SHAPES[name](parameters.size), find_folder(spec.storage_uri)
+    model = _made(shape, spec) if folder is None else _loaded(shape, folder)
+    model.eval().requires_grad_(requires_grad=False)
     writes, sees = part in {"whole", "text"}, part in {"whole", "encode"}
     return Built(
-        "random",
+        "random" if folder is None else "stored",
         parameters,
-        Speech(shape, model) if writes else None,
+        Speech(shape, model, None if folder is None else folder / TOKENIZER_FILE) if writes else None,
         family_of(model) if writes else None,
-        Encoder(shape, model, f"{spec.family}:{weights.value}") if sees else None,
+        Encoder(shape, model, f"{spec.family}:{spec.storage_uri}") if sees else None,
     )
+
+
+def _made(shape: Shape, spec: ModelSpec) -> Any:
+    weights = find_weights(spec.storage_uri, spec.digest)
+    if not isinstance(weights, Seed):
+        raise ModelError(
+            f"family {spec.family!r} has random weights (storageUri random://?seed=1) or those of a folder with "
+            f"config.json, safetensors and {TOKENIZER_FILE}; {spec.storage_uri} is neither"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(weights.value)
+        return shape.model()
+
+
+def _loaded(shape: Shape, folder: Path) -> Any:
+    """A stored model, from safetensors alone; raises ModelError where it is another or lacks a part."""
+    if not (folder / TOKENIZER_FILE).is_file():
+        raise ModelError(f"{folder}: there is no {TOKENIZER_FILE}")
+    try:
+        config = shape.kind.config_class.from_pretrained(folder, local_files_only=True)
+        _require_kin(shape, config, folder)
+        model, told = shape.kind.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, output_loading_info=True, dtype=torch.float32
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
+    if missing := sorted(told["missing_keys"]):
+        raise ModelError(f"{folder}: {missing[0]} and {len(missing) - 1} others are missing")
+    return model
+
+
+def _require_kin(shape: Shape, config: Any, folder: Path) -> None:
+    """Raise ModelError unless a stored model takes images as its family does: that is what their tokens follow from."""
+    kind, side = config.model_type, config.vision_config.image_size
+    found = (kind, config.image_token_id, side[0] if isinstance(side, list | tuple) else side)
+    right = (shape.kind.config_class.model_type, shape.image_id, shape.tile_px)
+    if found != right:
+        raise ModelError(f"{folder}: model_type, image token and image size are {found}; this family's are {right}")

@@ -44,6 +44,8 @@ class Shape:
 
     Attributes:
         model: makes it, weights random.
+        kind: its class.
+        tile_px: side of a tile.
         processor: makes its image processor.
         encode: maps what the processor gives of one image, and whether it is its chat's only one, to [rows, width].
         rule: how many tokens an image is.
@@ -54,6 +56,8 @@ class Shape:
     """
 
     model: Callable[[], Any]
+    kind: Any
+    tile_px: int
     processor: Callable[[], Any]
     encode: Callable[[Any, Mapping[str, Tensor], bool], Tensor]
     rule: ImageTokenRule
@@ -101,6 +105,8 @@ def llava_onevision(size: Size) -> Shape:
 
     return Shape(
         lambda: _TRANSFORMERS.LlavaOnevisionForConditionalGeneration(config),
+        _TRANSFORMERS.LlavaOnevisionForConditionalGeneration,
+        tile,
         lambda: _TRANSFORMERS.LlavaOnevisionImageProcessor(
             size={"height": tile, "width": tile}, image_grid_pinpoints=grid
         ),
@@ -130,6 +136,8 @@ def internvl(size: Size) -> Shape:
 
     return Shape(
         lambda: _TRANSFORMERS.InternVLForConditionalGeneration(config),
+        _TRANSFORMERS.InternVLForConditionalGeneration,
+        tile,
         lambda: _TRANSFORMERS.GotOcr2ImageProcessor(
             size={"height": tile, "width": tile}, crop_to_patches=True, min_patches=1, max_patches=12, **_IMAGENET
         ),
@@ -170,6 +178,8 @@ def llama_vision(size: Size) -> Shape:
 
     return Shape(
         lambda: _TRANSFORMERS.MllamaForConditionalGeneration(config),
+        _TRANSFORMERS.MllamaForConditionalGeneration,
+        tile,
         lambda: _TRANSFORMERS.MllamaImageProcessor(size={"height": tile, "width": tile}, max_image_tiles=tiles),
         encode,
         Canvas(tile, tokens, most_tiles=tiles),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from trimtab_model_servers.chat.hosted import HostedWriter
 from trimtab_model_servers.chat.words import Message
 from trimtab_model_servers.chat_loading import load_chat
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.published_chats import Encoder, Speech
+from trimtab_model_servers.families.published_chats import Encoder, Speech, spelled_out
 from trimtab_model_servers.families.published_shapes import SHAPES
 from trimtab_model_servers.families.registry import require_family
 from trimtab_model_servers.worker import BatchWorker
@@ -89,13 +90,64 @@ def test_the_published_size_counts_as_the_published_rule_does(name):
     assert [rule.count(*size) for size in SIZES] == [RULES[RULE_OF[name]].count(*size) for size in SIZES]
 
 
-def test_stored_weights_are_refused_by_name(tmp_path):
-    (tmp_path / "own.safetensors").touch()
-    stored = str(tmp_path / "own.safetensors")
-    spec = a_chat_spec("whole", family="internvl3-8b/whole", parameters=TINY, storageUri=stored)
+def stored(name: str, folder: Path) -> Path:
+    """The random model as transformers writes it, in several files, with a tokenizer that knows the turns' marks."""
+    shape = SHAPES[name]("tiny")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = shape.model()
+    model.save_pretrained(folder, max_shard_size="100KB")
+    tokenizer = spelled_out(shape.image_id - 20)
+    tokenizer.add_special_tokens(["<|im_end|>", "<|eot_id|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
-    with pytest.raises(ModelError, match="random weights alone"):
-        load_chat(spec, BatchWorker())
+
+def parameters_of(hosted: HostedWriter) -> list[torch.Tensor]:
+    assert hosted.encoding is not None
+    seeing: Any = hosted.encoding.seeing
+    return list(seeing._model.parameters())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_a_stored_model_answers_as_it_did_before_it_was_stored(name, tmp_path):
+    folder = stored(name, tmp_path / name)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    spec = a_chat_spec("whole", family=f"{name}/whole", parameters=TINY, storageUri=str(folder))
+    hosted = load_chat(spec, BatchWorker())
+    assert isinstance(hosted, HostedWriter)
+    speech = hosted._writing
+    before = loaded(name)
+    said = [Message.model_validate({"role": "user", "content": "<|im_end|>"})]
+    ends = {id_ for mark in ("<|im_end|>", "<|eot_id|>") if (id_ := speech.tokenizer.token_to_id(mark)) is not None}
+
+    assert hosted.weights == "stored"
+    assert sum(token in ends for token in speech.prompt(said, []).tokens) == 1  # the turn's own, not the caller's
+    weights, were = (parameters_of(each) for each in (hosted, before))
+    assert all(torch.equal(one, other) for one, other in zip(weights, were, strict=True))
+    answer = await hosted.infer(a_chat("whole", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker())
+    assert int(answer.outputs[2].array[0][1]) == 4
+    await hosted.close()
+    await before.close()
+
+
+def test_what_is_no_such_model_is_refused_by_name(tmp_path):
+    (tmp_path / "own.safetensors").touch()
+    folder, others = stored("internvl3-8b", tmp_path / "whole"), stored("llava-onevision-7b", tmp_path / "other")
+    shutil.copytree(folder, tmp_path / "torn")
+    max((tmp_path / "torn").glob("*.safetensors")).unlink()
+    shutil.copytree(folder, tmp_path / "mute")
+    (tmp_path / "mute" / "tokenizer.json").unlink()
+    wrong = {
+        str(tmp_path / "own.safetensors"): "random weights .* or those of a folder",
+        str(tmp_path / "mute"): "no tokenizer.json",
+        str(tmp_path / "torn"): "safetensors",
+        str(others): "model_type, image token and image size are",
+    }
+    for where, words in wrong.items():
+        spec = a_chat_spec("whole", family="internvl3-8b/whole", parameters=TINY, storageUri=where)
+        with pytest.raises(ModelError, match=words):
+            load_chat(spec, BatchWorker())
 
 
 @pytest.mark.parametrize("pipeline", ["llava-onevision", "internvl", "llama-vision"])

@@ -36,9 +36,9 @@ from trimtab_pipelines.verdict import Outcome, bar
 from trimtab_protocol.rest import HEADER_LENGTH, encode_request
 
 STREAMS: Final = 50
-CALLERS, THINKING_SECONDS = 60, 0.25
+CALLERS, THINKING_SECONDS = 70, 0.25
 """Of whom about fifty are being answered."""
-SLOTS, SLOT_TOKENS = 64, 256
+SLOTS, SLOT_TOKENS = 72, 256
 LEAST_WORDS, MOST_WORDS = 50, 150
 REPLICA_CORE, OTHERS_CORE = 0, 1
 ALONE, ROUTED, FRONTED = "alone", "routed", "behind Envoy"

@@ -15,6 +15,7 @@ from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 PHASES = ("goodput", "burst", "step", "faults")
 IMAGES = (0, 1, 2, 4, 8)
+LEAST_OVER_WHOLE = {4: 1.5, 1: 1.0}
 FORGIVING = Promise(3.0, 0.5)
 """Promised of the first word where things die, so that nobody is dropped for being late."""
 MOST_AGAIN = 48
@@ -23,12 +24,12 @@ MOST_OVER_CALM = {"decoder-only": 1.2, "cross-attention": 1.1}
 console = Console(stderr=True)
 
 
-async def measure(folder: Path, architecture: str, wanted: list[str]) -> Outcome:
-    """Run the phases that are wanted."""
+async def measure(folder: Path, architecture: str, wanted: list[str], images: list[int]) -> Outcome:
+    """Run the phases that are wanted, goodput with so many images a chat."""
     figures: dict[str, float] = {}
     bars: list[Bar] = []
     if "goodput" in wanted:
-        await _goodput(folder, architecture, figures, bars)
+        await _goodput(folder, architecture, images, figures, bars)
     if "burst" in wanted:
         await _burst(folder, architecture, figures, bars)
     if "step" in wanted:
@@ -42,13 +43,15 @@ async def measure(folder: Path, architecture: str, wanted: list[str]) -> Outcome
     return Outcome(name=f"layouts {architecture}", figures=figures, bars=tuple(bars))
 
 
-async def _goodput(folder: Path, architecture: str, figures: dict[str, float], bars: list[Bar]) -> None:
+async def _goodput(
+    folder: Path, architecture: str, wanted: list[int], figures: dict[str, float], bars: list[Bar]
+) -> None:
     for name, layout in (("whole", WHOLE), ("parted", PARTED)):
         async with asking(folder / name, layout, architecture) as (_, asker):
-            for images in IMAGES:
+            for images in wanted:
                 figures[f"{name}_goodput_{images}_images_rps"] = found = await phases.goodput(asker, images)
                 console.print(f"{name}, {images} images a chat: {found:g} requests a second")
-    for images, least in ((4, 1.5), (1, 1.0)):
+    for images, least in ((images, least) for images, least in LEAST_OVER_WHOLE.items() if images in wanted):
         whole, parted = (figures[f"{name}_goodput_{images}_images_rps"] for name in ("whole", "parted"))
         bars.append(bar(f"goodput parted over whole, {images} images a chat", parted / max(whole, 1e-9), ">=", least))
 
@@ -89,10 +92,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A multimodal model whole and parted, on the same cores.")
     parser.add_argument("--phase", choices=PHASES, action="append", help="only; repeatable")
     parser.add_argument("--architecture", choices=ARCHITECTURES, default=ARCHITECTURES[0])
+    parser.add_argument("--images", type=int, choices=IMAGES, action="append", help="a chat, of goodput; repeatable")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trimtab-layouts-") as folder:
         wanted = options.phase or list(PHASES)
-        outcome = asyncio.run(measure(Path(folder), options.architecture, wanted))
+        images = options.images or list(IMAGES)
+        outcome = asyncio.run(measure(Path(folder), options.architecture, wanted, images))
     outcome.print()
     return 0 if outcome.holds else 1
 

@@ -145,6 +145,7 @@ WRONG: dict[str, tuple[Change, str]] = {
         set_spec(chat={"images": {"domains": ["https://a.example"]}}),
         "images.domains.*should match",
     ),
+    "encoding something else": (set_stage(encodes=True), "a stage that encodes has the only output references BYTES"),
     "writing something else": (set_stage(writes=True), "a stage that writes has the outputs text BYTES"),
     "certainty": (set_spec(slo={"latency": "1s", "quantile": 1}), "slo.quantile.*less than 1"),
     "unknown mode": (set_spec(mode="Manual"), 'mode: Unsupported value: "Manual": supported values'),

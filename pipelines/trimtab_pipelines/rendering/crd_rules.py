@@ -21,7 +21,7 @@ from trimtab_pipelines.spec import (
     Rollout,
     ServiceLevel,
 )
-from trimtab_pipelines.stages import ANSWER, Stage
+from trimtab_pipelines.stages import ANSWER, PULLED, SHOWN, Stage
 from trimtab_pipelines.variants import Variant
 
 
@@ -106,6 +106,13 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
         Rule(
             f"!has(self.writes) || !self.writes || (self.outputs.size() == {len(ANSWER)} && {_ANSWERED})",
             "a stage that writes has the outputs text BYTES [], finish_reason BYTES [] and usage INT64 [5]",
+        ),
+        Rule(
+            "!has(self.encodes) || !self.encodes || (self.outputs.size() == 1 && "
+            f"self.outputs[0].name == '{PULLED}' && "
+            "self.outputs[0].datatype == 'BYTES' && (has(self.outputs[0].shape) ? self.outputs[0].shape : []) == [] && "
+            f"self.inputs.exists(i, i.name == '{SHOWN}' && i.from.startsWith('request.')))",
+            f"a stage that encodes has the only output {PULLED} BYTES [] and an input {SHOWN} from the request",
         ),
     ),
     OperatingPoint: (

@@ -13,8 +13,7 @@ from aiohttp import web
 
 from benchmarks.chats.replica import Replica, request_of
 from trimtab_model_servers.chat.kept import Held, Kept
-from trimtab_model_servers.chat.pulling import Puller
-from trimtab_model_servers.chat.words import Reference
+from trimtab_model_servers.chat.pulling import Puller, Wanted
 from trimtab_model_servers.chat_port import embeddings
 from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
 from trimtab_protocol import InferRequest
@@ -169,7 +168,7 @@ async def pulls() -> dict[str, float]:
         keeper.kept.put(str(number), Held(rows, ""))
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v2/models/encode/embeddings/{number}"
         began = time.perf_counter()
-        await puller.pull(Reference(url=url, rows=PULLED_ROWS), 0)
+        await puller.pull(url, [Wanted(0, PULLED_ROWS)])
         seconds.append(time.perf_counter() - began)
     await puller.close()
     await runner.cleanup()

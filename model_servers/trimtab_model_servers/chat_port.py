@@ -3,17 +3,19 @@
 import contextlib
 import logging
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import torch
 from aiohttp import web
 
-from trimtab_model_servers.chat.pulling import CHECKSUM, DIGEST, ROWS, WIDTH
+from trimtab_model_servers.chat.kept import Held
+from trimtab_model_servers.chat.pulling import CHECKSUM, ROWS, WIDTH
 from trimtab_model_servers.chat.told import STREAM_TYPE, Last, Word, error_line, line
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.hosting import Chatting, Counting, Hosted, Keeping, Pricing
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_protocol import InferRequest
+from trimtab_protocol.chat.inner import kept_together
 from trimtab_protocol.rest import BINARY_CONTENT_TYPE
 
 log = logging.getLogger(__name__)
@@ -53,29 +55,37 @@ def pending(model: Hosted, name: str) -> dict[str, int]:
 
 
 async def embeddings(request: web.BaseRequest, model: Hosted, name: str, kept: str) -> web.StreamResponse:
-    """Give what is kept under a name, once it is there, or drop it."""
+    """Give what is kept under names, once it is there, or drop it."""
     if not isinstance(model, Keeping):
         raise RefusalError(404, f"model {name!r} keeps no embeddings")
+    names = kept_together(kept)
     if request.method == "DELETE":
-        return web.json_response({"dropped": model.kept.drop(kept)})
+        return web.json_response({"dropped": sum(map(model.kept.drop, names))})
     if request.method != "GET":
         raise RefusalError(405, f"{request.method} {request.path}: embeddings take GET or DELETE")
-    held = await model.kept.give(kept)
-    raw = held.rows.contiguous().view(torch.uint8).numpy().reshape(-1).data
-    rows, width = held.rows.shape
-    response = web.StreamResponse(
-        headers={
-            "Content-Type": BINARY_CONTENT_TYPE,
-            ROWS: str(rows),
-            WIDTH: str(width),
-            DIGEST: held.digest,
-            CHECKSUM: f"{zlib.crc32(raw):08x}",
-        }
+    held = await model.kept.give(names)
+    return await _send(
+        request, held, [one.rows.contiguous().view(torch.uint8).numpy().reshape(-1).data for one in held]
     )
-    response.content_length = len(raw)
+
+
+async def _send(request: web.BaseRequest, held: Sequence[Held], raw: Sequence[memoryview]) -> web.StreamResponse:
+    """Write one after the other; what is small in one write, so that it needs no second packet."""
+    headers = {
+        "Content-Type": BINARY_CONTENT_TYPE,
+        ROWS: ",".join(str(len(one.rows)) for one in held),
+        WIDTH: str(held[0].rows.shape[1]),
+        CHECKSUM: ",".join(f"{zlib.crc32(one):08x}" for one in raw),
+    }
+    total = sum(map(len, raw))
+    if total <= _WRITE_BYTES:
+        return web.Response(body=b"".join(raw), headers=headers)
+    response = web.StreamResponse(headers=headers)
+    response.content_length = total
     await response.prepare(request)
-    for start in range(0, len(raw), _WRITE_BYTES):
-        await response.write(raw[start : start + _WRITE_BYTES])
+    for one in raw:
+        for start in range(0, len(one), _WRITE_BYTES):
+            await response.write(one[start : start + _WRITE_BYTES])
     await response.write_eof()
     return response
 

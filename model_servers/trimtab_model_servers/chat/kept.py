@@ -1,6 +1,7 @@
 """Embeddings that wait under a name for who pulls them: given once, or freed when asked, cancelled or too old."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,23 +65,27 @@ class Kept:
             found.set_exception(refusal)
             found.exception()  # seen, even if nobody asks
 
-    async def give(self, name: str) -> Held:
-        """Wait for a name, give what is under it, and keep it no longer.
+    async def give(self, names: Sequence[str]) -> list[Held]:
+        """Wait for names, give what is under them, and keep it no longer.
 
         Raises:
-            RefusalError: it was refused, or was not there in time.
+            RefusalError: one was refused, or was not there in time; the others are kept on.
         """
+        held = [await self._wait(name) for name in names]
+        for name in names:
+            self.drop(name)
+        return held
+
+    async def _wait(self, name: str) -> Held:
         promised, found = name in self._names, self._future(name)
         try:
-            held = await asyncio.wait_for(asyncio.shield(found), self._seconds)
+            return found.result() if found.done() else await asyncio.wait_for(asyncio.shield(found), self._seconds)
         except asyncio.CancelledError:
             if not promised and not found.done():
                 self.drop(name)
             raise
         except TimeoutError as error:
             raise RefusalError(504, f"nothing was kept as {name!r} within {self._seconds:g} s") from error
-        self.drop(name)
-        return held
 
     def drop(self, name: str) -> bool:
         """Keep a name no longer; False where there is none."""

@@ -1,8 +1,10 @@
 """Embeddings pulled from who encoded them, into memory that torch computes on, and checked."""
 
 import asyncio
+import itertools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
@@ -10,15 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab_model_servers.chat.words import Reference
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol.http import Tls
 
-ROWS, WIDTH, DIGEST, CHECKSUM = "Trimtab-Rows", "Trimtab-Width", "Trimtab-Digest", "Trimtab-Checksum"
+ROWS, WIDTH, CHECKSUM = "Trimtab-Rows", "Trimtab-Width", "Trimtab-Checksum"
 PULL_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 2.0
 _READ_BYTES: Final = 2**20
-_BYTES_A_NUMBER: Final = 4
 
 
 class ImageRefusal(RefusalError):
@@ -27,6 +27,14 @@ class ImageRefusal(RefusalError):
     def __init__(self, image: int, message: str) -> None:
         super().__init__(502, f"image {image}: {message}")
         self.image = image
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An image by its number in its chat, and how many rows it should have."""
+
+    number: int
+    rows: int
 
 
 class Puller:
@@ -39,23 +47,24 @@ class Puller:
         self.pulled_bytes = 0
         self.seconds = 0.0
 
-    async def pull(self, reference: Reference, image: int) -> Tensor:
-        """Fetch an image's embeddings, [rows, width] FP32.
+    async def pull(self, url: str, wanted: Sequence[Wanted]) -> list[Tensor]:
+        """Fetch the embeddings of images that one batch left at one replica, [rows, width] FP32 each.
 
         Raises:
             ImageRefusal: they cannot be had, are not what was told, or came damaged.
         """
         began = asyncio.get_running_loop().time()
+        first = wanted[0].number
         try:
-            async with self._get(reference.url) as response:
+            async with self._get(url) as response:
                 if response.status != 200:
-                    raise ImageRefusal(image, f"{reference.url} answered {response.status}: {await _reason(response)}")
-                rows = await _received(response, reference, image)
+                    raise ImageRefusal(first, f"{url} answered {response.status}: {await _reason(response)}")
+                images = await _received(response, url, wanted)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ImageRefusal(image, f"{reference.url}: {type(error).__name__}: {error}") from error
-        self.pulled_bytes += rows.nbytes
+            raise ImageRefusal(first, f"{url}: {type(error).__name__}: {error}") from error
+        self.pulled_bytes += sum(image.nbytes for image in images)
         self.seconds += asyncio.get_running_loop().time() - began
-        return rows
+        return images
 
     async def close(self) -> None:
         """Close the connections."""
@@ -74,30 +83,34 @@ class Puller:
         return self._session
 
 
-async def _received(response: aiohttp.ClientResponse, reference: Reference, image: int) -> Tensor:
-    rows, width = _size(response.headers, reference, image)
-    buffer = np.empty((rows, width), dtype=np.float32)
-    into, at, checksum = buffer.reshape(-1).view(np.uint8).data, 0, 0
+async def _received(response: aiohttp.ClientResponse, url: str, wanted: Sequence[Wanted]) -> list[Tensor]:
+    width = _width(response.headers, url, wanted)
+    buffer = np.empty((sum(one.rows for one in wanted), width), dtype=np.float32)
+    into, at = buffer.reshape(-1).view(np.uint8).data, 0
     async for piece in response.content.iter_any():
         if at + len(piece) > len(into):
-            raise ImageRefusal(image, "more bytes came than its rows have")
+            raise ImageRefusal(wanted[-1].number, "more bytes came than its rows have")
         into[at : at + len(piece)] = piece
-        at, checksum = at + len(piece), zlib.crc32(piece, checksum)
+        at += len(piece)
     if at != len(into):
-        raise ImageRefusal(image, f"{at} of {len(into)} bytes came")
-    if f"{checksum:08x}" != response.headers.get(CHECKSUM):
-        raise ImageRefusal(image, "its checksum differs; it came damaged")
-    return torch.from_numpy(buffer)
+        raise ImageRefusal(wanted[-1].number, f"{at} of {len(into)} bytes came")
+    images = np.split(buffer, np.cumsum([one.rows for one in wanted])[:-1])
+    checksums = response.headers.get(CHECKSUM, "").split(",")
+    for one, image, checksum in itertools.zip_longest(wanted, images, checksums[: len(wanted)]):
+        if f"{zlib.crc32(image.data):08x}" != checksum:
+            raise ImageRefusal(one.number, "its checksum differs; it came damaged")
+    return [torch.from_numpy(image) for image in images]
 
 
-def _size(headers: Mapping[str, str], reference: Reference, image: int) -> tuple[int, int]:
+def _width(headers: Mapping[str, str], url: str, wanted: Sequence[Wanted]) -> int:
     try:
-        rows, width = int(headers[ROWS]), int(headers[WIDTH])
+        rows, width = [int(told) for told in headers[ROWS].split(",")], int(headers[WIDTH])
     except (KeyError, ValueError) as error:
-        raise ImageRefusal(image, f"{reference.url} does not say how many rows it gives") from error
-    if rows != reference.rows or not 0 < width <= 2**16:
-        raise ImageRefusal(image, f"{rows} rows of {width} came; {reference.rows} rows were told")
-    return rows, width
+        raise ImageRefusal(wanted[0].number, f"{url} does not say how many rows it gives") from error
+    if rows != [one.rows for one in wanted] or not 0 < width <= 2**16:
+        told = f"{rows} rows of {width} came; {[one.rows for one in wanted]} rows were told"
+        raise ImageRefusal(wanted[0].number, told)
+    return width
 
 
 async def _reason(response: aiohttp.ClientResponse) -> str:

@@ -11,30 +11,40 @@ from torch import Tensor
 
 from trimtab_model_servers.chat import images, words
 from trimtab_model_servers.chat.encoding import Encoding
+from trimtab_model_servers.chat.pulling import Wanted
 from trimtab_model_servers.chat.words import BLANK, Message, Options, Reference
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol import InferRequest
+from trimtab_protocol.chat.inner import one_address
 from trimtab_protocol.tensors import Array
 
-Pull = Callable[[Reference, int], Awaitable[Tensor]]
-"""Fetches an image encoded elsewhere, and is told its number."""
+Pull = Callable[[str, Sequence[Wanted]], Awaitable[Sequence[Tensor]]]
+"""Fetches images that were encoded elsewhere from an address."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """One image of a chat: what it shows, how many rows it has, and how to come by them.
+    """One image of a chat: what it shows, and how many rows it has.
 
     Attributes:
         content: equal where embeddings are equal.
         rows: of its embeddings.
-        source: them, [rows, width], where they are at hand, or what fetches or makes them once it is called.
+        held: them, [rows, width], where they are at hand; else the chat has a way to come by them.
         padding: how many of the rows, the last ones, are of tiles that show nothing.
     """
 
     content: str
     rows: int
-    source: Tensor | Callable[[], Awaitable[Tensor]]
+    held: Tensor | None = None
     padding: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """A way to come by images of a chat: which they are, and what fetches or makes them once it is called."""
+
+    numbers: tuple[int, ...]
+    bring: Callable[[], Awaitable[Sequence[Tensor]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +54,7 @@ class Chat:
     messages: tuple[Message, ...]
     options: Options
     images: tuple[Shown, ...]
+    fetches: tuple[Fetch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,45 +84,61 @@ def files_of(given: Array) -> tuple[bytes, ...]:
 def _chat(given: dict[str, Array], row: int, sources: Sources) -> Chat:
     messages = words.read_messages(given["messages"][row])
     options = words.read_options(_one(given, "options", row))
-    shown = _shown(given, row, options.tenant, sources)
+    shown, fetches = _shown(given, row, options.tenant, sources)
     words.require_images(messages, len(shown))
-    return Chat(messages, options, shown)
+    return Chat(messages, options, shown, fetches)
 
 
 def _one(given: dict[str, Array], name: str, row: int) -> bytes | None:
     return bytes(given[name][row]) if name in given else None
 
 
-def _shown(given: dict[str, Array], row: int, tenant: str, sources: Sources) -> tuple[Shown, ...]:
+def _shown(
+    given: dict[str, Array], row: int, tenant: str, sources: Sources
+) -> tuple[tuple[Shown, ...], tuple[Fetch, ...]]:
     references = words.read_references(_one(given, "references", row))
     if references:
-        return tuple(_referred(one, number, sources) for number, one in enumerate(references))
+        return _referred(references, sources)
     if "embeddings" in given:
-        return _inline(given, row)
+        return _inline(given, row), ()
     if "images" in given and sources.encoding is not None:
         return _encoded_here(files_of(given["images"][row]), tenant, sources.encoding)
-    return ()
+    return (), ()
 
 
-def _referred(one: Reference, number: int, sources: Sources) -> Shown:
-    source = torch.zeros(one.rows, sources.width) if one.url == BLANK else partial(sources.pull, one, number)
-    return Shown(one.digest or uuid4().hex, one.rows, source)
-
-
-def _encoded_here(files: Sequence[bytes], tenant: str, encoding: Encoding) -> tuple[Shown, ...]:
-    headers = [images.header(number, file) for number, file in enumerate(files)]
-    return tuple(
-        _shown_here(file, header, tenant, len(files), encoding) for file, header in zip(files, headers, strict=True)
+def _referred(references: Sequence[Reference], sources: Sources) -> tuple[tuple[Shown, ...], tuple[Fetch, ...]]:
+    """Images encoded elsewhere; what one batch left at one replica comes in one answer."""
+    shown = tuple(
+        Shown(one.digest or uuid4().hex, one.rows, torch.zeros(one.rows, sources.width) if one.url == BLANK else None)
+        for one in references
+    )
+    missing = [Wanted(number, one.rows) for number, one in enumerate(shown) if one.held is None]
+    places = one_address([references[one.number].url for one in missing])
+    pulls = ((url, [missing[place] for place in each]) for url, each in places.items())
+    return shown, tuple(
+        Fetch(tuple(one.number for one in each), partial(sources.pull, url, each)) for url, each in pulls
     )
 
 
-def _shown_here(file: bytes, header: images.Header, tenant: str, count: int, encoding: Encoding) -> Shown:
-    """An image that is encoded here, or was: one that is at hand costs its chat no step of its own."""
+def _encoded_here(
+    files: Sequence[bytes], tenant: str, encoding: Encoding
+) -> tuple[tuple[Shown, ...], tuple[Fetch, ...]]:
+    """Images that are encoded here, or were: one that is at hand costs its chat no step of its own."""
+    headers = [images.header(number, file) for number, file in enumerate(files)]
+    shown = tuple(_shown_here(header, tenant, len(files), encoding) for header in headers)
+
+    async def encoded(number: int) -> tuple[Tensor]:
+        return (await encoding.encode(files[number], headers[number], tenant, len(files)),)
+
+    missing = (number for number, one in enumerate(shown) if one.held is None)
+    return shown, tuple(Fetch((number,), partial(encoded, number)) for number in missing)
+
+
+def _shown_here(header: images.Header, tenant: str, count: int, encoding: Encoding) -> Shown:
     seeing = encoding.seeing
     rows = seeing.rows(seeing.rule.count(header.width_px, header.height_px, images=count))
     held = encoding.at_hand(header, tenant, count)
-    source = partial(encoding.encode, file, header, tenant, count) if held is None else held
-    return Shown(f"{seeing.name}:{header.digest}:{rows.total}", rows.total, source, rows.padding)
+    return Shown(f"{seeing.name}:{header.digest}:{rows.total}", rows.total, held, rows.padding)
 
 
 def _inline(given: dict[str, Array], row: int) -> tuple[Shown, ...]:

@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from uuid import uuid4
 
-from torch import Tensor
-
 from trimtab_model_servers.chat.kit import Prompt, Writing
-from trimtab_model_servers.chat.rows import Chat
+from trimtab_model_servers.chat.rows import Chat, Fetch
 from trimtab_model_servers.chat.told import Last, Word, last_of, piece_of
 from trimtab_model_servers.engine.engine import Engine
 from trimtab_model_servers.engine.values import (
@@ -56,12 +54,8 @@ class Talks:
         prompt = self.prompt(chat)
         request = self._request(chat, prompt)
         failed: list[RefusalError] = []
-        there = [shown.source if isinstance(shown.source, Tensor) else None for shown in chat.images]
-        bringing = [
-            asyncio.create_task(self._bring(request.id, number, shown.source, failed))
-            for number, shown in enumerate(chat.images)
-            if not isinstance(shown.source, Tensor)
-        ]
+        there = [shown.held for shown in chat.images]
+        bringing = [asyncio.create_task(self._bring(request.id, fetch, failed)) for fetch in chat.fetches]
         try:
             async with contextlib.aclosing(self._engine.stream(request, there)) as events:
                 async for event in events:
@@ -78,18 +72,16 @@ class Talks:
             for task in bringing:
                 task.cancel()
 
-    async def _bring(
-        self, request_id: str, number: int, source: Callable[[], Awaitable[Tensor]], failed: list[RefusalError]
-    ) -> None:
-        """Have an image encoded or pulled, and hand it to the engine; an image that fails ends its chat alone."""
+    async def _bring(self, request_id: str, fetch: Fetch, failed: list[RefusalError]) -> None:
+        """Have images encoded or pulled, and hand them to the engine; an image that fails ends its chat alone."""
         try:
-            self._engine.supply(request_id, number, await source())
+            self._engine.supply(request_id, dict(zip(fetch.numbers, await fetch.bring(), strict=True)))
         except RefusalError as refusal:
             failed.append(refusal)
             self._engine.fail(request_id, str(refusal))
         except Exception as error:
-            log.exception("image %d of request %s could not be had", number, request_id)
-            self._engine.fail(request_id, f"image {number}: {type(error).__name__}: {error}")
+            log.exception("images %s of request %s could not be had", fetch.numbers, request_id)
+            self._engine.fail(request_id, f"image {fetch.numbers[0]}: {type(error).__name__}: {error}")
 
     def _request(self, chat: Chat, prompt: Prompt) -> Request:
         options, room = chat.options, self._lengths.slot_tokens - len(prompt.tokens)

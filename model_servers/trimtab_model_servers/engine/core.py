@@ -6,7 +6,7 @@ fails is computed again part by part, so that only who made it fail ends with it
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -100,16 +100,17 @@ class Core:
         talk = _Talk(request, tell, Sampler(request.sampling), self._spelling(), StopFilter(request.stops))
         self._talks[request.id] = talk
 
-    def supply(self, request_id: str, image: int, embeddings: Tensor) -> None:
-        """Bring an image that was still encoded; what does not fit ends the request. One that is gone stays gone."""
-        if request_id not in self._talks:
-            return
-        try:
-            self._executor.supply(request_id, image, embeddings)
-        except (RequestError, IndexError) as error:
-            self._end(request_id, Ending.ERROR, error=str(error))
-        else:
-            self._scheduler.image_ready(request_id, image)
+    def supply(self, request_id: str, embeddings: Mapping[int, Tensor]) -> None:
+        """Bring images that were still encoded; what does not fit ends the request. One that is gone stays gone."""
+        for image, rows in embeddings.items():
+            if request_id not in self._talks:
+                return
+            try:
+                self._executor.supply(request_id, image, rows)
+            except (RequestError, IndexError) as error:
+                self._end(request_id, Ending.ERROR, error=str(error))
+            else:
+                self._scheduler.image_ready(request_id, image)
 
     def cancel(self, request_id: str) -> None:
         """Let go of a request and all it holds; its last word says so. One that is gone stays gone."""

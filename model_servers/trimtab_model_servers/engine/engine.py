@@ -7,7 +7,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,9 +63,9 @@ class Engine:
         if refused:
             raise refused[0]
 
-    def supply(self, request_id: str, image: int, embeddings: Tensor) -> None:
-        """Bring an image that was still encoded when its request was submitted."""
-        self._ask(lambda: self._core.supply(request_id, image, embeddings))
+    def supply(self, request_id: str, embeddings: Mapping[int, Tensor]) -> None:
+        """Bring images, by their number, that were still encoded when their request was submitted."""
+        self._ask(lambda: self._core.supply(request_id, embeddings))
 
     def fail(self, request_id: str, error: str) -> None:
         """End a request in error: an image of it will not come."""

@@ -1,6 +1,7 @@
 """A chat between router and model server, as decision 41 has it: tensors there, events back. Pure."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ TEXT, FINISH_REASON, USAGE = "text", "finish_reason", "usage"
 """Its outputs."""
 KEEP = "keep"
 """The parameter of a request to a stage that encodes which says under what name each row's embeddings are kept."""
+
+
+_ROWS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
+_KEPT = re.compile(r"(?P<batch>.*/[^/]+)-(?P<row>[0-9]{1,9})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,24 @@ def _texts(texts: Sequence[bytes]) -> Array:
 def kept_as(name: str, row: int) -> str:
     """The name under which a replica keeps what it encodes of one row of a batch that came with the name."""
     return f"{name}-{row}"
+
+
+def kept_together(names: str) -> list[str]:
+    """The names of several rows of one batch, which are written as ``KEEP-0,2,3``; or the one name that it is."""
+    name, _, rows = names.rpartition("-")
+    return [kept_as(name, int(row)) for row in rows.split(",")] if _ROWS.fullmatch(rows) and name else [names]
+
+
+def one_address(urls: Sequence[str]) -> dict[str, list[int]]:
+    """Where all that one batch left at one replica is pulled from at once, with the places of those in ``urls``."""
+    batches: dict[str, list[tuple[str, int]]] = {}
+    for place, url in enumerate(urls):
+        kept = _KEPT.fullmatch(url)
+        batches.setdefault(kept["batch"] if kept else url, []).append((kept["row"] if kept else "", place))
+    return {
+        f"{batch}-{','.join(row for row, _ in each)}" if each[0][0] else batch: [place for _, place in each]
+        for batch, each in batches.items()
+    }
 
 
 def event_of(kind: str, data: bytes) -> Event:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from trimtab_pipelines.routing import Endpoint
 from trimtab_pipelines.stages import OF_CHAT, PULLED, Stage
 from trimtab_protocol import InferResponse, Parameters, Tensor
-from trimtab_protocol.chat.inner import KEEP, kept_as
+from trimtab_protocol.chat.inner import KEEP, kept_as, one_address
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http import Tls
 from trimtab_protocol.tensors import Array
@@ -191,7 +191,7 @@ class HttpCarrier:
 
     def forget(self, references: Array) -> None:
         """Have replicas keep these images' embeddings no longer: nobody will pull them."""
-        for url in images.addresses(references):
+        for url in one_address(images.addresses(references)):
             address = urlsplit(url).netloc
             replica = next((each for each in self.replicas.values() if each.endpoint.address == address), None)
             if replica is not None:

@@ -142,12 +142,26 @@ def test_a_cache_never_holds_more_than_its_bytes_and_gives_up_the_least_used():
 
 async def test_what_is_kept_is_given_once_and_freed():
     kept, held = Kept(100), Held(torch.zeros(3, 2), "d")
-    waiting = asyncio.create_task(kept.give("a"))
+    waiting = asyncio.create_task(kept.give(["a"]))
     await asyncio.sleep(0)
     kept.put("a", held)
 
-    assert await waiting is held
+    assert await waiting == [held]
     assert (kept.bytes, len(kept)) == (0, 0)
+
+
+async def test_several_are_given_together_or_none_is():
+    kept, held = Kept(100), [Held(torch.zeros(3, 2), name) for name in "ab"]
+    for name, one in zip("ab", held, strict=True):
+        kept.expect(name)
+        kept.put(name, one)
+    kept.expect("c")
+    kept.refuse("c", RefusalError(422, "no image"))
+    with pytest.raises(RefusalError, match="no image"):
+        await kept.give(["a", "c"])
+
+    assert await kept.give(["b", "a"]) == held[::-1]
+    assert kept.bytes == 0
 
 
 async def test_what_nobody_pulls_is_freed_in_time_and_too_much_is_refused():
@@ -158,7 +172,7 @@ async def test_what_nobody_pulls_is_freed_in_time_and_too_much_is_refused():
     with pytest.raises(RefusalError, match="wait to be pulled"):
         kept.put("b", Held(torch.zeros(3, 2), "d"))
     with pytest.raises(RefusalError, match="wait to be pulled"):
-        await kept.give("b")
+        await kept.give(["b"])
     await asyncio.sleep(0.05)
 
     assert (kept.bytes, len(kept)) == (0, 0)
@@ -174,7 +188,7 @@ async def test_what_comes_once_its_name_was_dropped_is_not_kept():
 
 async def test_who_asks_in_vain_and_leaves_leaves_nothing():
     kept = Kept(100)
-    waiting = asyncio.create_task(kept.give("never"))
+    waiting = asyncio.create_task(kept.give(["never"]))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -183,11 +197,11 @@ async def test_who_asks_in_vain_and_leaves_leaves_nothing():
 
 async def test_who_waits_for_a_name_learns_that_it_was_dropped_or_is_late():
     kept = Kept(100, seconds=0.02)
-    waiting = asyncio.create_task(kept.give("a"))
+    waiting = asyncio.create_task(kept.give(["a"]))
     await asyncio.sleep(0)
     assert kept.drop("a")
     with pytest.raises(RefusalError, match="dropped"):
         await waiting
     with pytest.raises(RefusalError, match=r"within 0\.02 s|dropped"):
-        await kept.give("never")
+        await kept.give(["never"])
     assert len(kept) == 0

@@ -76,11 +76,11 @@ def test_the_prompt_is_computed_up_to_an_image_that_is_still_encoded(family):
     while core.step():
         pass
     before = core.gauges.pending_tokens
-    core.supply(asked.request.id, 0, asked.images[0])
+    core.supply(asked.request.id, {0: asked.images[0]})
     while core.step():
         pass
     between = core.gauges.pending_tokens
-    core.supply(asked.request.id, 1, asked.images[1])
+    core.supply(asked.request.id, {1: asked.images[1]})
     while core.step():
         pass
 

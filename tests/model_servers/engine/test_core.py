@@ -99,7 +99,7 @@ def test_an_image_that_does_not_fit_when_it_comes_ends_its_request(served):
     core.submit(Request("r", (1, 3, 3, 2), images=(Image("cat", 1, 2, 2),)), [None], heard.append)
     core.step()
 
-    core.supply("r", 0, torch.zeros(3, 48))
+    core.supply("r", {0: torch.zeros(3, 48)})
 
     assert len(heard) == 1
     assert last(heard).ending is Ending.ERROR

@@ -70,6 +70,22 @@ async def test_pieces_reach_the_caller_one_by_one():
         assert await rig.metric("trimtab_tbt_seconds_count", modality="text") == 1
 
 
+async def test_a_stream_without_new_words_says_that_it_lives(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trimtab_router.ingress.telling.ALIVE_SECONDS", 0.02)
+    replica = ChatReplica(stepped=True)
+    async with chatting(replica) as rig:
+        asking = asyncio.create_task(rig.session.post(rig.url + CHAT, json=a_chat("one two", stream=True)))
+        await rig.until(lambda: replica.running == 1)
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        replica.steps.release()
+        async with await asking as answer:
+            while await answer.content.readuntil(b"\n\n") != b": \n\n":
+                pass
+            replica.steps.release()
+            assert words_of(events((await answer.read()).replace(b": \n\n", b""))) == "two"
+
+
 async def test_choices_are_rows_of_their_own_in_one_stream():
     replica = ChatReplica(alive=True)
     async with chatting(replica) as rig:

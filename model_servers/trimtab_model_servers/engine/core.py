@@ -168,7 +168,8 @@ class Core:
             return
         sums = written.logits.float().logsumexp(dim=-1).tolist()
         likeliest = written.logits.argmax(dim=-1).tolist()
-        for row, request_id in enumerate(written.request_ids):
+        first = sorted(enumerate(written.request_ids), key=lambda each: self._scheduler.usage(each[1])[0] > 0)
+        for row, request_id in first:  # who waits for a first word is told before those who read on
             if not math.isfinite(sums[row]):
                 self._end(request_id, Ending.ERROR, error="the model's logits are no numbers", forget=True)
                 continue

@@ -4,6 +4,7 @@ What was asked meanwhile is done between steps, so that a cancelled request has 
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -20,6 +21,7 @@ from trimtab_model_servers.engine.stops import Spell
 from trimtab_model_servers.engine.values import EngineBusy, Piece, Request
 
 _LOG = logging.getLogger(__name__)
+_Told = tuple["asyncio.Queue[Event | Exception]", Event | Exception]
 
 
 class Engine:
@@ -31,6 +33,7 @@ class Engine:
         self._asked: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._told: dict[asyncio.AbstractEventLoop, list[_Told]] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -93,7 +96,9 @@ class Engine:
         ours = False
 
         def tell(event: Event | Exception) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
+            if loop.is_closed():
+                raise RuntimeError("nobody listens any more")
+            self._told.setdefault(loop, []).append((events, event))
 
         def take() -> None:
             nonlocal ours
@@ -141,12 +146,15 @@ class Engine:
             while self._asked:
                 self._asked.popleft()()
             self._core.fail_all(f"the engine failed: {type(error).__name__}: {error}")
+            self._deliver()
 
     def _act(self) -> bool:
         """Do what was asked, compute a step, or wait; False when there is nothing left to do."""
         while self._asked:
             self._asked.popleft()()
-        if self._core.step():
+        stepped = self._core.step()
+        self._deliver()
+        if stepped:
             return True
         with self._wake:
             if not self._asked:
@@ -154,6 +162,18 @@ class Engine:
                     return False
                 self._wake.wait()
         return True
+
+    def _deliver(self) -> None:
+        """Wake each loop once for all that a step says: a wake for each word costs more than the words."""
+        told, self._told = self._told, {}
+        for loop, events in told.items():
+            with contextlib.suppress(RuntimeError):  # it was closed meanwhile
+                loop.call_soon_threadsafe(_hand_out, events)
+
+
+def _hand_out(told: Sequence[_Told]) -> None:
+    for events, event in told:
+        events.put_nowait(event)
 
 
 def spelling(tokenizer: Tokenizer) -> Callable[[], Spell]:

@@ -9,6 +9,7 @@ from trimtab_protocol.chat.inner import LastPiece, Piece, Usage
 
 Json = dict[str, Any]
 
+_json_string = json.JSONEncoder(ensure_ascii=False).encode
 DONE = b"data: [DONE]\n\n"
 ALIVE = b": \n\n"
 """A comment, which readers skip."""
@@ -97,6 +98,8 @@ class Chunks:
         self._without = {"usage": None} if tells_usage else {}
         self._tells_usage = tells_usage
         self._logprobs = logprobs
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+        """What stands around a piece's words, which alone differ from piece to piece."""
 
     def first(self, choice: int) -> bytes:
         """Who speaks."""
@@ -104,9 +107,15 @@ class Chunks:
 
     def piece(self, choice: int, piece: Piece) -> bytes:
         """More words; none at all where there are none yet."""
-        if not piece.text and not self._logprobs:
+        if self._logprobs:
+            return self._chunk(choice, {"content": piece.text}, pieces=[piece])
+        if not piece.text:
             return b""
-        return self._chunk(choice, {"content": piece.text}, pieces=[piece] if self._logprobs else None)
+        if choice not in self._around:
+            before, _, after = self._chunk(choice, {"content": ""}).rpartition(b'""')
+            self._around[choice] = before, after
+        before, after = self._around[choice]
+        return b"".join((before, _json_string(piece.text).encode(), after))
 
     def last(self, choice: int, answer: LastPiece) -> bytes:
         """What was held back, and why there is no more."""

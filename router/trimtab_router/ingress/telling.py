@@ -22,7 +22,10 @@ from trimtab_router.refusal import Refusal
 from trimtab_router.router import Router
 
 ALIVE_SECONDS = 15.0
-"""How often a stream says that it lives while nothing is written."""
+"""How often a stream says that it lives, whether or not anything is written meanwhile."""
+
+_AT_ONCE_BYTES = 2**14
+"""Less than a connection takes before its writer has to wait."""
 
 Said = tuple[int, Piece | LastPiece]
 
@@ -40,7 +43,9 @@ class Teller:
         self._router = router
         self._request = request
         self._headers = STREAM_HEADERS | headers
-        self._said: asyncio.Queue[Said | None] = asyncio.Queue()
+        self._said: asyncio.Queue[Said | bytes | None] = asyncio.Queue()
+        """Pieces, bytes that are to be told as they are, and at the end None."""
+        self._alive: asyncio.TimerHandle | None = None
         self._usage: dict[int, Usage] = {}
         self._response: web.StreamResponse | None = None
 
@@ -60,6 +65,8 @@ class Teller:
                 raise late from None
             await self._write(answering.event(error_of(late)))
         finally:
+            if self._alive is not None:
+                self._alive.cancel()
             answering_it.cancel()
             await asyncio.gather(answering_it, return_exceptions=True)
         assert self._response is not None  # noqa: S101 - without a piece there was a refusal
@@ -71,7 +78,8 @@ class Teller:
 
     async def _pass_on(self, chunks: Chunks, choices: int) -> None:
         """Write whatever was said until nothing more is; what was said meanwhile goes out together."""
-        while (said := await self._next()) is not None:
+        self._say_that_it_lives()
+        while (said := await self._said.get()) is not None:
             told = b"".join(self._told(chunks, each) for each in (said, *self._waiting()))
             if self._response is None:
                 await self._open()
@@ -79,16 +87,13 @@ class Teller:
             if told:
                 await self._write(told)
 
-    async def _next(self) -> Said | None:
-        while True:
-            try:
-                async with asyncio.timeout(ALIVE_SECONDS):
-                    return await self._said.get()
-            except TimeoutError:
-                if self._response is not None:
-                    await self._write(ALIVE)
+    def _say_that_it_lives(self) -> None:
+        """Say so now and then: a timer an answer costs less than one a word."""
+        self._alive = asyncio.get_running_loop().call_later(ALIVE_SECONDS, self._say_that_it_lives)
+        if self._response is not None:
+            self._said.put_nowait(ALIVE)
 
-    def _waiting(self) -> Iterator[Said]:
+    def _waiting(self) -> Iterator[Said | bytes]:
         while not self._said.empty():
             said = self._said.get_nowait()
             if said is None:  # to be found again, once these are told
@@ -96,7 +101,9 @@ class Teller:
                 return
             yield said
 
-    def _told(self, chunks: Chunks, said: Said) -> bytes:
+    def _told(self, chunks: Chunks, said: Said | bytes) -> bytes:
+        if isinstance(said, bytes):
+            return said
         row, piece = said
         if isinstance(piece, Piece):
             return chunks.piece(row, piece)
@@ -120,7 +127,15 @@ class Teller:
 
     async def _write(self, told: bytes) -> None:
         assert self._response is not None  # noqa: S101 - nothing is told before it is open
-        await read_in_time(self._request, self._response.write(told))
+        if len(told) < _AT_ONCE_BYTES and _nothing_waits(self._request):
+            await self._response.write(told)
+        else:
+            await read_in_time(self._request, self._response.write(told))
+
+
+def _nothing_waits(request: web.BaseRequest) -> bool:
+    """Whether the caller has read all that was sent; a little more is then sent without waiting for him."""
+    return request.transport is not None and request.transport.get_write_buffer_size() == 0
 
 
 def error_of(refusal: Refusal) -> answering.Json:

@@ -122,6 +122,18 @@ def test_a_caller_who_cannot_be_told_is_cancelled_alone(served):
     assert idle(core.gauges)
 
 
+def test_who_waits_for_a_first_word_is_told_before_those_who_read_on(served):
+    core, told = Core(served, LIMITS), []
+    heard = lambda event: told.append(event.request_id)  # noqa: E731
+    core.submit(Request("old", (7, 8), max_new_tokens=4), [], heard)
+    core.step()
+    core.submit(Request("new", (9, 10), max_new_tokens=4), [], heard)
+    while told == ["old"]:
+        core.step()
+
+    assert told[1:3] == ["new", "old"]
+
+
 def test_a_stop_string_ends_the_answer_before_it_across_tokens(served):
     def letters() -> Any:
         return lambda token: f"<{token}>"

@@ -44,17 +44,29 @@ def test_a_whole_answer():
 def test_parts_are_who_what_why_and_done(tells_usage):
     chunks = Chunks(HEADING, tells_usage=tells_usage, logprobs=False)
     last = LastPiece("!", "length", TOOK)
-    raw = chunks.first(0) + chunks.piece(0, Piece("7 é")) + chunks.piece(0, Piece("")) + chunks.last(0, last)
+    raw = (
+        chunks.first(0)
+        + chunks.piece(0, Piece("7 é"))
+        + chunks.piece(0, Piece('"\n\\'))
+        + chunks.piece(0, Piece(""))
+        + chunks.last(0, last)
+    )
     told = events(raw + chunks.end([TOOK]))
 
     assert told.pop() == "[DONE]"
     if tells_usage:
         took = told.pop()
         assert (took["choices"], took["usage"]["prompt_tokens"]) == ([], 31)
-        assert [each["usage"] for each in told] == [None] * 4
+        assert [each["usage"] for each in told] == [None] * 5
     deltas = [each["choices"][0]["delta"] for each in told]
-    assert deltas == [{"role": "assistant", "content": "", "refusal": None}, {"content": "7 é"}, {"content": "!"}, {}]
-    assert [each["choices"][0]["finish_reason"] for each in told] == [None, None, None, "length"]
+    assert deltas == [
+        {"role": "assistant", "content": "", "refusal": None},
+        {"content": "7 é"},
+        {"content": '"\n\\'},
+        {"content": "!"},
+        {},
+    ]
+    assert [each["choices"][0]["finish_reason"] for each in told] == [None, None, None, None, "length"]
     assert all("usage" in each for each in told) is tells_usage
     assert {each["id"] for each in told} == {"chatcmpl-1"}
 

@@ -1,4 +1,4 @@
-"""Shell: a pipeline that answers chats, in the cluster: asked over OpenAI's door, whole and in parts, with pages."""
+"""Shell: pipelines that answer chats, in the cluster: asked over OpenAI's door for whole answers and streams, with pages."""
 
 import base64
 import json
@@ -15,7 +15,9 @@ from trimtab.local.router_client import Counters
 from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
 from trimtab_pipelines.cluster import ROUTER_ADMIN_PORT, router_admin_name
 
-PIPELINE: Final = ROOT / "pipelines" / "lmm-digits" / "pipeline.yaml"
+LAYOUTS: Final = {"whole": "pipeline.yaml", "parted": "parted.yaml"}
+"""One replica that sees and writes, or a pool of each: what is encoded goes from pod to pod."""
+STAGE_CPU: Final = "500m"
 SLOTS: Final = 8
 CHATS: Final = 12
 READY_SECONDS, SETTLED_SECONDS = 300.0, 10.0
@@ -25,7 +27,7 @@ PATIENT: Final = {"latency": "60s", "firstToken": "30s"}
 
 @dataclass(frozen=True, slots=True)
 class Chatted:
-    """What came of it: answers, whole and streamed, that were not right, and requests that no sum has."""
+    """What came of a layout: answers, whole and streamed, that were not right, and requests that no sum has."""
 
     answers: int
     wrong: int
@@ -33,11 +35,12 @@ class Chatted:
     ready_seconds: float
 
 
-async def chatted(setting: Setting) -> Chatted:
-    """Serve lmm-digits with one of its models and one batch size, ask it, and take it away."""
-    document = pipeline_document(PIPELINE, setting.namespace)
-    stage = document["spec"]["stages"][0]
-    stage |= {"variants": stage["variants"][:1], "batchSizes": [SLOTS]}
+async def chatted(setting: Setting, layout: str) -> Chatted:
+    """Serve lmm-digits with one of its models and one batch size a stage, ask it, and take it away."""
+    document = pipeline_document(ROOT / "pipelines" / "lmm-digits" / LAYOUTS[layout], setting.namespace)
+    for stage in document["spec"]["stages"]:
+        stage |= {"variants": stage["variants"][:1], "batchSizes": [SLOTS]}
+        stage["variants"][0]["resources"] |= {"cpu": STAGE_CPU}
     document["spec"] |= {"slo": PATIENT, "budget": {"cores": "1"}}
     name, began = document["metadata"]["name"], time.monotonic()
     await setting.apply(document)

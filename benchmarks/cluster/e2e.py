@@ -3,7 +3,7 @@
 `python -m benchmarks.cluster.e2e` brings up what is missing, serves the digits pipeline under a load that rises and
 falls for three minutes, through TLS and with keys, both of which are replaced meanwhile, lets a stranger try the doors,
 asks every query of the dashboards, opens the live page, changes plans by hand to time them, serves lmm-digits in its
-place and chats with it, and builds a user's image upon ours.
+place, whole and parted, and chats with it, and builds a user's image upon ours.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 
 from benchmarks.cluster.changing import adapter_away, batch_changes, separate, variant_change
-from benchmarks.cluster.chatting import chatted
+from benchmarks.cluster.chatting import LAYOUTS, chatted
 from benchmarks.cluster.observing import Watched, changes, watching
 from benchmarks.cluster.own_image import families_in_own_image
 from benchmarks.cluster.paging import charts_shown
@@ -226,16 +226,17 @@ async def _live_page(watched: Watched, findings: Findings) -> None:
 
 
 async def _chats(watched: Watched, findings: Findings) -> None:
-    """Serve a pipeline that chats in the place of the one watched, and chat with it."""
+    """Serve lmm-digits in the place of the pipeline watched, whole and then parted, and chat with it."""
     setting, began = watched.setting, time.monotonic()
     await setting.cluster.delete("InferencePipeline", setting.namespace, watched.name)
-    met = await chatted(setting)
-    findings.note(
-        chats_answered=met.answers,
-        chats_apply_to_ready_seconds=met.ready_seconds,
-        chats_seconds=time.monotonic() - began,
-    )
-    findings.bars += [bar(WRONG_CHATS, met.wrong, "==", 0), bar(LOST_CHATS, met.unaccounted, "==", 0)]
+    met = {layout: await chatted(setting, layout) for layout in LAYOUTS}
+    for layout, each in met.items():
+        findings.note(
+            **{f"chats_{layout}_answered": each.answers, f"chats_{layout}_to_ready_seconds": each.ready_seconds}
+        )
+    findings.note(chats_seconds=time.monotonic() - began)
+    findings.bars.append(bar(WRONG_CHATS, sum(each.wrong for each in met.values()), "==", 0))
+    findings.bars.append(bar(LOST_CHATS, sum(each.unaccounted for each in met.values()), "==", 0))
 
 
 async def _own_image(findings: Findings) -> None:

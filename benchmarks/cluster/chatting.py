@@ -1,4 +1,4 @@
-"""Shell: pipelines that answer chats, in the cluster: asked over OpenAI's door for whole answers and streams, with pages."""
+"""Shell: pipelines that chat, in the cluster: asked over OpenAI's door for whole answers and streams, with pages."""
 
 import base64
 import json

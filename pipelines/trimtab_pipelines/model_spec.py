@@ -82,13 +82,13 @@ def model_spec(
 
 
 def _inputs(spec: InferencePipelineSpec, stage: Stage) -> tuple[InputSpec, ...]:
-    """What a replica of a stage reads: one that encodes is told beside each image how many its chat has."""
+    """What a replica of a stage reads: one that encodes is told how many images a chat has and which each is."""
     read = tuple(
         InputSpec(name=read.name, datatype=source.datatype, shape=source.shape, optional=read.optional)
         for read in stage.inputs
         for source in [_source(spec, read.source)]
     )
-    return (*read, InputSpec(name=OF_CHAT, datatype="INT64", optional=True)) if stage.encodes else read
+    return (*read, InputSpec(name=OF_CHAT, datatype="INT64", shape=(2,), optional=True)) if stage.encodes else read
 
 
 def most_rows(pipeline: InferencePipelineSpec, stage: Stage) -> int | None:

@@ -18,7 +18,7 @@ encodes."""
 SHOWN = "images"
 """The input of a stage that encodes, of which each element is a row of its own there."""
 OF_CHAT = "chat_images"
-"""What its replicas are told beside each: how many images its chat has, INT64."""
+"""What its replicas are told beside each, INT64 [2]: how many images its chat has, and which of them it is."""
 
 Reference = Annotated[
     str,

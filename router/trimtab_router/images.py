@@ -16,12 +16,14 @@ def spread(inputs: Mapping[str, Array]) -> dict[str, Array]:
         inputs: ``images`` [chats, images], and others of a row a chat.
 
     Returns:
-        ``images`` [rows, 1], the others' rows repeated, and how many images the chat of each has.
+        ``images`` [rows, 1], the others' rows repeated, and [rows, 2]: how many images the chat of each has, and which
+        of them it is.
     """
     shown = inputs[SHOWN]
     each = shown.shape[1] if shown.ndim > 1 else 1
     rows = {name: np.repeat(array, each, axis=0) for name, array in inputs.items() if name != SHOWN}
-    return {SHOWN: shown.reshape(-1, 1), **rows, OF_CHAT: np.full(shown.shape[0] * each, each, dtype=np.int64)}
+    which = np.tile(np.arange(each, dtype=np.int64), shown.shape[0])
+    return {SHOWN: shown.reshape(-1, 1), **rows, OF_CHAT: np.stack([np.full_like(which, each), which], axis=1)}
 
 
 def joined(outputs: Mapping[str, Array], chats: int) -> dict[str, Array]:

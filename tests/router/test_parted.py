@@ -15,6 +15,7 @@ from tests.builders import a_variant
 from tests.router.chats import INPUTS, ChatReplica, a_chat, a_chat_pipeline, a_png, a_writer
 from tests.router.fakes import FakeReplica, a_rig, until
 from trimtab_protocol import rest
+from trimtab_protocol.chat.inner import kept_together
 
 CHAT = "/v1/chat/completions"
 
@@ -31,7 +32,7 @@ class Encoder(FakeReplica):
     """Keeps what it is told to keep until it is deleted."""
 
     kept: set[str] = field(default_factory=set)
-    shown: list[tuple[int, int]] = field(default_factory=list)
+    shown: list[tuple[int, ...]] = field(default_factory=list)
     on_second: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
@@ -40,7 +41,7 @@ class Encoder(FakeReplica):
 
     def _encode(self, inputs: Any) -> dict[str, np.ndarray]:
         beside = inputs["chat_images"]
-        self.shown += [(len(row[0]), int(count)) for row, count in zip(inputs["images"], beside, strict=True)]
+        self.shown += [(len(row[0]), *map(int, of)) for row, of in zip(inputs["images"], beside, strict=True)]
         if len(self.shown) == 2:
             self.on_second()
         keep, rows = self.seen[-1].parameters["keep"], len(inputs["images"])
@@ -53,7 +54,7 @@ class Encoder(FakeReplica):
             return web.json_response({"rows": [4] * len(asked.inputs[0].array)})
         if request.method != "DELETE":
             return await super()._answer(request)
-        self.kept.remove(request.path.rpartition("/")[2])
+        self.kept -= set(kept_together(request.path.rpartition("/")[2]))
         return web.json_response({"dropped": True})
 
 
@@ -100,7 +101,7 @@ async def test_each_image_is_a_row_and_the_writer_is_told_where_to_pull_them_in_
         assert all(
             one["url"].startswith(f"http://127.0.0.1:{encoder.port}/v2/models/small/embeddings/") for one in found
         )
-        assert Counter(encoder.shown) == Counter((len(image), 3) for image in images)
+        assert Counter(encoder.shown) == Counter((len(image), 3, which) for which, image in enumerate(images))
         assert "images" not in writer.written[0].inputs
 
 

@@ -32,11 +32,12 @@ OPENING_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """One image: its file, what that says of itself, and whose it is."""
+    """One image: its file, what that says of itself, whose it is, and its number in its chat."""
 
     file: bytes
     header: images.Header
     tenant: str
+    number: int
 
 
 class HostedEncoder:
@@ -77,10 +78,10 @@ class HostedEncoder:
         """Tell how many rows the embeddings of each image would have, an image a row; errors as of ``infer``."""
         rows = checked_rows(self.spec, request.inputs)
         seeing, beside = self.encoding.seeing, self._beside(request, rows)
-        headers = [self._only(self._shown(request, row), row).header for row in range(rows)]
+        headers = [self._only(request, row, number).header for row, (_, number) in enumerate(beside)]
         counts = [
-            seeing.rule.count(header.width_px, header.height_px, images=images_of_chat)
-            for header, images_of_chat in zip(headers, beside, strict=True)
+            seeing.rule.count(header.width_px, header.height_px, images=of_chat)
+            for header, (of_chat, _) in zip(headers, beside, strict=True)
         ]
         return {"rows": [seeing.rows(count).total for count in counts]}
 
@@ -131,12 +132,12 @@ class HostedEncoder:
     async def _kept(self, request: InferRequest, rows: int) -> tuple[Tensor, ...]:
         """Encode an image a row, and keep each under its name where there is one; all or none of them."""
         name, beside = request.parameters.get(KEEP), self._beside(request, rows)
-        shown = [self._only(self._shown(request, row), row) for row in range(rows)]
+        shown = [self._only(request, row, number) for row, (_, number) in enumerate(beside)]
         names = [] if name is None else [kept_as(str(name), row) for row in range(rows)]
         for each in names:
             self.kept.expect(each)
         try:
-            held = await asyncio.gather(*map(self._encoded, shown, beside))
+            held = await asyncio.gather(*(self._encoded(one, of) for one, (of, _) in zip(shown, beside, strict=True)))
             for each, one in zip(names, held, strict=False):
                 self.kept.put(each, one)
         except BaseException:
@@ -146,24 +147,30 @@ class HostedEncoder:
         told = [json.dumps({"rows": len(one.rows), "digest": one.digest}) for one in held]
         return (text_tensor(PULLED, told),)
 
-    def _beside(self, request: InferRequest, rows: int) -> list[int]:
+    def _beside(self, request: InferRequest, rows: int) -> list[tuple[int, int]]:
+        """Of each row how many images its chat has, and which of them it is."""
         chats = _tensor(request, OF_CHAT)
-        return [1] * rows if chats is None else [int(count) for count in chats]
+        return [(1, row) for row in range(rows)] if chats is None else [(int(of), int(which)) for of, which in chats]
 
-    def _shown(self, request: InferRequest, row: int) -> list[_Shown]:
+    def _shown(self, request: InferRequest, row: int, first: int = 0) -> list[_Shown]:
+        """The images of a row, which are numbered from ``first``."""
         options = _tensor(request, "options")
         tenant = words.read_options(None if options is None else bytes(options[row])).tenant
         given = _tensor(request, SHOWN)
         files = () if given is None else files_of(given[row])
-        return [_Shown(file, images.header(number, file), tenant) for number, file in enumerate(files)]
+        return [_Shown(file, images.header_of(at, file), tenant, at) for at, file in enumerate(files, first)]
 
-    def _only(self, shown: list[_Shown], row: int) -> _Shown:
+    def _only(self, request: InferRequest, row: int, number: int) -> _Shown:
+        shown = self._shown(request, row, number)
         if len(shown) != 1:
             raise RefusalError(400, f"model {self.spec.name!r}: row {row} has {len(shown)} images; send one a row")
         return shown[0]
 
     async def _encoded(self, shown: _Shown, of_chat: int) -> Held:
-        rows = await self.encoding.encode(shown.file, shown.header, shown.tenant, of_chat)
+        try:
+            rows = await self.encoding.encode(shown.file, shown.header, shown.tenant, of_chat)
+        except images.BadImage as bad:
+            raise bad.of_chat(shown.number) from bad
         return Held(rows, f"{self.encoding.seeing.name}:{shown.header.digest}:{len(rows)}")
 
 

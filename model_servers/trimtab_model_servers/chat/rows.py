@@ -124,11 +124,14 @@ def _encoded_here(
     files: Sequence[bytes], tenant: str, encoding: Encoding
 ) -> tuple[tuple[Shown, ...], tuple[Fetch, ...]]:
     """Images that are encoded here, or were: one that is at hand costs its chat no step of its own."""
-    headers = [images.header(number, file) for number, file in enumerate(files)]
+    headers = [images.header_of(number, file) for number, file in enumerate(files)]
     shown = tuple(_shown_here(header, tenant, len(files), encoding) for header in headers)
 
     async def encoded(number: int) -> tuple[Tensor]:
-        return (await encoding.encode(files[number], headers[number], tenant, len(files)),)
+        try:
+            return (await encoding.encode(files[number], headers[number], tenant, len(files)),)
+        except images.BadImage as bad:
+            raise bad.of_chat(number) from bad
 
     missing = (number for number, one in enumerate(shown) if one.held is None)
     return shown, tuple(Fetch((number,), partial(encoded, number)) for number in missing)

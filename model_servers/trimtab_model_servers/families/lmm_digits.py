@@ -54,7 +54,7 @@ class PageReader:
     def pixels(self, file: bytes, images: int) -> Tensor:
         """Open a page, grey, as large as the tower takes it: uint8 [1, 96, 96]."""
         del images
-        grey = opened(0, file, "L")
+        grey = opened(file, "L")
         if grey.size != (PAGE_SIDE_PX, PAGE_SIDE_PX):
             grey = grey.resize((PAGE_SIDE_PX, PAGE_SIDE_PX), Pillow.Resampling.BILINEAR)
         return torch.from_numpy(np.array(grey, dtype=np.uint8)[None])

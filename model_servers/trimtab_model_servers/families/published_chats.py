@@ -65,7 +65,7 @@ class Encoder:
     def pixels(self, file: bytes, images: int) -> Opened:
         """Open an image of a chat of ``images``."""
         alone = images == 1
-        pictures = [opened(0, file, "RGB")]
+        pictures = [opened(file, "RGB")]
         if self._shape.alone_only and not alone:
             pictures.append(Pillow.new("RGB", (1, 1)))  # one is no longer alone beside another, whatever that shows
         prepared = self._processor(images=[pictures], return_tensors="pt")

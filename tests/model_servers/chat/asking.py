@@ -27,7 +27,7 @@ ANSWER = [
     {"name": "finish_reason", "datatype": "BYTES"},
     {"name": "usage", "datatype": "INT64", "shape": [5]},
 ]
-OF_CHAT = {"name": "chat_images", "datatype": "INT64", "shape": [], "optional": True}
+OF_CHAT = {"name": "chat_images", "datatype": "INT64", "shape": [2], "optional": True}
 KEPT = {"name": "references", "datatype": "BYTES", "shape": []}
 _BROUGHT = [one | {"optional": True} for one in (EMBEDDINGS, IMAGE_ROWS, DIGESTS)]
 _TENSORS = {

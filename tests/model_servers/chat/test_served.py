@@ -20,7 +20,7 @@ from trimtab_model_servers.lmm_digits import measure, models
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, Architecture
 from trimtab_model_servers.lmm_digits.tokens import prompt
 from trimtab_model_servers.settings import write_models
-from trimtab_protocol import InferRequest
+from trimtab_protocol import InferRequest, Tensor
 
 NAMES = {"decoder-only": "whole", "cross-attention": "across"}
 
@@ -139,6 +139,18 @@ async def test_of_a_batch_with_an_image_that_is_none_nothing_is_kept(asker: Aske
 
     assert (await asker.refused(batch))[0] == 422
     assert (await asker.get("keep/pending"))["kept"] == 0
+
+
+@pytest.mark.parametrize(("file", "why"), [(b"GIF89a and no more", "is no PNG"), (a_page()[:300], "cannot be decoded")])
+async def test_an_image_that_is_none_is_named_by_its_number_in_its_chat(asker: Asker, file: bytes, why: str):
+    of_chat = Tensor("chat_images", "INT64", np.array([[1, 0], [5, 3]], dtype=np.int64))
+    batch = InferRequest("keep", (rows_of_files(a_page(5), file), of_chat), parameters={"keep": "numbered"})
+    chat = a_chat("whole", "?", a_page(5), file)
+
+    for number, asked in ((3, batch), (1, chat)):
+        code, error = await asker.refused(asked)
+        assert code == 422
+        assert f"image {number} {why}" in error
 
 
 async def test_images_are_measured_without_being_kept_and_may_show_nothing(asker: Asker):

@@ -1,20 +1,23 @@
 """``make bench-chats-routed``: what a router adds to chats that are streamed, fifty at a time.
 
-One replica of lmm-digits' decoder-only model, asked by turns at its own data port, through its router, and through
-Envoy and its router: the same questions from the same callers, each of whom thinks for a while once he has his answer,
-so that nobody asks in step with the model. The replica has a core of its own; all others share the other.
+One replica, asked by turns at its own data port, through its router, and through Envoy and its router: the same
+questions from the same callers, each of whom thinks for a while once he has his answer, so that nobody asks in step
+with the model. The replica has a core of its own; all others share the other. It serves lmm-digits' decoder-only model,
+whose fifty answers are thousands of words a second, and one that writes at the pace of a large model on a GPU.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +26,7 @@ import numpy as np
 from rich.progress import Progress
 
 from benchmarks.chats.hostile import CHAT, cpu_seconds
+from benchmarks.chats.paced import write_model
 from benchmarks.chats.replica import WEIGHTS, request_of
 from benchmarks.clients.serving import chat_pipeline, chat_plan
 from benchmarks.hostile.door import Door
@@ -32,16 +36,20 @@ from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_pipelines.verdict import Bar, Outcome, bar
 from trimtab_protocol.rest import HEADER_LENGTH, encode_request
 
 STREAMS: Final = 50
 CALLERS, THINKING_SECONDS = 70, 0.25
 """Of whom about fifty are being answered."""
-SLOTS, SLOT_TOKENS = 72, 256
-LEAST_WORDS, MOST_WORDS = 50, 150
+SLOTS, SLOT_TOKENS = 72, 400
+SMALL, PACED = "small model", "large model's pace"
+WORDS: Final = {SMALL: (50, 150), PACED: (20, 40)}
+"""Of an answer, at least and at most."""
 REPLICA_CORE, OTHERS_CORE = 0, 1
 ALONE, ROUTED, FRONTED = "alone", "routed", "behind Envoy"
+_WORDS: Final = re.compile(rb'"(text|content)": ?"[^"]')
+"""In a piece that has any: half a letter has none yet."""
 DIFFERENCE_MS, DIFFERENCE_SHARE, CHUNK_MS = 2.0, 0.05, 1.0
 
 
@@ -68,6 +76,7 @@ class Way:
     model: str
     session: aiohttp.ClientSession
     inner: bool
+    words: tuple[int, int]
 
     def post(self, chat: Chat, words: int) -> Any:
         """Ask for a stream of so many words."""
@@ -84,7 +93,7 @@ async def listen(way: Way, chat: Chat, words: int, heard: Heard, *, counts: bool
     async with way.post(chat, words) as answer:
         answer.raise_for_status()
         async for chunk in answer.content.iter_any():
-            first = first or time.perf_counter()
+            first = first or (time.perf_counter() if _WORDS.search(chunk) else 0.0)
             heard.pieces += chunk.count(b"data: ")
     heard.answering_seconds += time.perf_counter() - began
     if counts:
@@ -99,7 +108,7 @@ async def streams(way: Way, seconds: float, seed: int, heard: Heard, router: int
     async def caller() -> None:
         while (since := time.perf_counter() - began) < seconds:
             await asyncio.sleep(random.exponential(THINKING_SECONDS))
-            words = int(random.integers(LEAST_WORDS, MOST_WORDS + 1))
+            words = int(random.integers(*way.words, endpoint=True))
             await listen(way, source.chat(next(number)), words, heard, counts=since > seconds / 4)
 
     await asyncio.gather(*(caller() for _ in range(CALLERS)))
@@ -108,11 +117,10 @@ async def streams(way: Way, seconds: float, seed: int, heard: Heard, router: int
 
 
 @asynccontextmanager
-async def serving(*, fronted: bool) -> AsyncIterator[Door]:
-    """The trained model in one replica, on a core of its own, behind a router."""
-    weights = str((WEIGHTS / "decoder-only.safetensors").resolve())
-    pipeline: InferencePipeline = chat_pipeline(slots=SLOTS, slot_tokens=SLOT_TOKENS, weights=weights)
+async def serving(model: str, *, fronted: bool) -> AsyncIterator[Door]:
+    """A model in one replica, on a core of its own, behind a router."""
     with tempfile.TemporaryDirectory(prefix="trimtab-through-") as name:
+        pipeline = _pipeline(model, Path(name) / "model")
         file = Path(name) / "pipeline.yaml"
         write_json(file, pipeline)
         async with Supervisor(Setup(file, Path(name) / "run", plan=chat_plan(pipeline), door=fronted)) as local:
@@ -122,6 +130,14 @@ async def serving(*, fronted: bool) -> AsyncIterator[Door]:
             yield Door(local, {})
 
 
+def _pipeline(model: str, folder: Path) -> InferencePipeline:
+    if model == PACED:
+        family = write_model(folder)
+        return chat_pipeline(slots=SLOTS, slot_tokens=SLOT_TOKENS, weights=str(folder), family=family, size="tiny")
+    weights = str((WEIGHTS / "decoder-only.safetensors").resolve())
+    return chat_pipeline(slots=SLOTS, slot_tokens=SLOT_TOKENS, weights=weights)
+
+
 def _pin(pid: int, core: int) -> None:
     """Keep all threads of a process on one core; on a machine with one core do nothing."""
     if (os.cpu_count() or 1) > 1:
@@ -129,18 +145,18 @@ def _pin(pid: int, core: int) -> None:
             os.sched_setaffinity(int(task.name), {core})
 
 
-async def compared(name: str, rounds: int, seconds: float, progress: Progress) -> dict[str, Heard]:
+async def compared(served: str, name: str, rounds: int, seconds: float, progress: Progress) -> dict[str, Heard]:
     """Ask a replica alone and in another manner, by turns."""
     heard = {ALONE: Heard(), name: Heard()}
-    task = progress.add_task(f"{STREAMS} streams, {name}", total=2 * rounds)
-    async with serving(fronted=name == FRONTED) as door, AsyncExitStack() as stack:
+    task = progress.add_task(f"{served}, {STREAMS} streams, {name}", total=2 * rounds)
+    async with serving(served, fronted=name == FRONTED) as door, AsyncExitStack() as stack:
         connector = aiohttp.TCPConnector(limit=0)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         listed = Endpoints.model_validate_json(door.local.fleet.site.endpoints_file.read_bytes())
         address, model = listed.stages["answer"][0].address, door.local.pipeline.name
         ways = {
-            ALONE: Way(f"http://{address}/v2/models/{model}/generate_stream", model, session, inner=True),
-            name: Way(f"http://127.0.0.1:{door.rest}{CHAT}", model, session, inner=False),
+            ALONE: Way(f"http://{address}/v2/models/{model}/generate_stream", model, session, True, WORDS[served]),
+            name: Way(f"http://127.0.0.1:{door.rest}{CHAT}", model, session, False, WORDS[served]),
         }
         router = door.processes()["router"]
         for number in range(rounds):
@@ -165,34 +181,36 @@ def told(name: str, heard: Mapping[str, Heard]) -> dict[str, float | int | str |
     return figures
 
 
-async def measure(rounds: int, seconds: float) -> Outcome:
+async def measure(models: Sequence[str], rounds: int, seconds: float) -> Outcome:
     """Compare, with Envoy in front and without."""
     figures: dict[str, float | int | str | None] = {"streams": STREAMS}
     bars = []
     with Progress(console=console, transient=True) as progress:
-        for name in (ROUTED, FRONTED):
-            heard = await compared(name, rounds, seconds, progress)
-            figures |= told(name, heard)
-            more, bound = (
-                heard[name].first_ms(0.99) - heard[ALONE].first_ms(0.99),
-                heard[ALONE].first_ms(0.99) * DIFFERENCE_SHARE,
-            )
-            chunk = 1e3 * heard[name].router_seconds / heard[name].pieces
-            bars += [
-                bar(f"{name}: first token p99, ms more", round(more, 2), "<=", round(max(bound, DIFFERENCE_MS), 2)),
-                bar(f"{name}: processor time of the router, ms a piece", round(chunk, 4), "<=", CHUNK_MS),
-            ]
+        for model, name in product(models, (ROUTED, FRONTED)):
+            heard = await compared(model, name, rounds, seconds, progress)
+            figures |= {f"{model}: {key}": value for key, value in told(name, heard).items()}
+            bars += _bars(f"{model}, {name}", heard[ALONE], heard[name])
     return Outcome(name="chats-routed", figures=figures, bars=tuple(bars))
+
+
+def _bars(name: str, alone: Heard, other: Heard) -> list[Bar]:
+    more, bound = other.first_ms(0.99) - alone.first_ms(0.99), alone.first_ms(0.99) * DIFFERENCE_SHARE
+    chunk = 1e3 * other.router_seconds / other.pieces
+    return [
+        bar(f"{name}: first token p99, ms more", round(more, 2), "<=", round(max(bound, DIFFERENCE_MS), 2)),
+        bar(f"{name}: processor time of the router, ms a piece", round(chunk, 4), "<=", CHUNK_MS),
+    ]
 
 
 def main() -> int:
     """Measure and print the verdict."""
     parser = argparse.ArgumentParser(description="What a router adds to chats that are streamed, fifty at a time.")
+    parser.add_argument("--model", choices=(SMALL, PACED), action="append", help="only; repeatable")
     parser.add_argument("--rounds", type=int, default=6, help="of each manner (default 6)")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a round (default 8)")
     given = parser.parse_args()
     _pin(os.getpid(), OTHERS_CORE)
-    outcome = asyncio.run(measure(given.rounds, given.seconds))
+    outcome = asyncio.run(measure(given.model or (SMALL, PACED), given.rounds, given.seconds))
     outcome.print()
     return 0 if outcome.holds else 1
 

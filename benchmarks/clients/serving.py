@@ -39,17 +39,22 @@ async def served_chats(*, secured: bool) -> AsyncIterator[Target]:
 
 
 def chat_pipeline(
-    *, slots: int = SLOTS, slot_tokens: int = 800, weights: str = "random://?seed=1"
+    *,
+    slots: int = SLOTS,
+    slot_tokens: int = 800,
+    weights: str = "random://?seed=1",
+    family: str = "lmm-digits/whole",
+    **parameters: str,
 ) -> InferencePipeline:
     """One stage that writes, so many answers side by side."""
     optional = {"messages": False, "options": True, "images": True}
     variant = {
         "name": "tiny",
-        "family": "lmm-digits/whole",
+        "family": family,
         "storageUri": weights,
         "accuracy": 1.0,
         "maxBatchSize": slots,
-        "parameters": {"slots": slots, "slot_tokens": slot_tokens},
+        "parameters": {"slots": slots, "slot_tokens": slot_tokens, **parameters},
     }
     stage = {
         "name": "answer",

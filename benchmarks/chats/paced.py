@@ -1,0 +1,34 @@
+"""A model of random weights whose steps take as long as a large one's do on a GPU: some tens of milliseconds."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from trimtab_model_servers.families.published_chats import spelled_out
+from trimtab_model_servers.families.published_shapes import SHAPES
+
+NAME: Final = "llava-onevision-7b"
+WIDTH, LAYERS, HEADS = 384, 3, 8
+END_MARKS: Final = ("<|im_end|>", "<|eot_id|>")
+
+
+def write_model(folder: Path) -> str:
+    """Write it as its publisher would; returns its family."""
+    shape = SHAPES[NAME]("tiny")
+    config: Any = shape.model().config
+    text = config.text_config
+    text.hidden_size, text.intermediate_size, text.num_hidden_layers = WIDTH, 3 * WIDTH, LAYERS
+    text.num_attention_heads = text.num_key_value_heads = HEADS
+    text.layer_types = LAYERS * ["full_attention"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = shape.kind(config)
+    with torch.no_grad():
+        model.lm_head.weight[: ord(" ")] = 0.0  # each word that it writes is a letter, none is half a one
+        model.lm_head.weight[ord("~") :] = 0.0
+    model.save_pretrained(folder)
+    tokenizer = spelled_out(shape.image_id - 20)
+    tokenizer.add_special_tokens(list(END_MARKS))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return f"{NAME}/whole"

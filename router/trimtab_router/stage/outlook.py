@@ -59,6 +59,16 @@ class Outlook:
         self._enrolled.setdefault(variant, {})[task] = accuracies
         self._points = {}
 
+    def dismiss(self, variant: str, task: str) -> None:
+        """Forget a task that joined."""
+        self._enrolled.get(variant, {}).pop(task, None)
+        self._points = {}
+
+    def knows(self, task: str) -> bool:
+        """Whether any variant has a task beside those of its weights."""
+        declared = (own.name for variant in self.stage.variants for own in variant.present_tasks)
+        return task in declared or any(task in joined for joined in self._enrolled.values())
+
     def points(self, variant: str) -> tuple[Point, ...]:
         """The operating points batches of this variant may run at, preferred first: the plan's, else its first."""
         found = self._points.get(variant)
@@ -137,7 +147,7 @@ class Outlook:
     def tasks(self) -> frozenset[str]:
         """The tasks that are known, by their accuracies or by name."""
         judged = frozenset(task for point in self.points(self.variant) for task in point.accuracy_by_task)
-        named = (task.name for task in self.stage.variant(self.variant).tasks)
+        named = (task.name for task in self.stage.variant(self.variant).present_tasks)
         return judged.union(named, self._enrolled.get(self.variant, ()))
 
     def reaches(self, work: Work) -> bool:

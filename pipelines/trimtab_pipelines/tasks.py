@@ -107,10 +107,9 @@ def mark_name(number: int, name: str) -> str:
     return f"{number}-{name}{GONE}"
 
 
-def number_gone(file: str) -> int | None:
-    """The number that a file of `mark_name` keeps from being given away; None for any other file."""
-    found = number_and_name(f"{file.removesuffix(GONE)}{_SUFFIX}") if file.endswith(GONE) else None
-    return found[0] if found else None
+def gone_number_and_name(file: str) -> tuple[int, str] | None:
+    """Read what `mark_name` wrote; None for any other file."""
+    return number_and_name(f"{file.removesuffix(GONE)}{_SUFFIX}") if file.endswith(GONE) else None
 
 
 def number_and_name(file: str) -> tuple[int, str] | None:

@@ -294,6 +294,7 @@ class Router:
                     drifted_accuracies={
                         point: now for (own, point), now in desk.watch.drifted().items() if own == desk.variant
                     },
+                    joined_accuracies=desk.outlook.joined(),
                     endpoints={
                         slot.name: EndpointState(
                             ready=bool(slot.ready_variants),

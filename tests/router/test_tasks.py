@@ -130,6 +130,30 @@ async def test_a_deleted_task_is_gone_from_every_replica_and_its_number_is_not_g
         assert (await put(rig))[1]["number"] == 4  # the next router knows whose numbers they were
 
 
+async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(tmp_path):
+    judged = {"default": {"value": 0.75}}
+    wished = {"trimtab.task": "new"}
+    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+        await put(rig, content=a_file(accuracyByPoint=judged))
+        told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
+        await put(rig, method="DELETE")
+        after = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
+        stage = rig.router.plan.spec.stages[0].model_copy(update={"accuracy_by_task": {"new": 0.75}})
+        spec = rig.router.plan.spec.model_copy(update={"stages": (stage,), "generation": 2})
+        plan = rig.router.plan.model_copy(update={"spec": spec})
+        rig.router.apply_plan(plan)
+        deleted = await rig.rest(a_request(parameters=wished))
+
+    assert (told, after) == ({"small": {"default": {"new": 0.75}}}, {})
+    assert deleted[0] == 400
+
+    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+        rig.router.apply_plan(plan)
+        assert (await rig.rest(a_request(parameters=wished)))[0] == 400
+        await put(rig, content=a_file())
+        assert (await rig.rest(a_request(parameters=wished)))[0] == 200
+
+
 async def test_a_task_that_some_replica_still_has_is_deleted_only_for_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(task_book, "IN_FORCE_SECONDS", 0.1)
     late = FakeReplica(name="replica-1", facts=lambda: {"tasks": ",".join((*OWN, "new"))})

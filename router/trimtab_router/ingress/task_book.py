@@ -25,9 +25,9 @@ from trimtab_pipelines.tasks import (
     UnusableTask,
     card_of,
     file_name,
+    gone_number_and_name,
     mark_name,
     number_and_name,
-    number_gone,
 )
 from trimtab_router.router import Router
 
@@ -86,10 +86,13 @@ class TaskBook:
         """By stage and variant, then by name."""
 
     def read(self) -> None:
-        """Know the tasks that were registered before this router started."""
+        """Know the tasks that were registered before this router started, and which of them were deleted."""
         for stage in self._router.pipeline.spec.stages:
             for variant in stage.variants:
-                for path in sorted((self._folder / stage.name / variant.name).glob("*.safetensors")):
+                found = sorted((self._folder / stage.name / variant.name).glob("*"))
+                for mark in filter(None, (gone_number_and_name(path.name) for path in found)):
+                    self._router.dismiss(stage.name, variant.name, mark[1])
+                for path in found:
                     self._read(stage.name, variant.name, path)
 
     def _read(self, stage: str, variant: str, path: Path) -> None:
@@ -179,8 +182,8 @@ class TaskBook:
 
     def _gone(self, stage: str) -> list[int]:
         """The numbers that come after those of tasks which were deleted."""
-        marks = (number_gone(path.name) for path in (self._folder / stage).glob("*/*"))
-        return [number + 1 for number in marks if number is not None]
+        marks = (gone_number_and_name(path.name) for path in (self._folder / stage).glob("*/*"))
+        return [mark[0] + 1 for mark in marks if mark is not None]
 
     def _number(self, stage: str, name: str, free: int) -> int:
         """The number that a task has in another variant of its stage, else the next one."""

@@ -189,7 +189,10 @@ class Outlook:
 
     def later_seconds(self) -> float:
         """Predicted seconds of the stages after this one, along the longest path and without queueing."""
-        return max((stage.typical_seconds() + stage.later_seconds() for stage in self.followers), default=0.0)
+        longest = 0.0
+        for stage in self.followers:
+            longest = max(longest, stage.typical_seconds() + stage.later_seconds())
+        return longest
 
     @property
     def service_ratio(self) -> float:

@@ -105,7 +105,10 @@ class Router:
         self._course = self._build_course(policy or POLICIES[pipeline.spec.departure_policy], carriers or self._http)
         self._desks = self._course.desks
         self._classes: dict[str, TaskClass] = {
-            task.name: task for stage in self._graph.stages for variant in stage.variants for task in variant.present_tasks
+            task.name: task
+            for stage in self._graph.stages
+            for variant in stage.variants
+            for task in variant.present_tasks
         }
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.start_seconds)

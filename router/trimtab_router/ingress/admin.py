@@ -1,8 +1,8 @@
 """The router's own addresses, on a port that callers do not reach: health, metrics, load and state.
 
 Prometheus, the adapter and the kubelet ask here; callers' own questions (`/v2/health/…`) are answered at the door too.
-Everything here is only read but tasks, which who shows a key may register and delete; who else reads, or tries to do more, is told
-in the audit log.
+Everything here is only read but tasks, which who shows a key may register and delete; who else reads, or tries to do
+more, is told in the audit log.
 """
 
 import logging

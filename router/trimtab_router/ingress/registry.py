@@ -1,4 +1,4 @@
-"""Shell: the administrative calls about tasks. Who registers or deletes one shows a key; what is kept, `task_book` knows."""
+"""Shell: the administrative calls about tasks. Who changes one shows a key; what is kept, `task_book` knows."""
 
 import asyncio
 import hmac

@@ -138,6 +138,7 @@ async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(
         told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
         await put(rig, method="DELETE")
         after = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
+        assert rig.router.plan is not None
         stage = rig.router.plan.spec.stages[0].model_copy(update={"accuracy_by_task": {"new": 0.75}})
         spec = rig.router.plan.spec.model_copy(update={"stages": (stage,), "generation": 2})
         plan = rig.router.plan.model_copy(update={"spec": spec})

@@ -109,6 +109,10 @@ bench-tokens-served: venv ## one transformer at many speeds, served: ours, OTAS 
 bench-prompts: venv ## what prompts trained with merging win back of what merging lost, and what they take; two rules at the strongest
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.prompts
 
+.PHONY: bench-points
+bench-points: venv ## operating points for a vision transformer: found by `trimtab points` on 1,000 images, served on others
+	$(PY) -m benchmarks.points $(POINTS)
+
 .PHONY: bench-departure
 bench-departure: venv ## a load whose heads only the cheaper of two operating points can meet: who drops it, who answers it
 	$(PY) -m benchmarks.departure --out $(OUT)

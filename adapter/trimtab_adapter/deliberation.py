@@ -1,5 +1,7 @@
 """What the slow loop remembers from one decision to the next, in the world as in simulation. Pure."""
 
+from collections.abc import Mapping
+
 from trimtab_adapter.observation import MOST_ROWS, RATIO_RANGE, Measured, State, damp
 from trimtab_adapter.planning.decide import Situation
 from trimtab_adapter.planning.hysteresis import outgrows
@@ -14,6 +16,7 @@ class Deliberation:
         self._rows: dict[str, Measured] = {}
         self._ratios: dict[tuple[str, str], Measured] = {}
         self._accuracies: dict[tuple[str, str, str], float] = {}
+        self._joined: Mapping[tuple[str, str, str], Mapping[str, float]] = {}
 
     def learn(self, state: State) -> None:
         """Follow what the routers measured."""
@@ -22,6 +25,7 @@ class Deliberation:
         for key, ratio in state.service_ratios.items():
             self._ratios[key] = damp(self._ratios.get(key), ratio, *RATIO_RANGE)
         self._accuracies = {which: round(accuracy, 2) for which, accuracy in state.accuracies.items()}
+        self._joined = state.joined
 
     def situation(
         self, forecast: ForecastRecord, current: PipelinePlan | None, now_seconds: float, hold_seconds: float
@@ -36,6 +40,7 @@ class Deliberation:
             rows_per_request={stage: rows.used for stage, rows in self._rows.items() if rows.used > 0},
             service_ratios={key: ratio.used for key, ratio in self._ratios.items()},
             accuracies=dict(self._accuracies),
+            joined=self._joined,
         )
 
     def decided(self, at_seconds: float, forecast: ForecastRecord | None) -> None:

@@ -85,13 +85,15 @@ class Measured:
 class State:
     """What the router measured: rows per request by stage, service ratio by stage and variant, its last minute.
 
-    `accuracies`: by stage, variant and operating point, of those that are not what they were measured to be.
+    `accuracies`: by stage, variant and operating point, of those that are not what they were measured to be. `joined`:
+    by the same, how accurate they are on tasks that joined while the pipeline runs.
     """
 
     rows_per_request: Mapping[str, float] = field(default_factory=dict)
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
     served: Served | None = None
     accuracies: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    joined: Mapping[tuple[str, str, str], Mapping[str, float]] = field(default_factory=dict)
 
 
 def read_load(content: object) -> Load:
@@ -111,6 +113,7 @@ def read_state(content: object) -> State:
     rows: dict[str, float] = {}
     ratios: dict[tuple[str, str], float] = {}
     accuracies: dict[tuple[str, str, str], float] = {}
+    joined: dict[tuple[str, str, str], Mapping[str, float]] = {}
     for name, stage in told.stages.items():
         where = f"state.stages.{name}"
         if stage.rows_per_request is not None:
@@ -119,10 +122,23 @@ def read_state(content: object) -> State:
             ratios[name, stage.variant] = _within(stage.service_ratio, f"{where}.service_ratio", 0.0, math.inf)
         for point, accuracy in stage.drifted_accuracies.items():
             accuracies[name, stage.variant, point] = _within(accuracy, f"{where}.drifted_accuracies.{point}", 0.0, 1.0)
+        joined |= _joined(name, stage.joined_accuracies, f"{where}.joined_accuracies")
     if told.served is not None:
         _within(told.served.p99_seconds or 0.0, "state.served.p99_seconds", 0.0, 1e6)
         _within(told.served.accuracy or 0.0, "state.served.accuracy", 0.0, 1.0)
-    return State(rows, ratios, told.served, accuracies)
+    return State(rows, ratios, told.served, accuracies, joined)
+
+
+def _joined(
+    stage: str, told: Mapping[str, Mapping[str, Mapping[str, float]]], where: str
+) -> dict[tuple[str, str, str], Mapping[str, float]]:
+    return {
+        (stage, variant, point): {
+            task: _within(accuracy, f"{where}.{variant}.{point}.{task}", 0.0, 1.0) for task, accuracy in by_task.items()
+        }
+        for variant, by_point in told.items()
+        for point, by_task in by_point.items()
+    }
 
 
 def merge_states(states: Iterable[State]) -> State:
@@ -145,6 +161,10 @@ def merge_states(states: Iterable[State]) -> State:
         {key: math.fsum(values) / len(values) for key, values in ratios.items()},
         _summed(served) if served else None,
         {which: math.fsum(values) / len(values) for which, values in accuracies.items()},
+        {
+            which: {task: one for state in known for task, one in state.joined.get(which, {}).items()}
+            for which in dict.fromkeys(which for state in known for which in state.joined)
+        },
     )
 
 

@@ -13,11 +13,12 @@ import asyncio
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
 
 from benchmarks.simulator.calibration import calibrate
@@ -110,7 +111,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Simulation:
-    """Simulates what was served, on the very same arrivals."""
+    """Simulates what was served, on the very same arrivals: as they were sent."""
 
     pipeline: InferencePipeline
     profiles: Mapping[str, ModelProfile]
@@ -129,11 +130,20 @@ class _Simulation:
         return _Found(self._summed_up(found), rows, times_real_time)
 
     def _summed_up(self, found: list[Simulated]) -> Figures:
+        """By when they were due, and from then on: how late the load tester was is part of both sides."""
+        records = self.served.results.records
+        due = records["scheduled"][self._order]
+        lateness = records["sent"][self._order] - due
         return self.course.figures(
-            np.concatenate([one.arrivals_seconds for one in found]),
-            np.concatenate([one.latency_seconds for one in found]),
+            np.concatenate([due for _ in found]),
+            np.concatenate([one.latency_seconds + lateness for one in found]),
             np.concatenate([one.ends <= LATE for one in found]),
         )
+
+    @property
+    def _order(self) -> NDArray[np.intp]:
+        """Of the requests as they were sent: those due in one moment may pass each other."""
+        return np.argsort(self.served.results.records["sent"], kind="stable")
 
     def _scenario(self, seed: int) -> Scenario:
         served, plans = self.served, {}
@@ -142,7 +152,7 @@ class _Simulation:
         return Scenario(
             pipeline=self.pipeline,
             profiles=self.profiles,
-            arrivals_seconds=np.sort(served.results.records["scheduled"]),
+            arrivals_seconds=np.maximum(served.results.records["sent"][self._order], 0.0),
             duration_seconds=served.results.facts.duration_seconds,
             plan=plan_of(self.pipeline, self.profiles, self.course.phases[0].variants, 1),
             changes=tuple(plans.items()),
@@ -165,7 +175,7 @@ def _measured(conditions: Conditions, served: Served) -> str:
     """Tell in a few lines under which conditions it was served."""
     slowness = served.pace.slowness
     lines = [
-        f"{variant}: {ratio:.2f} × its profiled median, varying by {conditions.deviations[stage, variant]:.0%}"
+        f"{variant}: {ratio:.2f} × its profiled median, its p99 {_p99(conditions.factors[stage, variant]):.2f} × that"
         for (stage, variant), ratio in conditions.service_ratios.items()
     ]
     lines.append(f"a busy replica slows another one by {conditions.contention:.1%}")
@@ -174,6 +184,10 @@ def _measured(conditions: Conditions, served: Served) -> str:
         lines.append(f"the machine's time for the same work: {slowness.min():.2f} to {slowness.max():.2f} × its mean")
     lines.append(f"{_taken(served)}; {len(served.course.left_out)} of {len(served.course.phases)} phases left out")
     return "\n".join(lines)
+
+
+def _p99(factors: Sequence[float]) -> float:
+    return float(np.quantile(factors, 0.99) / np.median(factors))
 
 
 def _taken(served: Served) -> str:
@@ -202,7 +216,7 @@ def fidelity_outcome(served: Served, simulated: _Found, conditions: Conditions) 
     """Judge the simulation by how far it is off."""
     figures: dict[str, float | int | str | None] = {
         "contention": conditions.contention,
-        **{f"log_deviation_{variant}": each for (_, variant), each in conditions.deviations.items()},
+        **{f"p99_over_median_{variant}": _p99(each) for (_, variant), each in conditions.factors.items()},
         **{f"service_ratio_{variant}": ratio for (_, variant), ratio in conditions.service_ratios.items()},
         **{f"mean_batch_rows_{stage}_served": served.batch_rows(stage) for stage in simulated.batch_rows},
         **{f"mean_batch_rows_{stage}_simulated": rows for stage, rows in simulated.batch_rows.items()},

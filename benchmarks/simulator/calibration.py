@@ -20,8 +20,6 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 
 FEWEST_BATCHES = 10
-_QUANTILES, _DEVIATIONS_BETWEEN = (0.05, 0.95), 3.2897
-"""Between these lie so many standard deviations of a normal distribution; pauses are beyond them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,8 @@ class _Batches:
     sizes: NDArray[np.int32]
     beside: NDArray[np.bool_]
     """Whether another stage's replica was busy when it departed."""
+    calm: NDArray[np.bool_]
+    """Whether no processor paused meanwhile: pauses are told by the processors' speeds."""
 
 
 def calibrate(
@@ -54,19 +54,19 @@ def calibrate(
     # Where a request had no row for a stage, it was never there.
     calibrating = np.isin(course.names(records["scheduled"]), CALIBRATING) & ~np.isnan(inside)
     here = records[calibrating]
-    overhead = here["latency_seconds"] - inside[calibrating]
+    overhead = here["latency_seconds"] - inside[calibrating] - (here["sent"] - here["scheduled"])
     found = list(_batches(pipeline, profiles, here, overhead, pace))
     contention = _contention(found)
     excess = {(one.stage, one.variant): one.excess - np.log1p(contention * one.beside) for one in found}
     ratios = {key: float(np.exp(np.median(each))) for key, each in excess.items()}
-    sizes = {(one.stage, one.variant): one.sizes for one in found}
-    size_ratios = {key: _by_size(excess[key] - np.log(ratios[key]), sizes[key]) for key in excess}
+    batches = {(one.stage, one.variant): one for one in found}
+    size_ratios = {key: _by_size(excess[key] - np.log(ratios[key]), one.sizes) for key, one in batches.items()}
     for key, each in size_ratios.items():
-        excess[key] -= np.log(at_sizes(each, sizes[key]))
+        excess[key] -= np.log(ratios[key] * at_sizes(each, batches[key].sizes))
     return Conditions(
         before_seconds=float(np.median(overhead)),
         contention=contention,
-        deviations={key: _deviation(each) for key, each in excess.items()},
+        factors={key: tuple(np.exp(each[batches[key].calm]).tolist()) for key, each in excess.items()},
         speeds=pace.speeds,
         service_ratios=ratios,
         size_ratios=size_ratios,
@@ -82,7 +82,7 @@ def _batches(
     pace: Pace,
 ) -> Iterator[_Batches]:
     """Follow every answer through the stages, and gather what it met there; half its overhead comes before them."""
-    at = records["scheduled"] + overhead / 2.0
+    at = records["sent"] + overhead / 2.0
     departed, ended = {}, {}
     for stage in pipeline.spec.order:
         departed[stage.name] = at + records[f"queue_seconds:{stage.name}"]
@@ -103,7 +103,8 @@ def _batches(
             sizes = records[f"batch_size:{name}"][which].tolist()
             profiled = np.array([between_sizes(point, size, 0.5) for size in sizes])
             seconds = records[f"service_seconds:{name}"][which] / pace.slowness_at(begin[which])
-            yield _Batches(name, variant, np.log(seconds / profiled), np.array(sizes), beside[which])
+            calm = pace.calm(begin[which], ended[name][which])
+            yield _Batches(name, variant, np.log(seconds / profiled), np.array(sizes), beside[which], calm)
 
 
 def once_a_batch(records: NDArray[Any], stage: str) -> NDArray[np.intp]:
@@ -133,9 +134,3 @@ def _by_size(excess: Floats, sizes: NDArray[np.int32]) -> dict[int, float]:
     """How much each size that was served often enough is off beside the variant as a whole."""
     often = [int(size) for size in np.unique(sizes) if (sizes == size).sum() >= FEWEST_BATCHES]
     return {size: float(np.exp(np.median(excess[sizes == size]))) for size in often} or {1: 1.0}
-
-
-def _deviation(excess: Floats) -> float:
-    """How far these lie around their median, as a standard deviation."""
-    low, high = np.quantile(excess, _QUANTILES)
-    return float((high - low) / _DEVIATIONS_BETWEEN)

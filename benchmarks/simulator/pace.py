@@ -49,6 +49,16 @@ class Pace:
         pauses = [_paused(speed, begin, until) for speed in self.speeds]
         return sum(pauses) / len(pauses) if pauses else 0.0
 
+    def calm(self, begin: Floats, until: Floats) -> NDArray[np.bool_]:
+        """Between which of these seconds of the run [N] no processor paused."""
+        found = np.ones(begin.size, dtype=np.bool_)
+        for speed in self.speeds:
+            since, stopped = np.array([*speed.since_seconds, np.inf]), np.array(speed.speeds) == 0.0
+            froms, untils = since[:-1][stopped], np.append(since[1:][stopped], np.inf)
+            following = np.searchsorted(untils, begin, side="right")
+            found &= np.append(froms, np.inf)[following] >= until
+        return found
+
 
 def pace(
     readings: Sequence[Readings], started_at: float, duration_seconds: float, others: Floats | None = None

@@ -69,7 +69,9 @@ def model_spec(
         storage_uri=resolve_uri(variant.storage_uri, pipeline_folder),
         digest=variant.digest,
         tasks=tuple(
-            task.model_copy(update={"storage_uri": resolve_uri(task.storage_uri, pipeline_folder)})
+            task
+            if task.gone
+            else task.model_copy(update={"storage_uri": resolve_uri(task.storage_uri, pipeline_folder)})
             for task in variant.tasks
         ),
         inputs=_inputs(pipeline.spec, stage),

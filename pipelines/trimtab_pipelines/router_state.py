@@ -50,6 +50,8 @@ class StageState(Told):
     """The fan-out of the last minute; None before the first request."""
     drifted_accuracies: dict[str, Finite] = {}
     """By operating point of what it runs: how accurate those are by now that are not what they were measured to be."""
+    joined_accuracies: dict[str, dict[str, dict[str, Finite]]] = {}
+    """Of tasks that joined while it runs, by variant and operating point: how accurate these are on each."""
     endpoints: dict[str, EndpointState] = {}
 
 

@@ -7,9 +7,9 @@ task.
 
 import json
 import re
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from trimtab_pipelines.evidence import Accuracy, AccuracyBasis
 from trimtab_pipelines.mistakes import UsersMistake
@@ -23,6 +23,7 @@ MOST_BYTES = 16 * 2**20
 MOST_CLASSES = 4096
 MOST_NUMBER = 9999
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
+GONE, _SUFFIX = ".gone", ".safetensors"
 _LENGTH_BYTES = 8
 _FILE = re.compile(r"^(\d{1,4})-([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)\.safetensors$")
 
@@ -47,9 +48,22 @@ class Task(TaskClass):
 
     name: Name
     storage_uri: str = Field(
-        min_length=1, max_length=1024, description="Where its file is, as of weights; `trimtab train-task` writes one"
+        default="",
+        max_length=1024,
+        description="Where its file is, as of weights; `trimtab train-task` writes one",
     )
     digest: str | None = Field(default=None, pattern=_DIGEST, description="Refuse a file whose SHA-256 is another")
+    gone: bool = Field(
+        default=False,
+        exclude_if=lambda gone: not gone,
+        description="It was deleted: nobody answers it, and the line stands so that no other task gets its number",
+    )
+
+    @model_validator(mode="after")
+    def _there_or_gone(self) -> Self:
+        if self.gone == bool(self.storage_uri):
+            raise ValueError(f"task {self.name}: give either a storageUri or gone: true")
+        return self
 
 
 class TaskCard(TaskClass):
@@ -85,7 +99,17 @@ def card_of(content: bytes) -> TaskCard:
 
 def file_name(number: int, name: str) -> str:
     """The name of a task's file in a folder of tasks."""
-    return f"{number}-{name}.safetensors"
+    return f"{number}-{name}{_SUFFIX}"
+
+
+def mark_name(number: int, name: str) -> str:
+    """The name of the file that says of a deleted task that its number was given away, in a folder of tasks."""
+    return f"{number}-{name}{GONE}"
+
+
+def gone_number_and_name(file: str) -> tuple[int, str] | None:
+    """Read what `mark_name` wrote; None for any other file."""
+    return number_and_name(f"{file.removesuffix(GONE)}{_SUFFIX}") if file.endswith(GONE) else None
 
 
 def number_and_name(file: str) -> tuple[int, str] | None:

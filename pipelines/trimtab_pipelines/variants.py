@@ -108,7 +108,12 @@ class Variant(Model):
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where all that its replicas load is: weights, then tasks."""
-        return (self.storage_uri, *(task.storage_uri for task in self.tasks))
+        return (self.storage_uri, *(task.storage_uri for task in self.present_tasks))
+
+    @property
+    def present_tasks(self) -> tuple[Task, ...]:
+        """Its tasks beside those of the weights, without those that were deleted."""
+        return tuple(task for task in self.tasks if not task.gone)
 
     def point(self, name: str) -> OperatingPoint:
         """The operating point of that name; KeyError names the ones there are."""

@@ -267,7 +267,10 @@ class Journey:
         """Expected accuracy of what served it: the product over its stages, the mean over a stage's rows."""
         product = 1.0
         for stage, pieces in self.served.items():
-            product *= sum(piece.rows * piece.accuracy for piece in pieces) / self.rows_by_stage[stage]
+            if len(pieces) == 1:
+                product *= pieces[0].accuracy
+            else:
+                product *= sum(piece.rows * piece.accuracy for piece in pieces) / self.rows_by_stage[stage]
         return product
 
     def parameters(self) -> dict[str, bool | str | int | float]:

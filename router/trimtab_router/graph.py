@@ -24,9 +24,9 @@ MOST_CHOICES = 256
 """Choices of outputs whose stages are remembered: callers choose, so they must not fill the memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which costs as much as all else about making one
 class Runnable:
-    """A stage that can run now, with its inputs; every array has `rows` rows."""
+    """A stage that can run now, with its inputs; every array has `rows` rows. Nobody changes it."""
 
     stage: str
     rows: int
@@ -104,6 +104,8 @@ def _node(stage: Stage) -> _Node:
 
 class Walk:
     """Where one request stands in the DAG."""
+
+    __slots__ = ("_graph", "_running", "_settled", "_values", "_waiting", "_wanted", "inputs")
 
     def __init__(self, graph: Graph, inputs: Mapping[str, Array], wanted: tuple[str, ...]) -> None:
         self._graph = graph

@@ -105,7 +105,10 @@ class Router:
         self._course = self._build_course(policy or POLICIES[pipeline.spec.departure_policy], carriers or self._http)
         self._desks = self._course.desks
         self._classes: dict[str, TaskClass] = {
-            task.name: task for stage in self._graph.stages for variant in stage.variants for task in variant.tasks
+            task.name: task
+            for stage in self._graph.stages
+            for variant in stage.variants
+            for task in variant.present_tasks
         }
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.start_seconds)
@@ -261,6 +264,12 @@ class Router:
         self._desks[stage].outlook.enrol(variant, task, accuracies)
         self._classes.setdefault(task, card)
 
+    def dismiss(self, stage: str, variant: str, task: str) -> None:
+        """Forget a task that joined a variant, and what its requests are granted where no other variant has it."""
+        self._desks[stage].outlook.dismiss(variant, task)
+        if not any(desk.outlook.knows(task) for desk in self._desks.values()):
+            self._classes.pop(task, None)
+
     async def facts(self, stage: str, variant: str) -> dict[str, dict[str, Any]]:
         """What the replicas that are ready for a variant tell of it, by their names."""
         return await self._http[stage].facts(variant) if stage in self._http else {}
@@ -288,6 +297,7 @@ class Router:
                     drifted_accuracies={
                         point: now for (own, point), now in desk.watch.drifted().items() if own == desk.variant
                     },
+                    joined_accuracies=desk.outlook.joined(),
                     endpoints={
                         slot.name: EndpointState(
                             ready=bool(slot.ready_variants),

@@ -5,7 +5,7 @@ import pytest
 from tests.adapter.test_escalation import POINTS, STAGE
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.deliberation import Deliberation
-from trimtab_adapter.observation import ObservationError, read_state
+from trimtab_adapter.observation import ObservationError, merge_states, read_state
 from trimtab_adapter.planning.corrected import corrected
 from trimtab_adapter.planning.decide import decide
 from trimtab_pipelines.plan import ForecastRecord
@@ -45,6 +45,37 @@ def test_second_looks_change_by_what_their_points_do():
     assert full.accuracy_evidence is not None
     assert full.accuracy_evidence.low == pytest.approx(0.845)
     assert half.second_looks[0].accuracy == pytest.approx(0.89 - 0.75 * 0.1 - 0.25 * 0.04)
+
+
+def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_how_good_it_is():
+    worse = [{"name": "full", "accuracy": 0.9}, {"name": "half", "accuracy": 0.7}, {"name": "third", "accuracy": 0.6}]
+    stage = a_stage("only", variants=[a_variant(operatingPoints=worse)], batchSizes=[1, 8])
+    pipeline = a_pipeline([stage], departurePolicy="TokenAdaptive", objective={"goal": "MaxAccuracy"})
+    laws = {"full": (0.040, 0.010), "half": (0.004, 0.002), "third": (0.005, 0.003)}
+    points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
+    joined = {"small": {"half": {"new": 0.5}, "third": {"new": 0.8}}}
+    before = None
+    for told, kept in (({}, ["full", "half"]), (joined, ["full", "half", "third"]), ({}, ["full", "half"])):
+        deliberation = Deliberation()
+        deliberation.learn(read_state({"stages": {"only": {"joined_accuracies": told}}}))
+        situation = deliberation.situation(ForecastRecord(peak_rps=1.0, source="reactive"), before, 0.0, 10.0)
+        plan = decide(pipeline, {"only": a_profile("only", points)}, situation)
+
+        found = {point.name: point.accuracy_by_task for point in plan.spec.stages[0].points}
+        assert found == {point: told.get("small", {}).get(point, {}) for point in kept}
+        assert before is None or plan.spec.generation == before.spec.generation + 1
+        before = plan
+
+
+def test_what_several_routers_tell_of_tasks_that_joined_is_put_together():
+    states = [
+        read_state({"stages": {"only": {"joined_accuracies": {"small": {"half": {task: value}}}}}})
+        for task, value in (("new", 0.5), ("newer", 0.7))
+    ]
+
+    assert merge_states(states).joined == {("only", "small", "half"): {"new": 0.5, "newer": 0.7}}
+    with pytest.raises(ObservationError, match=r"joined_accuracies.small.half.new is 1.5; expected 0 to 1"):
+        read_state({"stages": {"only": {"joined_accuracies": {"small": {"half": {"new": 1.5}}}}}})
 
 
 def test_an_accuracy_that_cannot_be_is_not_believed():

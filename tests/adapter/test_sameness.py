@@ -166,8 +166,8 @@ def a_random_scenario(seed):
         changes=tuple((float(rng.uniform(0.5, seconds)), plan) for plan in plans[1:]),
         conditions=Conditions(
             startup_seconds=float(rng.uniform(0.1, 1.0)),
-            deviations={
-                (stage.name, v.name): float(rng.uniform(0, 0.4))
+            factors={
+                (stage.name, v.name): tuple(np.exp(rng.normal(0, rng.uniform(0, 0.4), 64)).tolist())
                 for stage in pipeline.spec.stages
                 for v in stage.variants
             },

@@ -93,10 +93,12 @@ def test_a_pause_of_its_processor_holds_up_a_batch_and_leaves_the_other_processo
 
 
 def test_what_was_measured_of_a_variant_stands_in_place_of_its_profile():
-    conditions = Conditions(deviations={("stage-0", "small"): 0.0}, service_ratios={("stage-0", "small"): 2.0})
-    found = simulate(a_scenario(arrivals=range(1, 9), profiles=a_wide_profile(3.0), conditions=conditions))
+    conditions = Conditions(factors={("stage-0", "small"): (0.5, 3.0)}, service_ratios={("stage-0", "small"): 2.0})
+    found = simulate(a_scenario(arrivals=np.arange(0.1, 9.0, 0.1), profiles=a_wide_profile(3.0), conditions=conditions))
 
-    assert found.latency_seconds == pytest.approx([2 * 0.006] * 8)
+    slow = found.latency_seconds > 0.010
+    assert 0.3 < slow.mean() < 0.7
+    assert found.latency_seconds == pytest.approx(np.where(slow, 3.0, 0.5) * 2 * 0.006)
 
 
 def test_single_batch_sizes_may_be_off_by_more_than_their_variant():

@@ -64,6 +64,14 @@ def test_what_the_host_took_away_from_a_processor_is_a_pause_of_that_one():
     assert second.finish(29.7, 0.2) - 29.7 == pytest.approx(0.2)
 
 
+def test_a_batch_is_calm_where_no_processor_paused_while_it_ran():
+    found = pace([readings(away(30.0, 0.2)), readings(away(50.0, 0.1))], BEGAN, 100.0)
+
+    begun = np.array([29.0, 29.7, 29.9, 30.5, 49.95, 70.0])
+    assert found.calm(begun, begun + 0.25).tolist() == [True, False, False, True, False, True]
+    assert pace([], BEGAN, 100.0).calm(begun, begun + 0.25).all()
+
+
 def test_phases_in_which_the_host_took_too_much_are_left_out_while_enough_is_left():
     """Of five light phases one may go; with three of five gone the run has to be served again."""
     course = Course(tuple(Phase("light", 0.1, 20, BEFORE) for _ in range(5)))
@@ -185,7 +193,8 @@ def test_conditions_are_those_under_which_the_calibrating_phases_were_served():
     assert found.contention == pytest.approx(CONTENTION, abs=0.03)
     assert found.before_seconds == pytest.approx(OVERHEAD)
     assert found.service_ratios == pytest.approx({(s, BEFORE[s]): ratio for s, ratio in RATIOS.items()}, rel=0.02)
-    assert found.deviations == pytest.approx({(s, BEFORE[s]): NOISE for s in RATIOS}, rel=0.15)
+    spreads = {key: float(np.std(np.log(each))) for key, each in found.factors.items()}
+    assert spreads == pytest.approx({(s, BEFORE[s]): NOISE for s in RATIOS}, rel=0.15)
     for each in found.size_ratios.values():
         assert each == pytest.approx({1: 1.0, 2: PAIRS_RATIO}, rel=0.03)
     assert found.speeds == ()

@@ -95,6 +95,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "neither family nor container": (set_variant(family=""), "give family and storageUri, or a container"),
     "weights from nowhere": (set_variant(storageUri=""), "give family and storageUri, or a container"),
+    "task from nowhere": (set_variant(tasks=[{"name": "new"}]), "give either a storageUri or gone: true"),
     "container without image": (set_variant(family="", container={"image": ""}), "image.*at least 1 chars"),
     "accuracy in percent": (set_variant(accuracy=93.1), "accuracy.*less than or equal to 1"),
     "accuracy beside its interval": (

@@ -27,6 +27,17 @@ def test_a_delta_is_short_for_merging_or_prompts(delta, merging, prompts):
     assert OperatingPoint.model_validate(point.model_dump(mode="json", by_alias=True, exclude_none=True)) == point
 
 
+def test_a_deleted_task_keeps_its_line_and_loads_nothing():
+    present, gone = {"name": "new", "storageUri": "s3://tasks/new"}, {"name": "old", "gone": True}
+    variant = Variant.model_validate(a_variant(tasks=[gone, present]))
+
+    assert [task.name for task in variant.present_tasks] == ["new"]
+    assert variant.addresses == (variant.storage_uri, "s3://tasks/new")
+    for wrong in ({"name": "none"}, present | {"gone": True}):
+        with pytest.raises(ValidationError, match="give either a storageUri or gone: true"):
+            Variant.model_validate(a_variant(tasks=[wrong]))
+
+
 def test_what_a_point_turns_is_said_by_the_names_of_its_fields():
     point = a_point(
         modalities=["image"],

@@ -96,12 +96,76 @@ async def test_who_shows_no_right_key_registers_nothing(tmp_path):
     async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         for key in (None, "", new_key(), digest_of(KEY), "é"):
             assert (await put(rig, key=key))[0] == 401, key
-        for method in ("POST", "DELETE", "GET"):
+        assert (await put(rig, method="DELETE", key=None))[0] == 401
+        for method in ("POST", "GET"):
             assert (await put(rig, method=method, key=None))[0] == 401
             assert (await put(rig, method=method))[0] == 405
         (tmp_path / "keys").write_text("")
         assert (await put(rig))[0] == 401  # as soon as the key is gone
     assert not list(tmp_path.glob("*/*/*"))
+
+
+async def test_a_deleted_task_is_gone_from_every_replica_and_its_number_is_not_given_away(tmp_path):
+    replicas = [a_replica(tmp_path, f"replica-{n}") for n in range(2)]
+    wished = {"trimtab.task": "new"}
+    async with a_rig(a_pipeline(1), {"stage-0": replicas}, registry=kept_in(tmp_path)) as rig:
+        await put(rig, content=a_file(utility=0.5))
+        status, told = await put(rig, method="DELETE")
+        unknown = await rig.rest(a_request(parameters=wished))
+        again = await put(rig, method="DELETE")
+        weights = await put(rig, f"{PATH}/signs", method="DELETE")
+        newer = await put(rig, f"{PATH}/newer")
+        _, listed = await rig.get("/trimtab/v1/tasks")
+
+    assert (status, told["number"], told["replicas"], told["waiting"]) == (200, 2, 2, 0)
+    assert (unknown[0], "unknown task 'new'" in unknown[1]) == (400, True)
+    assert (again[0], "no task 'new' was registered" in again[1]["error"]) == (404, True)
+    assert weights[0] == 404
+    assert (newer[0], newer[1]["number"]) == (201, 3)
+    assert list(listed["stage-0"]["small"]) == ["newer"]
+    assert sorted(path.name for path in tmp_path.glob("*/*/*")) == ["2-new.gone", "3-newer.safetensors"]
+
+    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+        assert (await put(rig, f"{PATH}/newer", method="DELETE"))[0] == 200
+        assert (await put(rig))[1]["number"] == 4  # the next router knows whose numbers they were
+
+
+async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(tmp_path):
+    judged = {"default": {"value": 0.75}}
+    wished = {"trimtab.task": "new"}
+    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+        await put(rig, content=a_file(accuracyByPoint=judged))
+        told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
+        await put(rig, method="DELETE")
+        after = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
+        assert rig.router.plan is not None
+        stage = rig.router.plan.spec.stages[0].model_copy(update={"accuracy_by_task": {"new": 0.75}})
+        spec = rig.router.plan.spec.model_copy(update={"stages": (stage,), "generation": 2})
+        plan = rig.router.plan.model_copy(update={"spec": spec})
+        rig.router.apply_plan(plan)
+        deleted = await rig.rest(a_request(parameters=wished))
+
+    assert (told, after) == ({"small": {"default": {"new": 0.75}}}, {})
+    assert deleted[0] == 400
+
+    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+        rig.router.apply_plan(plan)
+        assert (await rig.rest(a_request(parameters=wished)))[0] == 400
+        await put(rig, content=a_file())
+        assert (await rig.rest(a_request(parameters=wished)))[0] == 200
+
+
+async def test_a_task_that_some_replica_still_has_is_deleted_only_for_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(task_book, "IN_FORCE_SECONDS", 0.1)
+    late = FakeReplica(name="replica-1", facts=lambda: {"tasks": ",".join((*OWN, "new"))})
+    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+        await put(rig)
+    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path), late]}, registry=kept_in(tmp_path)) as rig:
+        status, told = await put(rig, method="DELETE")
+        early, why = await put(rig)
+
+    assert (status, told["replicas"], told["waiting"]) == (202, 1, 1)
+    assert (early, "has a task 'new' already" in why["error"]) == (409, True)
 
 
 async def test_what_cannot_be_is_refused_by_name_and_leaves_nothing_behind(tmp_path):
@@ -143,9 +207,11 @@ async def test_without_a_replica_nothing_is_taken_and_without_a_folder_it_is_tol
     async with a_rig(
         a_pipeline(1), {"stage-0": [FakeReplica()]}, registry=lambda r: Registry(r, None, keyed(r)._keys)
     ) as rig:
-        status, told = await put(rig)
-    assert status == 501
-    assert "stages[].variants[].tasks" in told["error"]
+        for method in ("PUT", "DELETE"):
+            status, told = await put(rig, method=method)
+            assert status == 501
+            assert "spec.stages[].variants[].tasks: name and storageUri" in told["error"]
+            assert "gone: true" in told["error"]
 
 
 def test_a_task_grants_its_worth_and_its_deadline_to_who_asks_for_none():

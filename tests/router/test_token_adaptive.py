@@ -1,6 +1,7 @@
 """Batches of many tasks by utility times accuracy: who leaves, at which point, and who is given up."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,14 @@ def test_the_next_batch_is_not_larger_than_its_most_urgent_has_time_for():
 
     assert set(urgent) <= set(batch)
     assert len(batch) <= 10
+
+
+@pytest.mark.parametrize("most_rows", [1, 2, 3, 5])
+def test_no_batch_has_more_rows_than_one_may_have_however_few_these_are(most_rows):
+    view = replace(a_view([a_work(1.0) for _ in range(12)]), most_rows=most_rows)
+
+    assert max(batch.rows for batch in batches_of(view, 12)) <= most_rows
+    assert 1 <= len(left(view)[1]) <= most_rows
 
 
 def test_a_floor_is_kept_for_the_task_it_is_asked_of():

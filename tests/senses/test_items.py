@@ -42,6 +42,16 @@ def test_items_are_the_same_each_time_and_differ_by_index_seed_and_split():
         assert all(mine != its for mine, its in zip(bytes_of(whole), bytes_of(other), strict=True))
 
 
+def test_no_image_of_handwriting_is_in_two_parts():
+    parts = [ItemSource("held-out", seed=1, part=(which, 3)) for which in range(3)]
+    images = [[set(of_digit) for of_digit in source._written] for source in parts]
+
+    for digit in range(10):
+        own = [part[digit] for part in images]
+        assert sum(map(len, own)) == len(set.union(*own)) > 100
+    assert not np.array_equal(parts[0].items(0, 1).video, parts[1].items(0, 1).video)
+
+
 def test_items_keep_their_promises():
     items = ItemSource("held-out", seed=1).items(0, 60)
 

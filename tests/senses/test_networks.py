@@ -1,5 +1,6 @@
 """The networks: nothing computed for what is absent, each row by itself, weights that say what they are."""
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -7,12 +8,15 @@ from safetensors.torch import save_file
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families import registry
 from trimtab_model_servers.senses import MODALITIES, SUBSETS, networks, subset_name
+from trimtab_model_servers.senses.calibration import Calibration, straight
 from trimtab_model_servers.senses.fit import to_tensors
 from trimtab_model_servers.senses.items import ItemSource
 from trimtab_model_servers.senses.network import parts
 from trimtab_pipelines.model_spec import ModelSpec
 
 VARIANTS = list(networks.VARIANTS)
+BENT = np.stack([straight()[0], straight()[0] ** 2])
+"""A curve that believes less than it is told."""
 
 
 @pytest.fixture(scope="module")
@@ -76,26 +80,29 @@ def test_late_fusion_takes_up_what_its_encoders_computed(inputs):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_each_subset_has_its_own_temperature(variant, inputs):
+def test_each_subset_has_its_own_calibration(variant, inputs):
     network = a_network(variant)
     before = {subset: network.infer(parts(inputs, subset)) for subset in SUBSETS}
-    network.set_temperature(("audio",), 4.0)
+    network.calibrate(("audio",), Calibration(4.0, straight()))
+    network.calibrate(("video",), Calibration(1.0, BENT))
     for subset in SUBSETS:
         after = network.infer(parts(inputs, subset))
         assert torch.equal(after["digit"], before[subset]["digit"])
-        assert torch.equal(after["certainty"], before[subset]["certainty"]) == (subset != ("audio",))
+        is_same = torch.equal(after["certainty"], before[subset]["certainty"])
+        assert is_same == (subset not in {("audio",), ("video",)})
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_say_what_they_are(variant, inputs, tmp_path):
     network, path = a_network(variant, seed=3), tmp_path / "x.safetensors"
-    network.set_temperature(MODALITIES, 2.0)
+    network.calibrate(MODALITIES, Calibration(2.0, BENT))
     networks.save(network, path)
     again = networks.load(path)
 
     assert again.config == network.config
     assert torch.allclose(again.logits(inputs), network.logits(inputs), atol=0.05)
-    assert float(again.temperatures[7]) == 2.0
+    assert again.calibration(MODALITIES).temperature == 2.0
+    assert again.calibration(MODALITIES).knots == pytest.approx(BENT, abs=1e-3)
 
 
 def test_wrong_weights_are_named(tmp_path):

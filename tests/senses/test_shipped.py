@@ -12,11 +12,8 @@ from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.measured import MeasuredPipeline
 
 FOLDER = Path(__file__).parents[2] / "pipelines" / "digits-av"
-VARIANTS = [variant.name for variant in load_pipeline(FOLDER).spec.stages[0].variants]
-"""Of the pipeline; more weights lie beside them."""
 RANKING_SLACK = 0.005
-CALIBRATION_BOUND, CALIBRATION_BOUND_ALONE = 0.03, 0.06
-"""Of several senses together, and of one: names and hints, or speakers that differ, are more than one number mends."""
+CALIBRATION_BOUND = 0.03
 MOST_WEIGHT_BYTES = 4 * 2**20
 ITEMS = 400
 
@@ -36,8 +33,7 @@ def test_no_sense_has_collapsed(variant, items, measured):
     """Each alone is far above chance, all together above each, and no two subsets answer alike."""
     network = networks.load(FOLDER / "weights" / f"{variant}.safetensors")
     scored = Scored.of(network, items)
-    temperatures = {subset: float(network.temperatures[_bits(subset)]) for subset in SUBSETS}
-    seen = scored.seen(temperatures)
+    seen = scored.seen({subset: network.calibration(subset) for subset in SUBSETS})
     answers = {subset: scored.logits[subset].argmax(dim=1) for subset in SUBSETS}
     stated = measured.variant(variant).on["synthesised"]
     for subset in SUBSETS:
@@ -50,10 +46,6 @@ def test_no_sense_has_collapsed(variant, items, measured):
         assert (answers[less] != answers[more]).float().mean() > 0.02
 
 
-def _bits(subset):
-    return sum(1 << place for place, name in enumerate(("audio", "video", "text")) if name in subset)
-
-
 @pytest.mark.parametrize("variant", networks.VARIANTS)
 def test_nothing_is_worse_for_knowing_more(variant, measured):
     for on in measured.variant(variant).on.values():
@@ -62,11 +54,10 @@ def test_nothing_is_worse_for_knowing_more(variant, measured):
             assert accuracy[subset_name(more)] >= accuracy[subset_name(less)] - RANKING_SLACK
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", networks.VARIANTS)
 def test_certainty_is_what_it_says(variant, measured):
     for point in measured.variant(variant).counted.points:
-        bound = CALIBRATION_BOUND_ALONE if len(point.modalities) == 1 else CALIBRATION_BOUND
-        assert point.calibration_error <= bound, point.point
+        assert point.calibration_error <= CALIBRATION_BOUND, point.point
 
 
 def test_what_the_pipeline_states_is_what_was_measured(measured):

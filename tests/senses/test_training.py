@@ -7,6 +7,7 @@ import torch
 from tests.senses.test_items import a_recording_file
 from trimtab_model_servers.descent import Schedule
 from trimtab_model_servers.senses import SUBSETS, networks, subset_name, train
+from trimtab_model_servers.senses.calibration import Calibration, along, fitted_curve, straight
 from trimtab_model_servers.senses.fit import best_temperature, fit
 from trimtab_model_servers.senses.items import ItemSource
 from trimtab_model_servers.senses.measure import Scored, calibration_error, report
@@ -79,6 +80,28 @@ def test_a_temperature_undoes_being_too_sure():
     assert best_temperature(logits * 2.0, digits) == pytest.approx(2.0, rel=0.1)
 
 
+def test_a_curve_mends_what_no_temperature_does_and_keeps_the_order():
+    """A kind of rows that knows less than it says, and one that knows more, as hints and names are."""
+    random = np.random.default_rng(3)
+    told = np.where(random.random(8000) < 0.5, random.uniform(0.2, 0.5, 8000), random.uniform(0.5, 0.99, 8000))
+    right = random.random(8000) < np.where(told < 0.5, told / 2, 0.8 + told / 5)
+    knots = fitted_curve(told[:4000], right[:4000])
+    mended = along(torch.from_numpy(knots), torch.from_numpy(told[4000:].astype(np.float32))).numpy()
+
+    assert (np.diff(knots) >= 0).all()
+    assert calibration_error(told[4000:], right[4000:]) > 0.1
+    assert calibration_error(mended, right[4000:]) < 0.03
+    assert (np.diff(mended[np.argsort(told[4000:])]) >= -1e-6).all()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_curve_of_what_is_never_or_always_right_stays_a_curve(share):
+    knots = torch.from_numpy(fitted_curve(np.linspace(0.1, 0.9, 50), np.full(50, share > 0)))
+    found = along(knots, torch.tensor([0.0, 0.3, 1.0]))
+
+    assert found.tolist() == pytest.approx([0.0, 0.3, 1.0], abs=1e-3)
+
+
 def test_calibration_error_is_the_mean_gap():
     certainty = np.array([0.9] * 10 + [0.5] * 10)
     right = np.array([True] * 8 + [False] * 2 + [True] * 5 + [False] * 5)
@@ -89,7 +112,7 @@ def test_calibration_error_is_the_mean_gap():
 
 def test_what_is_measured_is_told_point_by_point(items):
     scored = Scored.of(networks.for_serving(networks.build(networks.VARIANTS["late"], seed=1)), items)
-    told = report("what", scored.seen(dict.fromkeys(SUBSETS, 1.0)))
+    told = report("what", scored.seen(dict.fromkeys(SUBSETS, Calibration(1.0, straight()))))
 
     assert [point.point for point in told.points] == [subset_name(subset) for subset in SUBSETS]
     assert told.samples == 120

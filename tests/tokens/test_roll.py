@@ -57,6 +57,15 @@ def test_the_pipelines_tasks_are_loaded_and_listed_after_those_of_the_weights(we
         assert labels(model, [0, 1, 1], point) == labels(bare, [0, 1, 1], point)
 
 
+def test_a_task_of_the_pipeline_that_is_gone_keeps_its_number_from_the_others(weights, tmp_path):
+    second = a_task(tmp_path / "second.safetensors", weights, likeliest=1)
+    tasks = [{"name": "first", "gone": True}, {"name": "second", "storageUri": str(second)}]
+    model = load_model(spec(weights, tasks=[*tasks, {"name": "third", "gone": True}]))
+
+    assert model.facts()["tasks"] == "letters,signs,,second,"
+    assert labels(model, [2, 3, 4]) == [-1, 1, -1]
+
+
 def test_a_folders_tasks_come_and_go_and_numbers_may_have_gaps(weights, tmp_path):
     model = load_model(spec(weights, tasksFolder=str(tmp_path)))
     network, before = model.network, labels(model, [0, 1])

@@ -1,11 +1,12 @@
 """A pipeline with the accuracies that are observed, where they are not what was measured before. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from trimtab_pipelines.evidence import AccuracyEvidence
+from trimtab_pipelines.evidence import Accuracy, AccuracyEvidence
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.second_look import SecondLook
 from trimtab_pipelines.spec import InferencePipelineSpec
+from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
 
 
@@ -28,9 +29,43 @@ def corrected(spec: InferencePipelineSpec, accuracies: Mapping[tuple[str, str, s
             own = {point: now for (s, v, point), now in accuracies.items() if (s, v) == (stage.name, variant.name)}
             variants.append(_variant(variant, own) if own else variant)
         stages.append(stage.model_copy(update={"variants": tuple(variants)}))
+    return _with(spec, stages)
+
+
+def with_joined(
+    spec: InferencePipelineSpec, joined: Mapping[tuple[str, str, str], Mapping[str, float]]
+) -> InferencePipelineSpec:
+    """Count with tasks that joined as with those that were there: no point is left out that is the best for one.
+
+    Args:
+        spec: as it was asked for.
+        joined: by stage, variant and operating point, how accurate that one is on each task.
+    """
+    if not joined:
+        return spec
+    stages = []
+    for stage in spec.stages:
+        variants = []
+        for variant in stage.variants:
+            points = tuple(
+                point.model_copy(update={"accuracy_by_task": _told(more) | point.accuracy_by_task}) if more else point
+                for point in variant.operating_points
+                for more in [joined.get((stage.name, variant.name, point.name))]
+            )
+            variants.append(variant.model_copy(update={"operating_points": points}))
+        stages.append(stage.model_copy(update={"variants": tuple(variants)}))
+    return _with(spec, stages)
+
+
+def _with(spec: InferencePipelineSpec, stages: Sequence[Stage]) -> InferencePipelineSpec:
+    """A spec with other stages, validated anew: copies keep what was computed of the originals."""
     return InferencePipelineSpec.model_validate(
         spec.model_copy(update={"stages": tuple(stages)}).model_dump(by_alias=True)
     )
+
+
+def _told(by_task: Mapping[str, float]) -> dict[str, Accuracy]:
+    return {task: Accuracy(value=accuracy, source="Measured") for task, accuracy in by_task.items()}
 
 
 def drifts(asked: InferencePipelineSpec, counted: InferencePipelineSpec) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trimtab_adapter.planning.corrected import corrected, drifts
+from trimtab_adapter.planning.corrected import corrected, drifts, with_joined
 from trimtab_adapter.planning.explain import basis_words, explain, line
 from trimtab_adapter.planning.hysteresis import planning_load, why_more
 from trimtab_adapter.planning.least_bad import Answer, answer
@@ -33,6 +33,7 @@ class Situation:
     rows_per_request: Mapping[str, float] = field(default_factory=dict)  # measured, by stage
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # measured, by stage and variant
     accuracies: Mapping[tuple[str, str, str], float] = field(default_factory=dict)  # drifted, by stage, variant, point
+    joined: Mapping[tuple[str, str, str], Mapping[str, float]] = field(default_factory=dict)  # of tasks, by the same
 
 
 def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation) -> PipelinePlan:
@@ -58,7 +59,7 @@ def question_of(
         situation.now_seconds,
         pipeline.spec.adaptation.hold_seconds,
     )
-    spec = corrected(pipeline.spec, situation.accuracies)
+    spec = with_joined(corrected(pipeline.spec, situation.accuracies), situation.joined)
     question = Question(spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current)
     hold_seconds = pipeline.spec.adaptation.hold_seconds
     held = why_more(situation.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
@@ -120,8 +121,12 @@ def plan_of(
     return PipelinePlan(metadata=metadata, spec=spec)
 
 
-def _lines(stages: Sequence[StagePlan]) -> list[tuple[str, str, float]]:
-    return [(stage.name, line(stage), stage.cores) for stage in stages]
+def _lines(stages: Sequence[StagePlan]) -> list[tuple[str, str, float, list[tuple[str, str, float]]]]:
+    return [(stage.name, line(stage), stage.cores, _by_task(stage)) for stage in stages]
+
+
+def _by_task(stage: StagePlan) -> list[tuple[str, str, float]]:
+    return sorted((point.name, *each) for point in stage.points for each in point.accuracy_by_task.items())
 
 
 def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePlan, tuple[str, ...]]:

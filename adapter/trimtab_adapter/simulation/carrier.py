@@ -98,6 +98,8 @@ class DrawnCarrier:
         self._clock = clock
         self._draws = times
         self._fan_outs = fan_outs
+        self._whole = [output.name for output in stage.outputs if output.counted_by is None]
+        self._counted = {count: [o.name for o in stage.outputs if o.counted_by == count] for count in fan_outs}
         self._certainties = certainties
         self._transfer_seconds = transfer_seconds
         self._load_seconds = load_seconds
@@ -156,9 +158,9 @@ class DrawnCarrier:
         return [{} if piece.work.closed else self._rows_out(piece.rows, parcel.point) for piece in parcel.batch]
 
     def _rows_out(self, rows: int, point: Point) -> Mapping[str, Array]:
-        own = rows_of(rows)
-        counted = {name: rows_of(fan_out.draw(rows)) for name, fan_out in self._fan_outs.items()}
-        given = {o.name: own if o.counted_by is None else counted[o.counted_by] for o in self.stage.outputs}
+        given = dict.fromkeys(self._whole, rows_of(rows))
+        for count, fan_out in self._fan_outs.items():
+            given |= dict.fromkeys(self._counted[count], rows_of(fan_out.draw(rows)))
         if self.stage.certainty is not None:
             given[self.stage.certainty] = _certainties(point, self._certainties.random(rows))
         return given

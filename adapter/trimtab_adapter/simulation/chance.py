@@ -17,7 +17,7 @@ _BLOCK = 8192
 
 
 class DrawnTimes:
-    """Seconds of a stage's batches: log-normal through the profile's median and p99, or the median itself.
+    """Seconds of a stage's batches: log-normal through the profile's median and p99, as measured, or the median itself.
 
     Between profiled batch sizes a straight line, since the router sends whatever number of rows waits.
     """
@@ -28,6 +28,7 @@ class DrawnTimes:
         self._stage, self._profile, self._conditions = stage, profile, conditions
         self._random = random
         self._normals: list[float] = []
+        self._factors: dict[str, list[float]] = {}
         self._laws: dict[tuple[str, str, int], tuple[float, float]] = {}
 
     def draw(self, variant: str, point: str, rows: int) -> float:
@@ -37,10 +38,18 @@ class DrawnTimes:
             law = self._laws[variant, point, rows] = self._law(variant, point, rows)
         median, deviation = law
         if not deviation:
-            return median
+            return median * self._measured(variant)
         if not self._normals:
             self._normals = self._random.standard_normal(_BLOCK).tolist()
         return median * math.exp(deviation * self._normals.pop())
+
+    def _measured(self, variant: str) -> float:
+        """Over what is expected, one of those that were measured; 1 where none was."""
+        drawn = self._factors.get(variant)
+        if not drawn:
+            known = self._conditions.factors.get((self._stage.name, variant)) or (1.0,)
+            drawn = self._factors[variant] = self._random.choice(known, _BLOCK).tolist()
+        return drawn.pop()
 
     def _law(self, variant: str, point: str, rows: int) -> tuple[float, float]:
         found = self._profile.spec.point(variant, point, self._stage.variant(variant).resources.cpu)
@@ -50,8 +59,7 @@ class DrawnTimes:
         median = between_sizes(found, rows, 0.5) * conditions.service_ratios.get(key, 1.0)
         if sizes := conditions.size_ratios.get(key):
             median *= float(at_sizes(sizes, [rows])[0])
-        profiled = _deviation(found, rows) * conditions.spread
-        return median, conditions.deviations.get(key, profiled)
+        return median, 0.0 if key in conditions.factors else _deviation(found, rows) * conditions.spread
 
 
 def at_sizes(known: Mapping[int, float], rows: Sequence[int] | NDArray[np.int32]) -> NDArray[np.float64]:

@@ -25,8 +25,8 @@ class Conditions:
         after_seconds: from the last batch's answer until the caller has it.
         transfer_seconds: of each batch's profiled service time, what passes on the way there and back.
         spread: how far service times lie around the profile's median, as a multiple of what its p99 says; 0 for none.
-        deviations: by stage and variant, the standard deviation of the logarithm of a batch's seconds; where it was
-            measured it stands in place of what the profile says.
+        factors: by stage and variant, what batches took over what was expected of them, one as likely as the other;
+            where they were measured they stand in place of what the profile's p99 says.
         contention: by what share of its time a batch is slower for each other replica that is busy when it begins,
             where replicas share a machine's cores, caches and memory.
         speeds: how fast each of the machine's processors is over time, where it was recorded; replicas take turns with
@@ -46,7 +46,7 @@ class Conditions:
     after_seconds: float = 0.0
     transfer_seconds: float = 0.0
     spread: float = 1.0
-    deviations: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    factors: Mapping[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
     contention: float = 0.0
     speeds: tuple[Speed, ...] = ()
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)

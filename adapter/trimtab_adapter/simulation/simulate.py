@@ -123,6 +123,7 @@ class _Simulation:
         spec, conditions = scenario.pipeline.spec, scenario.conditions
         limit = spec.budget.cores + spec.budget.surge_cores
         self.fleet = SimulatedFleet(self.carriers, limit, conditions.startup_seconds, self.agenda)
+        self.slo_seconds = spec.slo.latency_seconds
         self.wanted = tuple(output.name for output in spec.outputs)
         self.names = tuple(tensor.name for tensor in spec.inputs)
         self.request_rows = scenario.rows or (1,)
@@ -165,7 +166,7 @@ class _Simulation:
         agenda.run(scenario.duration_seconds)
         self.fleet.settle()
         mean_cores = self.fleet.core_seconds / max(scenario.duration_seconds, 1e-9)
-        agenda.run(scenario.duration_seconds + 2.0 * scenario.pipeline.spec.slo.latency_seconds + GRACE_SECONDS)
+        agenda.run(scenario.duration_seconds + 2.0 * self.slo_seconds + GRACE_SECONDS)
         return self._outcome(mean_cores)
 
     def _build_desks(self) -> dict[str, Desk]:
@@ -194,7 +195,8 @@ class _Simulation:
         self.received += 1
         if self.received < len(self.arrivals):
             self.agenda.at(self.arrivals[self.received], self._arrive)
-        self.counter.record(now)
+        if self.scenario.adaptation is not None:
+            self.counter.record(now)
         wish = self.wishes[index % len(self.wishes)]
         deadline = now + self._promised_seconds(wish)
         walk = Walk(self.graph, self._inputs(index), self.wanted)
@@ -219,10 +221,14 @@ class _Simulation:
             return
         latency += self.scenario.conditions.after_seconds
         self.latency[index], self.accuracy[index] = latency, journey.accuracy
-        self.provisional[index] = any(piece.provisional for served in journey.served.values() for piece in served)
-        self.variants[index] = {stage: served[0].variant for stage, served in journey.served.items()}
-        self.points[index] = {stage: served[0].operating_point for stage, served in journey.served.items()}
-        self.rows.record(self.agenda.now, journey.rows_by_stage)
+        variants, points = {}, {}
+        for stage, served in journey.served.items():
+            variants[stage], points[stage] = served[0].variant, served[0].operating_point
+            if served[0].certainties is not None:
+                self.provisional[index] |= any(piece.provisional for piece in served)
+        self.variants[index], self.points[index] = variants, points
+        if self.scenario.adaptation is not None:
+            self.rows.record(self.agenda.now, journey.rows_by_stage)
         self._end(index, OK if latency <= self._promised_seconds(journey.wish) else LATE)
 
     def _inputs(self, index: int) -> Mapping[str, Array]:
@@ -230,7 +236,7 @@ class _Simulation:
         return {name: rows_of(rows) for name in self.names if name not in lacks}
 
     def _promised_seconds(self, wish: Wish) -> float:
-        return wish.timeout_seconds or self.scenario.pipeline.spec.slo.latency_seconds
+        return wish.timeout_seconds or self.slo_seconds
 
     def _end(self, index: int, end: End) -> None:
         self.ends[index] = end

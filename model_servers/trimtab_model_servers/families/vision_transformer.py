@@ -118,7 +118,7 @@ def build(spec: ModelSpec) -> Built:
     roll = Roll(
         stored,
         dict.fromkeys(ready.way for ready in points.values()),
-        given=[(task.name, _file(task)) for task in spec.tasks],
+        given=[(task.name, None if task.gone else _file(task)) for task in spec.tasks],
         folder=Path(spec.tasks_folder) if spec.tasks_folder else None,
         most_classes=_most_classes(spec),
     )

@@ -3,7 +3,7 @@
 Early fusion runs its trunk for each subset apart: a step takes one subset and a larger one. Late fusion encodes each
 sense once and fuses all seven subsets in every step. Both add a ranking loss (SimMLM, 2025): what knows more may not
 lose more than what knows less. After it each subset gets the temperature that fits held-back items best (Guo et al.
-2017).
+2017), and a curve over that (`calibration`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,8 @@ from trimtab_model_servers.senses.networks import Network
 
 RANKING_WEIGHT: Final = 0.5
 _MOST_GRADIENT_NORM: Final = 2.0
-_TEMPERATURES: Final = np.geomspace(0.3, 3.0, 60)
+_TEMPERATURES: Final = np.geomspace(0.3, 3.0, 60).astype(np.float16).astype(np.float64)
+"""As they are stored."""
 _PAIRS: Final = strict_pairs()
 Inputs = dict[str, Tensor]
 

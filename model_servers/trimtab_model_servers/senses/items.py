@@ -65,16 +65,24 @@ class ItemSource:
         seed: of what is drawn.
         recordings: real clips to take the sound from instead of synthesised voices; the split is then what was chosen
             of them.
+        part: (which, of how many) parts of the split's handwriting; no image is in two.
     """
 
-    def __init__(self, split: Split = "held-out", seed: int = 0, recordings: Recordings | None = None) -> None:
+    def __init__(
+        self,
+        split: Split = "held-out",
+        seed: int = 0,
+        recordings: Recordings | None = None,
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
         self.split: Split = split
         self.seed = seed
         self.recordings = recordings
         self._snr_db = SNR_DB["synthesised" if recordings is None else "recorded"]
         handwriting = load_sources(split)
         self._glyphs = handwriting.glyphs
-        self._written = [np.flatnonzero(handwriting.labels == digit) for digit in range(10)]
+        which, parts = part
+        self._written = [np.flatnonzero(handwriting.labels == digit)[which::parts] for digit in range(10)]
         self._spoken = [] if recordings is None else [np.flatnonzero(recordings.digits == digit) for digit in range(10)]
 
     def items(self, start: int, count: int, digits: Sequence[int] | None = None) -> Items:

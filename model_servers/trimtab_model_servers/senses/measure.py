@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trimtab_model_servers.digits.measure import wilson
 from trimtab_model_servers.senses import SUBSETS, subset_name
+from trimtab_model_servers.senses.calibration import Calibration, along, fitted_curve, straight
 from trimtab_model_servers.senses.fit import best_temperature, scores
 from trimtab_model_servers.senses.items import Items
 from trimtab_model_servers.senses.networks import Network
@@ -26,7 +27,7 @@ Subset = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """Items as a network scored them, before any temperature.
+    """Items as a network scored them, before any calibration.
 
     Attributes:
         digits: the truth, int64 [n].
@@ -48,16 +49,22 @@ class Scored:
         logits = {subset: torch.cat([one.logits[subset] for one in found]) for subset in SUBSETS}
         return cls(torch.cat([one.digits for one in found]), logits)
 
-    def temperatures(self) -> dict[Subset, float]:
-        """The temperature of each subset that fits these items best."""
-        return {subset: best_temperature(logits, self.digits) for subset, logits in self.logits.items()}
+    def calibrations(self) -> dict[Subset, Calibration]:
+        """The calibration of each subset that fits these items best."""
+        return {subset: self._calibration(subset) for subset in SUBSETS}
 
-    def seen(self, temperatures: Mapping[Subset, float]) -> dict[Subset, Seen]:
+    def _calibration(self, subset: Subset) -> Calibration:
+        temperature = best_temperature(self.logits[subset], self.digits)
+        seen = self._seen(subset, Calibration(temperature, straight()))
+        return Calibration(temperature, fitted_curve(seen.certainty, seen.right))
+
+    def seen(self, by: Mapping[Subset, Calibration]) -> dict[Subset, Seen]:
         """How certain of each item each subset is, and whether rightly."""
-        return {subset: self._seen(subset, temperatures[subset]) for subset in SUBSETS}
+        return {subset: self._seen(subset, by[subset]) for subset in SUBSETS}
 
-    def _seen(self, subset: Subset, temperature: float) -> Seen:
-        certainty, digit = (self.logits[subset] / temperature).softmax(dim=1).max(dim=1)
+    def _seen(self, subset: Subset, by: Calibration) -> Seen:
+        probability, digit = (self.logits[subset] / by.temperature).softmax(dim=1).max(dim=1)
+        certainty = along(torch.from_numpy(by.knots), probability)
         return Seen(certainty.numpy(), (digit == self.digits).numpy(), frozenset(subset))
 
 

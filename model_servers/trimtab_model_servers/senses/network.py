@@ -1,7 +1,7 @@
 """What both networks share: which senses a batch brings, how certain an answer is, and their common interface.
 
-An absent modality is not zeroed: nothing is computed for it. Each of the seven subsets has a temperature of its own
-(Guo et al. 2017), fitted after training, since a network is not equally sure of itself with one sense as with three.
+An absent modality is not zeroed: nothing is computed for it. Each of the seven subsets has a calibration of its own,
+fitted after training, since a network is not equally sure of itself with one sense as with three.
 """
 
 from abc import ABC, abstractmethod
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab_model_servers.senses import MODALITIES, SUBSETS
+from trimtab_model_servers.senses.calibration import Calibration, along, straight
 
 CHARACTER_CODES: Final = 32
 """The last five bits of an ASCII letter number it from 1; what is not typed is 0."""
@@ -23,7 +24,10 @@ class SensesNetwork(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.temperatures: Tensor
-        self.register_buffer("temperatures", torch.ones(2 ** len(MODALITIES)))
+        self.knots: Tensor
+        every = 2 ** len(MODALITIES)
+        self.register_buffer("temperatures", torch.ones(every))
+        self.register_buffer("knots", torch.from_numpy(straight()).repeat(every, 1, 1))
 
     @abstractmethod
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -38,14 +42,21 @@ class SensesNetwork(nn.Module, ABC):
 
     def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Map what is given to `digit` int64 [B] and `certainty` float32 [B], the calibrated probability of it."""
-        scores = self.logits(inputs) / self.temperatures[subset_bits(inputs)]
-        certainty, digit = scores.softmax(dim=1).max(dim=1)
-        return {"digit": digit, "certainty": certainty}
+        subset = subset_bits(inputs)
+        scores = self.logits(inputs) / self.temperatures[subset]
+        probability, digit = scores.softmax(dim=1).max(dim=1)
+        return {"digit": digit, "certainty": along(self.knots[subset], probability)}
 
     @torch.no_grad()
-    def set_temperature(self, subset: tuple[str, ...], value: float) -> None:
-        """Divide the scores of this subset by a temperature from now on."""
-        self.temperatures[subset_bits(subset)] = value
+    def calibrate(self, subset: tuple[str, ...], by: Calibration) -> None:
+        """Say how certain answers from this subset are by this from now on."""
+        self.temperatures[subset_bits(subset)] = by.temperature
+        self.knots[subset_bits(subset)] = torch.from_numpy(by.knots)
+
+    def calibration(self, subset: tuple[str, ...]) -> Calibration:
+        """What is in force for a subset."""
+        bits = subset_bits(subset)
+        return Calibration(float(self.temperatures[bits]), self.knots[bits].numpy())
 
 
 def subset_bits(names: Mapping[str, Tensor] | tuple[str, ...]) -> int:

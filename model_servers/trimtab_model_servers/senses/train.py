@@ -2,8 +2,9 @@
 
 Writes ``DIR/weights/VARIANT.safetensors`` and ``DIR/measured.json``. Each variant first learns from synthesised voices.
 With recordings, it then learns on from both, once for each speaker from all but that one, on whom it is measured: a
-speaker is judged by weights that never heard him, with temperatures fitted on the other speakers. Shipped is what has
-not heard the one speaker that `recordings.HEARD` leaves out, so that there are recordings to try it with.
+speaker is judged by weights that never heard him, calibrated on the other speakers and on handwriting that is not his.
+Shipped is what has not heard the one speaker that `recordings.HEARD` leaves out, nor was calibrated on him, so that
+there are recordings to try it with.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from trimtab_model_servers.descent import Schedule
 from trimtab_model_servers.senses import SUBSETS, subset_name
+from trimtab_model_servers.senses.calibration import Calibration
 from trimtab_model_servers.senses.fit import fit
 from trimtab_model_servers.senses.items import Items, ItemSource
 from trimtab_model_servers.senses.manifest import write_points
@@ -60,10 +62,10 @@ class Sounds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A variant, the scores behind its temperatures, and what was measured of it."""
+    """A variant, how it is calibrated, and what was measured of it."""
 
     network: Network
-    temperatures: dict[Subset, float]
+    calibrations: dict[Subset, Calibration]
     seen: dict[str, dict[Subset, Seen]]
     what: dict[str, str]
     seconds: float
@@ -99,26 +101,41 @@ def train_variant(
         speaker: _tuned(name, network, sounds.synthesised, _others(sounds.recorded, speaker), advance)
         for speaker in sounds.recorded
     }
-    seconds = time.perf_counter() - started
-    calibration = ItemSource("held-out", CALIBRATION_SEED).items(0, CALIBRATION_ITEMS)
+    return judge_variant(network, judges, recordings, held_out, time.perf_counter() - started)
+
+
+def judge_variant(
+    network: Network, judges: Mapping[str, Network], recordings: Recordings | None, held_out: int, seconds: float
+) -> Trained:
+    """Calibrate and measure.
+
+    Args:
+        network: that learned from synthesised voices alone; shipped where there are no judges.
+        judges: by the speaker that each has not heard.
+        recordings: of these speakers.
+        held_out: items of each kind.
+        seconds: that training took.
+    """
     judged = {speaker: Scored.of(judge, _asked(recordings, speaker, held_out)) for speaker, judge in judges.items()}
-    network = next((judge for speaker, judge in judges.items() if speaker not in HEARD), network)
-    fitted = list(judged.values()) or [Scored.of(network, calibration)]
-    temperatures = Scored.joined(fitted).temperatures()
-    synthesised = Scored.of(network, ItemSource("held-out", HELD_OUT_SEED).items(0, held_out))
-    seen = {SYNTHESISED: synthesised.seen(temperatures)}
+    by_others = {speaker: Scored.joined(_others(judged, speaker)).calibrations() for speaker in judged}
+    shipped = next((speaker for speaker in judges if speaker not in HEARD), None)
+    if shipped is None:
+        asked = ItemSource("held-out", CALIBRATION_SEED, part=(1, 2)).items(0, CALIBRATION_ITEMS)
+        calibrations = Scored.of(network, asked).calibrations()
+    else:
+        network, calibrations = judges[shipped], by_others[shipped]
+    measured = ItemSource("held-out", HELD_OUT_SEED, part=(0, 2)).items(0, held_out)
+    seen = {SYNTHESISED: Scored.of(network, measured).seen(calibrations)}
     what = {SYNTHESISED: "voices synthesised by this package, other ones than in training; handwriting held out"}
     if judged:
-        seen[RECORDED] = together(
-            scored.seen(Scored.joined(_others(judged, speaker)).temperatures()) for speaker, scored in judged.items()
-        )
+        seen[RECORDED] = together(scored.seen(by_others[speaker]) for speaker, scored in judged.items())
         what[RECORDED] = (
             f"real recordings (FSDD) of {', '.join(judged)}, each speaker judged by weights trained on the others; "
             "handwriting held out"
         )
-    for subset, temperature in temperatures.items():
-        network.set_temperature(subset, temperature)
-    return Trained(for_serving(network), temperatures, seen, what, seconds)
+    for subset, calibration in calibrations.items():
+        network.calibrate(subset, calibration)
+    return Trained(for_serving(network), calibrations, seen, what, seconds)
 
 
 def _tuned(
@@ -143,8 +160,10 @@ def _others(of_speakers: Mapping[str, Value], speaker: str) -> list[Value]:
 def _asked(recordings: Recordings | None, speaker: str, held_out: int) -> Items:
     if recordings is None:
         raise ValueError("nobody can be judged without recordings")
-    share = held_out // len(recordings.present)
-    return ItemSource("held-out", HELD_OUT_SEED, recordings.of(speaker)).items(0, share)
+    speakers = recordings.present
+    share, place = held_out // len(speakers), speakers.index(speaker)
+    source = ItemSource("held-out", HELD_OUT_SEED, recordings.of(speaker), part=(place, len(speakers)))
+    return source.items(place * share, share)
 
 
 def _counted(source: ItemSource, count: int, tell: Callable[[], None]) -> Items:
@@ -161,7 +180,7 @@ def described(name: str, trained: Trained, weights: Path) -> MeasuredVariant:
         name=name,
         on={kind: _of_kind(trained, kind) for kind in trained.seen},
         counts=RECORDED if RECORDED in trained.seen else SYNTHESISED,
-        temperatures={subset_name(subset): round(trained.temperatures[subset], 3) for subset in SUBSETS},
+        temperatures={subset_name(subset): round(trained.calibrations[subset].temperature, 3) for subset in SUBSETS},
         training={
             "seed": SCHEDULES[name].seed,
             "steps": SCHEDULES[name].steps,

@@ -56,7 +56,7 @@ class Roll:
     Args:
         stored: the transformer with the tasks of its weights.
         ways: the ways its points run.
-        given: the pipeline's own tasks, names and files; one that does not fit is an error.
+        given: the pipeline's own tasks, names and files, None for one that is gone; one that does not fit is an error.
         folder: of those that come and go; None for none.
         most_classes: that an answer has room for; None for any number.
 
@@ -69,7 +69,7 @@ class Roll:
         stored: Stored,
         ways: Collection[str],
         *,
-        given: Sequence[tuple[str, Path]] = (),
+        given: Sequence[tuple[str, Path | None]] = (),
         folder: Path | None = None,
         most_classes: int | None = None,
     ) -> None:
@@ -82,9 +82,12 @@ class Roll:
             number: (name, {way: stored.heads[way][name] for way in self._ways})
             for number, name in enumerate(stored.tasks)
         }
-        for name, path in given:
+        self._numbers = len(stored.tasks) + len(given)
+        for number, (name, path) in enumerate(given, len(stored.tasks)):
+            if path is None:
+                continue
             try:
-                self._join(self._settled, len(self._settled), name, path)
+                self._join(self._settled, number, name, path)
             except ModelError as error:
                 raise ModelError(f"task {name!r} ({path}): {error}") from error
 
@@ -105,7 +108,7 @@ class Roll:
             except ModelError as error:
                 refused[path.stem] = str(error)
         numbers = sorted(tasks)
-        places = torch.full((max(numbers) + 1,), NONE)
+        places = torch.full((max(self._numbers, numbers[-1] + 1),), NONE)
         places[torch.tensor(numbers)] = torch.arange(len(numbers))
         banks = {way: Bank([tasks[number][1][way] for number in numbers]) for way in self._ways}
         names = tuple(tasks[number][0] if number in tasks else "" for number in range(len(places)))

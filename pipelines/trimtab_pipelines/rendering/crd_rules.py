@@ -22,6 +22,7 @@ from trimtab_pipelines.spec import (
     ServiceLevel,
 )
 from trimtab_pipelines.stages import ANSWER, PULLED, SHOWN, Stage
+from trimtab_pipelines.tasks import Task
 from trimtab_pipelines.variants import Variant
 
 
@@ -78,6 +79,12 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             "give either a family or a container, not both",
         ),
         _INSIDE_INTERVAL,
+    ),
+    Task: (
+        Rule(
+            "(has(self.gone) && self.gone) != (has(self.storageUri) && self.storageUri != '')",
+            "give either a storageUri or gone: true",
+        ),
     ),
     Stage: (
         Rule(

@@ -1,8 +1,8 @@
 """The router's own addresses, on a port that callers do not reach: health, metrics, load and state.
 
 Prometheus, the adapter and the kubelet ask here; callers' own questions (`/v2/health/…`) are answered at the door too.
-Everything here is only read but tasks, which who shows a key may register; who else reads, or tries to do more, is told
-in the audit log.
+Everything here is only read but tasks, which who shows a key may register and delete; who else reads, or tries to do
+more, is told in the audit log.
 """
 
 import logging
@@ -58,7 +58,7 @@ class AdminIngress:
         """Answer a question."""
         by = ""
         if request.path.startswith(f"{TASKS_PATH}/"):
-            response, by = await self._registry.registered(request)
+            response, by = await self._registry.changed(request)
         else:
             response = await self._answer(request)
         call = AdminCall(request.method, request.path, request.remote or "", response.status, by)

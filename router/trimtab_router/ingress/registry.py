@@ -1,4 +1,4 @@
-"""Shell: the administrative calls about tasks. Who registers one shows a key; what is kept, `task_book` knows."""
+"""Shell: the administrative calls about tasks. Who changes one shows a key; what is kept, `task_book` knows."""
 
 import asyncio
 import hmac
@@ -17,18 +17,19 @@ from trimtab_router.router import Router
 
 BODY_SECONDS = 15.0
 _NO_BOOK = (
-    "this router keeps no tasks, since what it keeps would end with its pod: name them in the pipeline's resource "
-    "(stages[].variants[].tasks), and every replica loads them"
+    "this router keeps no tasks, since what it keeps would end with its pod: add a line to the pipeline's resource "
+    "(spec.stages[].variants[].tasks: name and storageUri), and every replica loads it; to delete a task write gone: "
+    "true in place of its storageUri"
 )
 
 
 class Registry:
-    """Answers who lists tasks, or registers one.
+    """Answers who lists tasks, registers one or deletes one.
 
     Args:
         router: whose tasks they are.
         book: keeps them; None where there is no place for them.
-        keys: the file of those who may register tasks; None lets nobody in.
+        keys: the file of those who may; None lets nobody in.
     """
 
     def __init__(self, router: Router, book: TaskBook | None = None, keys: Path | None = None) -> None:
@@ -44,30 +45,33 @@ class Registry:
             found.setdefault(stage, {})[variant] = told
         return json_response(found)
 
-    async def registered(self, request: web.BaseRequest) -> tuple[web.Response, str]:
-        """Register a task: PUT …/STAGE/VARIANT/NAME with its file as the body; tells whose key was shown, too."""
+    async def changed(self, request: web.BaseRequest) -> tuple[web.Response, str]:
+        """Register or delete a task: PUT …/STAGE/VARIANT/NAME with its file as the body, or DELETE; and whose key."""
         client = self._client_of(request)
         if client is None:
             error = "show a key of those who may register tasks: Authorization: Bearer KEY (--admin-keys names them)"
             return json_response({"error": error}, 401, {"WWW-Authenticate": "Bearer"}), ""
-        return await self._registered(request), client
+        return await self._changed(request), client
 
-    async def _registered(self, request: web.BaseRequest) -> web.Response:
+    async def _changed(self, request: web.BaseRequest) -> web.Response:
         parts = request.path.removeprefix(f"{TASKS_PATH}/").split("/")
-        if request.method != "PUT":
-            return json_response({"error": "a task is registered by PUT"}, 405)
+        if request.method not in {"PUT", "DELETE"}:
+            return json_response({"error": "a task is registered by PUT, and deleted by DELETE"}, 405)
         if len(parts) != 3:
-            return json_response({"error": f"PUT {TASKS_PATH}/STAGE/VARIANT/NAME"}, 404)
+            return json_response({"error": f"{request.method} {TASKS_PATH}/STAGE/VARIANT/NAME"}, 404)
         if self._book is None:
             return json_response({"error": _NO_BOOK}, 501)
         stage, variant, name = parts
         began = time.monotonic()
         try:
-            registered = await self._book.register(stage, variant, name, await _body(request))
+            if request.method == "DELETE":
+                task, done = await self._book.delete(stage, variant, name), 200
+            else:
+                task, done = await self._book.register(stage, variant, name, await _body(request)), 201
         except TaskRefused as refused:
             return json_response({"error": str(refused)}, refused.status)
-        told = {"task": name, **_told(registered), "seconds": round(time.monotonic() - began, 4)}
-        return json_response(told, 201 if registered.replicas and not registered.waiting else 202)
+        told = {"task": name, **_told(task), "seconds": round(time.monotonic() - began, 4)}
+        return json_response(told, done if task.replicas and not task.waiting else 202)
 
     def _client_of(self, request: web.BaseRequest) -> str | None:
         """Whose key a request shows; None where it is nobody's. The file is read each time: who is gone is out."""

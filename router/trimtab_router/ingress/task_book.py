@@ -1,14 +1,16 @@
 """Shell: the tasks that were registered while the router runs, in a folder that its replicas follow too.
 
 A task is in force once its file lies there: replicas take it as they notice it, and those that start later find it. So
-the death of all replicas, or of the router, loses none. What a replica refuses is taken away again.
+the death of all replicas, or of the router, loses none. What a replica refuses is taken away again. Where a task was
+deleted a mark stays, so that no other task gets its number: requests that name it may still be on their way, and a
+replica that notices late answers them as what they meant.
 """
 
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,21 @@ from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.operating_point import MOST_TASKS
 from trimtab_pipelines.resource import Name
 from trimtab_pipelines.stages import Stage
-from trimtab_pipelines.tasks import TaskCard, UnusableTask, card_of, file_name, number_and_name
+from trimtab_pipelines.tasks import (
+    TaskCard,
+    UnusableTask,
+    card_of,
+    file_name,
+    gone_number_and_name,
+    mark_name,
+    number_and_name,
+)
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
 
 IN_FORCE_SECONDS = 5.0
-"""How long replicas are waited for before a task is said to be accepted only."""
+"""How long replicas are waited for before a task is said to be accepted, or deleted, only."""
 POLL_SECONDS = 0.02
 _NAME = TypeAdapter[str](Name)
 _Facts = Mapping[str, Mapping[str, Any]]
@@ -32,7 +42,7 @@ _Facts = Mapping[str, Mapping[str, Any]]
 
 
 class TaskRefused(Exception):
-    """A task that is not registered.
+    """A task that is not registered, or not deleted.
 
     Attributes:
         status: of HTTP.
@@ -76,10 +86,13 @@ class TaskBook:
         """By stage and variant, then by name."""
 
     def read(self) -> None:
-        """Know the tasks that were registered before this router started."""
+        """Know the tasks that were registered before this router started, and which of them were deleted."""
         for stage in self._router.pipeline.spec.stages:
             for variant in stage.variants:
-                for path in sorted((self._folder / stage.name / variant.name).glob("*.safetensors")):
+                found = sorted((self._folder / stage.name / variant.name).glob("*"))
+                for mark in filter(None, (gone_number_and_name(path.name) for path in found)):
+                    self._router.dismiss(stage.name, variant.name, mark[1])
+                for path in found:
                     self._read(stage.name, variant.name, path)
 
     def _read(self, stage: str, variant: str, path: Path) -> None:
@@ -115,6 +128,27 @@ class TaskBook:
             self._know(stage, variant, name, registered)
             return registered
 
+    async def delete(self, stage: str, variant: str, name: str) -> Registered:
+        """Take a task out of force on all replicas, for good; its number is not given away again.
+
+        Returns:
+            It, with how many replicas have it no longer, and how many still do.
+
+        Raises:
+            TaskRefused: 404 where no such task was registered.
+        """
+        async with self._registering:
+            task = self.tasks.get((stage, variant), {}).get(name)
+            if task is None:
+                raise TaskRefused(404, f"variant {variant} of stage {stage}: no task {name!r} was registered")
+            folder = self._folder / stage / variant
+            await asyncio.to_thread(write_atomically, folder / mark_name(task.number, name), b"")
+            await asyncio.to_thread((folder / file_name(task.number, name)).unlink, missing_ok=True)
+            del self.tasks[stage, variant][name]
+            self._router.dismiss(stage, variant, name)
+            without, still = await self._until(stage, variant, lambda told: name not in _listed(told))
+            return replace(task, replicas=without, waiting=still)
+
     def _know(self, stage: str, variant: str, name: str, task: Registered) -> None:
         self.tasks.setdefault((stage, variant), {})[name] = task
         self._router.enrol(stage, variant, name, task.card)
@@ -143,7 +177,13 @@ class TaskBook:
         found = [await self._router.facts(stage.name, variant.name) for variant in stage.variants]
         told = (len(_listed(each)) for facts in found for each in facts.values())
         kept = (t.number + 1 for (own, _), tasks in self.tasks.items() if own == stage.name for t in tasks.values())
-        return max([*told, *kept], default=0)
+        gone = await asyncio.to_thread(self._gone, stage.name)
+        return max([*told, *kept, *gone], default=0)
+
+    def _gone(self, stage: str) -> list[int]:
+        """The numbers that come after those of tasks which were deleted."""
+        marks = (gone_number_and_name(path.name) for path in (self._folder / stage).glob("*/*"))
+        return [mark[0] + 1 for mark in marks if mark is not None]
 
     def _number(self, stage: str, name: str, free: int) -> int:
         """The number that a task has in another variant of its stage, else the next one."""
@@ -156,15 +196,26 @@ class TaskBook:
         Raises:
             TaskRefused: a replica refuses it; its file is gone.
         """
+        refused = ""
+
+        def has(told: Mapping[str, Any]) -> bool:
+            nonlocal refused
+            refused = refused or _refused(told).get(path.stem, "")
+            return bool(refused) or name in _listed(told)
+
+        found = await self._until(stage, variant, has)
+        if refused:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+            raise TaskRefused(400, f"task {name!r}: {refused}")
+        return found
+
+    async def _until(self, stage: str, variant: str, so: Callable[[Mapping[str, Any]], bool]) -> tuple[int, int]:
+        """Wait until what every replica tells is so; returns of how many it is, and of how many not yet."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + IN_FORCE_SECONDS
         while True:
             facts = await self._router.facts(stage, variant)
-            refused = next((why for told in facts.values() if (why := _refused(told).get(path.stem))), None)
-            if refused is not None:
-                await asyncio.to_thread(path.unlink, missing_ok=True)
-                raise TaskRefused(400, f"task {name!r}: {refused}")
-            have = sum(name in _listed(told) for told in facts.values())
+            have = sum([so(told) for told in facts.values()])
             if have == len(facts) > 0 or loop.time() > give_up:
                 return have, len(facts) - have
             await asyncio.sleep(POLL_SECONDS)

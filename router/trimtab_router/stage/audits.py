@@ -68,7 +68,8 @@ class Audits:
         self._stage, self._watch = stage, watch
         self._label = label_of(stage) if stage.certainty is not None and stage.repeatable else None
         self._owed = 0.0
-        self._waiting: deque[tuple[float, Work]] = deque(maxlen=MOST_WAITING)
+        self.waiting: deque[tuple[float, Work]] = deque(maxlen=MOST_WAITING)
+        """For room: until when, and which."""
 
     def note(self, parcel: Parcel, answer: Answered, points: Sequence[Point], now: float) -> None:
         """Learn from a batch, and pick rows of it; call it before its members get their rows."""
@@ -94,18 +95,18 @@ class Audits:
         audit = Audit(self._stage, self._watch, parcel.key, answered)
         inputs = {name: piece.array(name)[row : row + 1].copy() for name in piece.work.inputs}
         runnable = Runnable(self._stage.name, 1, inputs)
-        self._waiting.append((now + KEPT_SECONDS, Work(audit, runnable, deadline=now + KEPT_SECONDS, now=now)))
+        self.waiting.append((now + KEPT_SECONDS, Work(audit, runnable, deadline=now + KEPT_SECONDS, now=now)))
 
     def ready(self, now: float, most_rows: int) -> list[Slice]:
         """Rows of one batch that may leave now that nobody waits, oldest first; those of one shape."""
-        while self._waiting and self._waiting[0][0] <= now:
-            self._waiting.popleft()
+        while self.waiting and self.waiting[0][0] <= now:
+            self.waiting.popleft()
         taken: list[Slice] = []
-        while self._waiting and len(taken) < most_rows:
-            work = self._waiting[0][1]
+        while self.waiting and len(taken) < most_rows:
+            work = self.waiting[0][1]
             if taken and work.signature != taken[0].work.signature:
                 break
-            self._waiting.popleft()
+            self.waiting.popleft()
             taken.append(Slice(work, 0, 1))
         return taken
 

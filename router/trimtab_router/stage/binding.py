@@ -48,6 +48,8 @@ def least_loaded(replicas: Sequence[AnyCandidate], planned: str) -> AnyCandidate
     Replicas that offer the planned variant come first, then those with fewer batches, then the one unused for longest.
     """
     free = [replica for replica in replicas if replica.free]
+    if len(free) == 1:  # as almost always, and asked for at every batch
+        return free[0]
     return min(free, key=lambda r: (planned not in r.ready_variants, r.inflight, r.last_used), default=None)
 
 

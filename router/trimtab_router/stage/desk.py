@@ -246,7 +246,7 @@ class Desk:
 
     def _send_audits(self, now: float) -> None:
         """Where nobody waits and a replica is free, let rows leave that are only compared."""
-        if self.queue.rows:
+        if self.queue.rows or not self._audits.waiting:
             return
         slot = binding.least_loaded(self.slots, self.plan.variant)
         batch = self._audits.ready(now, self.outlook.most_rows(self.variant)) if slot is not None else []
@@ -271,7 +271,7 @@ class Desk:
             free_at=self._free_at,
             mixes=self._policy.mixes,
             price=self.plan.time_price,
-            arrivals_rps=partial(self._pace.rps, now),
+            arrivals_rps=self._arrivals_rps,
             loaded=loaded,
         )
 
@@ -280,6 +280,9 @@ class Desk:
         most = self.outlook.most_rows(variant)
         free = sum(slot.free for slot in self.slots) if self.stage.encodes else 0
         return min(most, -(-self.queue.rows // free)) if free else most
+
+    def _arrivals_rps(self) -> float:
+        return self._pace.rps(self._clock.now)
 
     def _free_at(self) -> list[float]:
         """When each replica that can serve is expected to be free."""
@@ -322,7 +325,7 @@ class Desk:
 
     def _send(self, slot: Slot, variant: str, departure: Departure, now: float) -> None:
         batch = [piece for piece in departure.takes if not piece.work.closed]
-        rows = sum(piece.rows for piece in batch)
+        rows = sum([piece.rows for piece in batch])
         if not rows:  # all were of requests of which other rows were just dropped
             return
         parcel = Parcel(
@@ -349,8 +352,9 @@ class Desk:
 
     def _plan_ahead(self, parcel: Parcel) -> None:
         """Open its slot for a full batch just before it is free, unless it may not survive this one."""
-        if any(piece.attempts for piece in parcel.batch):
-            return
+        for piece in parcel.batch:
+            if piece.attempts:
+                return
         slot, compute_seconds = parcel.slot, self.outlook.compute_seconds(parcel)
         due = binding.send_ahead_at(parcel.departed_at, slot.completed_at, compute_seconds, slot.transfer_seconds)
         if due < NEVER:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from trimtab_protocol.tensors import Array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which costs as much as all else about making one
 class Answered:
-    """Every member has its rows.
+    """Every member has its rows. Nobody changes it.
 
     Attributes:
         outputs: of each member, in the order of the batch.

@@ -38,6 +38,8 @@ class Outlook:
         self._falls_back = falls_back
         self._points: dict[str, tuple[Point, ...]] = {}
         self._enrolled: dict[str, dict[str, Mapping[str, float]]] = {}
+        self._dismissed: set[tuple[str, str]] = set()
+        """Variants and tasks that plans made before may still tell of."""
         self._most_rows: dict[str, int] = {}
         self.times = ServiceTimes()
         self.followers: tuple[Outlook, ...] = ()
@@ -57,7 +59,28 @@ class Outlook:
     def enrol(self, variant: str, task: str, accuracies: Mapping[str, float]) -> None:
         """Know a task that joined a variant while it runs; accuracies by operating point, where they are known."""
         self._enrolled.setdefault(variant, {})[task] = accuracies
+        self._dismissed.discard((variant, task))
         self._points = {}
+
+    def dismiss(self, variant: str, task: str) -> None:
+        """Forget a task that joined, whatever plans still tell of it."""
+        self._enrolled.get(variant, {}).pop(task, None)
+        self._dismissed.add((variant, task))
+        self._points = {}
+
+    def knows(self, task: str) -> bool:
+        """Whether any variant has a task beside those of its weights."""
+        declared = (own.name for variant in self.stage.variants for own in variant.present_tasks)
+        return task in declared or any(task in joined for joined in self._enrolled.values())
+
+    def joined(self) -> dict[str, dict[str, dict[str, float]]]:
+        """How accurate operating points are on tasks that joined: by variant, point and task."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for variant, tasks in self._enrolled.items():
+            for task, by_point in tasks.items():
+                for point, accuracy in by_point.items():
+                    found.setdefault(variant, {}).setdefault(point, {})[task] = accuracy
+        return found
 
     def points(self, variant: str) -> tuple[Point, ...]:
         """The operating points batches of this variant may run at, preferred first: the plan's, else its first."""
@@ -98,15 +121,16 @@ class Outlook:
                 planned.accuracy,
                 partial(self.times.predict, (variant, planned.name)),
                 point.carried(self.stage.inputs),
-                {**planned.accuracy_by_task, **self._accuracies(variant, planned.name)},
+                self._accuracies(variant, planned),
                 profiled=self.times.profiled((variant, planned.name), self.most_rows(variant)),
                 looks=tuple(SecondLook(look.point, look.below, look.share, look.accuracy) for look in planned.looks),
             )
 
-    def _accuracies(self, variant: str, point: str) -> dict[str, float]:
-        """Of the tasks that joined, at a point."""
+    def _accuracies(self, variant: str, point: PointPlan) -> dict[str, float]:
+        """Of a point by task: as planned, and those of the tasks that joined."""
+        told = {task: one for task, one in point.accuracy_by_task.items() if (variant, task) not in self._dismissed}
         joined = self._enrolled.get(variant, {})
-        return {task: by_point[point] for task, by_point in joined.items() if point in by_point}
+        return told | {task: by_point[point.name] for task, by_point in joined.items() if point.name in by_point}
 
     def _known(self) -> tuple[PointPlan, ...]:
         """The plan's points but those of which nothing is known: they would seem to cost nothing.
@@ -137,7 +161,7 @@ class Outlook:
     def tasks(self) -> frozenset[str]:
         """The tasks that are known, by their accuracies or by name."""
         judged = frozenset(task for point in self.points(self.variant) for task in point.accuracy_by_task)
-        named = (task.name for task in self.stage.variant(self.variant).tasks)
+        named = (task.name for task in self.stage.variant(self.variant).present_tasks)
         return judged.union(named, self._enrolled.get(self.variant, ()))
 
     def reaches(self, work: Work) -> bool:
@@ -165,7 +189,10 @@ class Outlook:
 
     def later_seconds(self) -> float:
         """Predicted seconds of the stages after this one, along the longest path and without queueing."""
-        return max((stage.typical_seconds() + stage.later_seconds() for stage in self.followers), default=0.0)
+        longest = 0.0
+        for stage in self.followers:
+            longest = max(longest, stage.typical_seconds() + stage.later_seconds())
+        return longest
 
     @property
     def service_ratio(self) -> float:

@@ -15,11 +15,16 @@ from math import inf
 from trimtab_router.stage.work import Signature, Slice, Work
 
 _Entry = tuple[float, float, Slice]
-"""A lane is a sorted list of these: moving pointers costs less than a heap's comparisons, and it knows who is ahead."""
 _STALE_BEFORE_SWEEP = 64
 MOST_SLICES = 4096
 """As many slices as the largest batch can have."""
 _LOOKED_AT = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
+
+
+class _Lane(list[_Entry]):
+    """Sorted: moving pointers costs less than a heap's comparisons, and it knows who is ahead."""
+
+    rows = 0
 
 
 class DeadlineQueue:
@@ -30,8 +35,7 @@ class DeadlineQueue:
         self.rows = 0
         self.special_rows = 0
         """Rows that not every operating point may serve, or that are worth more or less than others."""
-        self._lanes: dict[Signature, list[_Entry]] = {}
-        self._lane_rows: dict[Signature, int] = {}
+        self._lanes: dict[Signature, _Lane] = {}
         self._sequence = count()
         self._stale = 0
 
@@ -42,9 +46,11 @@ class DeadlineQueue:
     def push(self, piece: Slice) -> None:
         """Add a slice. Callers ask `has_room` first, except for rows that come back from a lost replica."""
         work = piece.work
-        lane = self._lanes.setdefault(work.signature, [])
+        lane = self._lanes.get(work.signature)
+        if lane is None:
+            lane = self._lanes[work.signature] = _Lane()
         insort(lane, (work.deadline, next(self._sequence), piece))
-        self._account(work, piece.rows)
+        self._account(lane, work, piece.rows)
 
     def head(self) -> Slice | None:
         """The most urgent slice; None where the queue is empty."""
@@ -53,11 +59,7 @@ class DeadlineQueue:
 
     def rows_before(self, deadline: float) -> float:
         """How many rows are due by this moment: exact if all or none are, else an estimate by slices."""
-        return sum(
-            self._lane_rows[signature] * (bisect(lane, (deadline, inf)) / len(lane))
-            for signature, lane in self._lanes.items()
-            if lane
-        )
+        return sum([lane.rows * (bisect(lane, (deadline, inf)) / len(lane)) for lane in self._lanes.values() if lane])
 
     def __iter__(self) -> Iterator[Slice]:
         """All that waits, most urgent first."""
@@ -76,13 +78,13 @@ class DeadlineQueue:
             suits: who may be in such a batch; None for all. Only asked where not all wish the same.
         """
         signature = head.work.signature
-        if reads is None or len(self._lanes) == 1:
-            entries, rows = self._lanes[signature], self._lane_rows[signature]
-        else:
+        entries: Sequence[_Entry] = self._lanes[signature]
+        rows = self._lanes[signature].rows
+        if reads is not None and len(self._lanes) > 1:
             wanted = _read_of(signature, reads)
-            fitting = [other for other in self._lanes if _read_of(other, reads) == wanted]
-            rows = sum(self._lane_rows[other] for other in fitting)
-            entries = list(merge(*(self._lanes[other] for other in fitting)))
+            fitting = [lane for other, lane in self._lanes.items() if _read_of(other, reads) == wanted]
+            rows = sum(lane.rows for lane in fitting)
+            entries = list(merge(*fitting))
         if suits is not None and self.special_rows:
             entries = [entry for entry in entries if not entry[2].work.closed and suits(entry[2])]
             rows = sum(entry[2].rows for entry in entries)
@@ -92,7 +94,7 @@ class DeadlineQueue:
         """Remove the most urgent slice. Only when `head` is not None."""
         lane = self._urgent_lane()
         piece = lane.pop(0)[2]
-        self._account(piece.work, -piece.rows)
+        self._account(lane, piece.work, -piece.rows)
         return piece
 
     def remove(self, pieces: Iterable[Slice]) -> None:
@@ -107,40 +109,40 @@ class DeadlineQueue:
                 del lane[place]
             else:
                 lane[place] = (*lane[place][:2], replace(there, start=piece.stop))
-            self._account(work, -piece.rows)
+            self._account(lane, work, -piece.rows)
 
     def discard(self, work: Work) -> None:
         """Forget all slices of a work and free its rows; `work.close()` comes with it."""
         if work.queued_rows:
-            self._account(work, -work.queued_rows)
+            self._account(self._lanes[work.signature], work, -work.queued_rows)
             self._stale += 1
         work.close()
         if self._stale > _STALE_BEFORE_SWEEP:
             self._sweep()
 
-    def _account(self, work: Work, rows: int) -> None:
+    def _account(self, lane: _Lane, work: Work, rows: int) -> None:
         self.rows += rows
+        lane.rows += rows
         work.queued_rows += rows
         if work.special:
             self.special_rows += rows
-        self._lane_rows[work.signature] = self._lane_rows.get(work.signature, 0) + rows
 
-    def _urgent_lane(self) -> list[_Entry]:
+    def _urgent_lane(self) -> _Lane:
         if len(self._lanes) == 1:  # as almost always, and asked for several times a batch
             (only,) = self._lanes.values()
             if only and not only[0][2].work.closed:
                 return only
-        best: list[_Entry] = []
+        best = _Lane()
         for signature, lane in list(self._lanes.items()):
             while lane and lane[0][2].work.closed:
                 self._drop_stale(lane)
             if not lane:
-                del self._lanes[signature], self._lane_rows[signature]
+                del self._lanes[signature]
             elif not best or lane[0] < best[0]:
                 best = lane
         return best
 
-    def _drop_stale(self, lane: list[_Entry]) -> None:
+    def _drop_stale(self, lane: _Lane) -> None:
         del lane[0]
         self._stale = max(0, self._stale - 1)
 
@@ -175,7 +177,9 @@ class Company:
     def first(self, rows: int) -> list[Slice]:
         """The most urgent so many rows; the last slice is split where it must be, and a suspect travels alone."""
         taken: list[Slice] = []
-        for there in islice(self, MOST_SLICES):
+        for _, _, there in islice(self._entries, self._first, self._first + MOST_SLICES):
+            if there.work.closed:
+                continue
             if taken and there.alone:
                 break
             piece = there if there.rows <= rows else there.first(rows)

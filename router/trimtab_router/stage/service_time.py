@@ -117,7 +117,9 @@ class ServiceTimes:
 
     def observe(self, key: Key, rows: int, seconds: float) -> None:
         """Learn from a batch that was served."""
-        estimate = self._estimates.setdefault(key, _Estimate())
+        estimate = self._estimates.get(key)
+        if estimate is None:
+            estimate = self._estimates[key] = _Estimate()
         estimate.observations += 1
         if not estimate.profiled:
             _learn_size(estimate, rows, seconds)
@@ -179,4 +181,4 @@ def _learn_size(estimate: _Estimate, rows: int, seconds: float) -> None:
     else:
         estimate.sizes.insert(place, rows)
         estimate.seconds.insert(place, bounded)
-    estimate.known = {}
+    estimate.known = {rows: estimate.seconds[place]}

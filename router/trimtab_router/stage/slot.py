@@ -40,7 +40,9 @@ class Parcel:
         return self.variant, self.point.name
 
     def promise(self, piece: Slice, sign: int = 1) -> None:
-        """Note what is expected of a member, or take it back."""
+        """Note what is expected of a member, or take it back; only floors ask."""
+        if not piece.work.accuracy_floor:
+            return
         piece.work.promised += sign * self._promises(piece)
         if piece.provisional is None:
             piece.work.promised_rows += sign * piece.rows

@@ -15,9 +15,9 @@ from trimtab_router.wish import NO_WISH, Wish
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which costs as much as all else about making one
 class Served:
-    """How rows that lie beside each other were served, for the answer's parameters.
+    """How rows that lie beside each other were served, for the answer's parameters. Nobody changes it.
 
     Attributes:
         variant: what computed them.
@@ -101,7 +101,7 @@ class Again:
         return self.accuracy, min(max((first - (1.0 - share) * self.accuracy) / share, 0.0), 1.0)
 
 
-@dataclass(slots=True, eq=False)  # not frozen, which costs as much as all else about making one
+@dataclass(slots=True, eq=False)
 class _Piece:
     """Rows that have an answer; `open`: a better one is still awaited. Nobody changes it."""
 
@@ -172,7 +172,7 @@ class Work:
         self.accuracy_floor = accuracy_floor
         self.special = looked_at_again or (wish is not NO_WISH and not wish.plain)
         """Whether it matters to a queue which point serves it, or whether it is the one to be dropped."""
-        self.signature: Signature = tuple((name, array.shape[1:]) for name, array in runnable.inputs.items())
+        self.signature: Signature = tuple([(name, array.shape[1:]) for name, array in runnable.inputs.items()])
         self.closed = False
         self.queued_rows = 0
         self.promised = 0.0
@@ -255,9 +255,9 @@ class Work:
         self.owner.work_completed(self, joined, records)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Slice:
-    """Rows `start` to `stop` (exclusive) of a work.
+    """Rows `start` to `stop` (exclusive) of a work. Nobody changes it.
 
     `attempts` counts the replicas that were lost or broke while holding it; once one was lost it travels `alone`, so
     that rows which break a replica are found out without harm to others. Rows that are looked at again know how they

@@ -82,7 +82,7 @@ def batches_of(view: View, most: int, *, small: bool = True) -> list[Batch]:
         small: whether the first are small ones.
     """
     quarter = max(view.most_rows // 4, 1)
-    sizes = (1, quarter, quarter, 2 * quarter, view.most_rows) if small else (view.most_rows,)
+    sizes = (1, quarter, quarter, min(2 * quarter, view.most_rows), view.most_rows) if small else (view.most_rows,)
     found: list[Batch] = []
     open_batches: dict[tuple[_Company, int], tuple[Batch, int]] = {}
     for piece in islice(view.waiting, MOST_SLICES):

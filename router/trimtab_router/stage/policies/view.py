@@ -204,9 +204,9 @@ def least_seconds(points: Sequence[Point], rows: int) -> float:
     return min(point.seconds(rows) for point in points)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Departure:
-    """A batch leaves.
+    """A batch leaves. Nobody changes it.
 
     Attributes:
         point: what it runs at.

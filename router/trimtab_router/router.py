@@ -16,7 +16,7 @@ from trimtab_pipelines.accuracy import sources
 from trimtab_pipelines.codes import Code
 from trimtab_pipelines.ends import FAILED, End
 from trimtab_pipelines.plan import PipelinePlan, first_plan
-from trimtab_pipelines.router_state import EndpointState, RouterLoad, RouterState, StageState
+from trimtab_pipelines.router_state import RouterLoad, RouterState
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
@@ -48,6 +48,7 @@ from trimtab_router.stage.suspects import Suspects
 from trimtab_router.telling.accounts import Accounts
 from trimtab_router.telling.load import ArrivalCounter
 from trimtab_router.telling.metrics import Metrics
+from trimtab_router.telling.standing import stage_state
 from trimtab_router.telling.tally import StageTally
 from trimtab_router.telling.telemetry import record_request
 from trimtab_router.wish import granted, sooner
@@ -286,28 +287,7 @@ class Router:
             served=self.accounts.recent.summary(now),
             accuracy_sources=sources(self.pipeline.spec.stages),
             stages={
-                name: StageState(
-                    variant=desk.variant,
-                    batch_size=desk.plan.batch_size,
-                    operating_point=desk.plan.operating_point,
-                    ready_replicas=desk.ready_replicas,
-                    queue_rows=desk.queue.rows,
-                    service_ratio=desk.outlook.service_ratio,
-                    rows_per_request=rows_per_request.get(name),
-                    drifted_accuracies={
-                        point: now for (own, point), now in desk.watch.drifted().items() if own == desk.variant
-                    },
-                    joined_accuracies=desk.outlook.joined(),
-                    endpoints={
-                        slot.name: EndpointState(
-                            ready=bool(slot.ready_variants),
-                            inflight_batches=slot.inflight,
-                            refused=refused[name].get(slot.name, ""),
-                        )
-                        for slot in desk.slots
-                    },
-                )
-                for name, desk in self._desks.items()
+                name: stage_state(desk, rows_per_request.get(name), refused[name]) for name, desk in self._desks.items()
             },
         )
 

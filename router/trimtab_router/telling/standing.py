@@ -1,0 +1,36 @@
+"""How a stage stands, as its router tells it. Pure."""
+
+from collections.abc import Mapping
+
+from trimtab_pipelines.router_state import EndpointState, StageState
+from trimtab_router.stage.desk import Desk
+
+
+def stage_state(desk: Desk, rows_per_request: float | None, refused: Mapping[str, str]) -> StageState:
+    """What a stage runs and has learnt.
+
+    Args:
+        desk: the stage's.
+        rows_per_request: how many rows a request brings it; None before the first.
+        refused: why replicas get no work, by name.
+    """
+    drifted = desk.watch.drifted()
+    return StageState(
+        variant=desk.variant,
+        batch_size=desk.plan.batch_size,
+        operating_point=desk.plan.operating_point,
+        ready_replicas=desk.ready_replicas,
+        queue_rows=desk.queue.rows,
+        service_ratio=desk.outlook.service_ratio,
+        rows_per_request=rows_per_request,
+        drifted_accuracies={
+            point: accuracy for (variant, point), accuracy in drifted.items() if variant == desk.variant
+        },
+        joined_accuracies=desk.outlook.joined(),
+        endpoints={
+            slot.name: EndpointState(
+                ready=bool(slot.ready_variants), inflight_batches=slot.inflight, refused=refused.get(slot.name, "")
+            )
+            for slot in desk.slots
+        },
+    )

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,9 +15,19 @@ from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
 CANNOT_SERVE = 1
 
 
-def serve(folder: str, log: str, ready: Connection, identity: Identity | None) -> None:
-    """Serve a folder of models until SIGTERM; send the ports once ready. Does not return."""
+def serve(folder: str, log: str, ready: Connection, identity: Identity | None, niceness: int) -> None:
+    """Serve a folder of models until SIGTERM; send the ports once ready. Does not return.
+
+    Args:
+        folder: what is served.
+        log: where what it says goes.
+        ready: takes the ports.
+        identity: what it and its router show each other.
+        niceness: how much it gives way to others where processors are short, 0 (not at all) to 19.
+    """
     os.setsid()  # Ctrl-C in the terminal is the supervisor's to handle
+    if niceness:
+        _give_way(niceness)
     die_with_parent()
     threading.Thread(target=_die_with_supervisor, name="watch supervisor", daemon=True).start()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -38,6 +49,13 @@ def serve(folder: str, log: str, ready: Connection, identity: Identity | None) -
         code = CANNOT_SERVE
     sys.stderr.flush()
     os._exit(code)  # all is closed and written by now; taking torch apart would take seconds
+
+
+def _give_way(niceness: int) -> None:
+    """Let others have the processors first; its session says so too, where the kernel shares them out by sessions."""
+    os.nice(niceness)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(niceness), encoding="ascii")
 
 
 def _die_with_supervisor() -> None:

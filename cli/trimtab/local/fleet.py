@@ -28,6 +28,9 @@ HEALTHY_SECONDS = 1.0
 COMPUTING_SHARE = 0.05
 """Of a core, what a process uses at the least that has something to do."""
 FRUITLESS_STARTS = 3
+ENCODERS_NICENESS = 5
+"""Of replicas that encode images: words, whose first one is promised, wait for a processor behind nobody's images. In a
+cluster the pods' CPU requests say who goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +258,7 @@ class Fleet:
             lambda ports: self._ready(name, ports),
             lambda: self._end(name),
             site.identity,
+            ENCODERS_NICENESS if stage.encodes else 0,
         )
         replica = Replica(name, action.stage, action.variant, frozenset(variants), action.cores, "starting")
         self._members[name] = Member(replica, process, self.clock())

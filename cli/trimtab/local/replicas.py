@@ -41,6 +41,7 @@ class ReplicaProcess:
         on_ready: called once with its ports.
         on_end: called once when it has ended, whatever the reason.
         identity: what it and its router show each other.
+        niceness: how much it gives way to others where processors are short.
     """
 
     def __init__(
@@ -50,8 +51,9 @@ class ReplicaProcess:
         on_ready: Callable[[ReplicaPorts], None],
         on_end: Callable[[], None],
         identity: Identity | None = None,
+        niceness: int = 0,
     ) -> None:
-        self.folder, self.log, self._identity = folder, log, identity
+        self.folder, self.log, self._identity, self._niceness = folder, log, identity, niceness
         self._on_ready, self._on_end = on_ready, on_end
         self._loop = asyncio.get_running_loop()
         self._process: ForkServerProcess | None = None
@@ -86,7 +88,7 @@ class ReplicaProcess:
         """Fork it."""
         context = multiprocessing.get_context("forkserver")
         self._ports, ports = context.Pipe(duplex=False)
-        asked = (str(self.folder), str(self.log), ports, self._identity)
+        asked = (str(self.folder), str(self.log), ports, self._identity, self._niceness)
         process = context.Process(target=child.serve, args=asked, name=self.folder.name, daemon=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:

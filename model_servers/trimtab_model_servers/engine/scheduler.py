@@ -1,7 +1,8 @@
 """Which tokens of which requests the next step computes. Pure: no torch, no clock.
 
 Every running request that has its prompt computed writes one token a step; what is left of the step's tokens goes to
-prompts, in chunks, who is most urgent first. A request is admitted when a slot is free that holds its whole prompt and
+prompts, in chunks, who is most urgent first; but up to half of it goes to prompts without images before any other, so
+that words alone wait behind nobody's images. A request is admitted when a slot is free that holds its whole prompt and
 all it may write, so that none is ever pushed out. Prompts are computed up to the first image that is still encoded
 (in a model that attends across: not before all are there).
 """
@@ -152,15 +153,10 @@ class Scheduler:
         admissions = tuple(self._admit())
         ordered = sorted(self._running.values(), key=_urgency)
         decodes = tuple(_chunk(one, one.computed, len(one.tokens)) for one in ordered if one.written)
-        room, chunks = self.limits.step_tokens - len(decodes), []
-        for one in ordered:
-            end = min(self._usable(one), one.computed + room)
-            if not one.written and end > one.computed:
-                chunks.append(_chunk(one, one.computed, end))
-                room -= end - one.computed
+        chunks = self._prompts([one for one in ordered if not one.written], self.limits.step_tokens - len(decodes))
         if not admissions and not decodes and not chunks:
             return None
-        return Step(admissions, decodes, tuple(chunks))
+        return Step(admissions, decodes, chunks)
 
     def computed(self, part: Chunk) -> None:
         """Note that a part of a step was computed."""
@@ -195,6 +191,19 @@ class Scheduler:
     def knows(self, request_id: str) -> bool:
         """Whether a request is in flight."""
         return request_id in self._running or request_id in self._waiting
+
+    def _prompts(self, reading: list[_Running], room: int) -> tuple[Chunk, ...]:
+        """How far each prompt gets in a step: those without images share the first half of the room, all the rest."""
+        reached = [one.computed for one in reading]
+        for most, only_words in ((room // 2, True), (room, False)):
+            left = most - sum(reached) + sum(one.computed for one in reading)
+            for place, one in enumerate(reading):
+                if not (only_words and one.request.images):
+                    more = max(min(self._usable(one) - reached[place], left), 0)
+                    reached[place] += more
+                    left -= more
+        ends = zip(reading, reached, strict=True)
+        return tuple(_chunk(one, one.computed, end) for one, end in ends if end > one.computed)
 
     def _admit(self) -> Iterator[Admission]:
         for one in sorted(self._waiting.values(), key=_urgency):

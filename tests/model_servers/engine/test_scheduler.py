@@ -66,6 +66,26 @@ def test_who_writes_comes_before_prompts_and_the_most_urgent_prompt_first():
     assert [(part.request_id, len(part.tokens)) for part in step.chunks] == [("hurried", 7)]
 
 
+def test_words_alone_wait_behind_nobodys_images_and_leave_them_half_of_each_step():
+    scheduler = Scheduler(LIMITS)
+    image = Image("a", start=1, placeholders=9, tokens=9)
+    scheduler.submit(a_request("shown", prompt=30, images=(image,), urgency_seconds=1))
+    scheduler.submit(a_request("told", prompt=10, urgency_seconds=2))
+
+    step = planned(scheduler)
+
+    assert [(part.request_id, len(part.tokens)) for part in step.chunks] == [("shown", 4), ("told", 4)]
+    computed(scheduler, step)
+    assert [(part.request_id, len(part.tokens)) for part in planned(scheduler).chunks] == [("shown", 4), ("told", 4)]
+
+
+def test_words_take_all_of_a_step_where_nobody_shows_images():
+    scheduler = Scheduler(LIMITS)
+    scheduler.submit(a_request("told", prompt=20))
+
+    assert [len(part.tokens) for part in planned(scheduler).chunks] == [LIMITS.step_tokens]
+
+
 def test_a_prompt_that_begins_like_another_computes_the_rest_only():
     scheduler = Scheduler(LIMITS)
     scheduler.submit(Request("one", (1, 2, 3, 4, 5, 6), max_new_tokens=9))

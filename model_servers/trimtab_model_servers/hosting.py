@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol, runtime_checkable
 
+from trimtab_model_servers.chat.coming import Coming
 from trimtab_model_servers.chat.kept import Kept
 from trimtab_model_servers.chat.told import Last, Word
 from trimtab_model_servers.described import Fact
@@ -66,3 +67,10 @@ class Keeping(Protocol):
     """A model that keeps embeddings to be pulled."""
 
     kept: Kept
+
+
+@runtime_checkable
+class Awaiting(Protocol):
+    """A model that may be asked about images before all of them are encoded."""
+
+    coming: Coming

@@ -24,7 +24,7 @@ from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.stages import OF_CHAT, PULLED, SHOWN
 from trimtab_protocol import InferRequest, InferResponse, Tensor
-from trimtab_protocol.chat.inner import KEEP, kept_as
+from trimtab_protocol.chat.inner import KEEP, content_of, kept_as
 from trimtab_protocol.tensors import Array
 
 OPENING_THREADS = 2
@@ -171,7 +171,7 @@ class HostedEncoder:
             rows = await self.encoding.encode(shown.file, shown.header, shown.tenant, of_chat)
         except images.BadImage as bad:
             raise bad.of_chat(shown.number) from bad
-        return Held(rows, f"{self.encoding.seeing.name}:{shown.header.digest}:{len(rows)}")
+        return Held(rows, content_of(self.encoding.seeing.name, shown.header.digest, len(rows)))
 
 
 def _tensor(request: InferRequest, name: str) -> Array | None:

@@ -1,11 +1,12 @@
 """Images of chats as rows of a stage that encodes, and what became of them as what a stage that writes reads. Pure."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
 from trimtab_pipelines.stages import OF_CHAT, PULLED, SHOWN
+from trimtab_protocol.chat.inner import OPTIONS
 from trimtab_protocol.tensors import Array
 
 
@@ -24,6 +25,27 @@ def spread(inputs: Mapping[str, Array]) -> dict[str, Array]:
     rows = {name: np.repeat(array, each, axis=0) for name, array in inputs.items() if name != SHOWN}
     which = np.tile(np.arange(each, dtype=np.int64), shown.shape[0])
     return {SHOWN: shown.reshape(-1, 1), **rows, OF_CHAT: np.stack([np.full_like(which, each), which], axis=1)}
+
+
+def identities(rows: Mapping[str, Array]) -> Sequence[Hashable]:
+    """What each row of a stage that encodes shows, and whose it is: equal where one encoding does for both.
+
+    Args:
+        rows: as `spread` gives them.
+
+    Returns:
+        Of each row its tenant, whether it is alone in its chat, and its file; none where somebody's tenant is unknown.
+    """
+    files, options = rows[SHOWN].reshape(-1), rows.get(OPTIONS)
+    if files.dtype != np.object_:
+        return ()
+    told = [b""] * len(files) if options is None else [bytes(each) for each in options]
+    try:
+        tenants = {each: str(json.loads(each).get("tenant", "")) if each else "" for each in set(told)}
+    except (ValueError, AttributeError, RecursionError):
+        return ()
+    alone = rows[OF_CHAT][:, 0] == 1
+    return [(tenants[each], bool(one), bytes(file)) for each, one, file in zip(told, alone, files, strict=True)]
 
 
 def joined(outputs: Mapping[str, Array], chats: int) -> dict[str, Array]:

@@ -125,6 +125,10 @@ class DrawnCarrier:
         completed = partial(self._completed, replica, replica.computing_until - begin, loading)
         self._clock.at(replica.computing_until + one_way, completed)
 
+    def share(self, parcel: Parcel, row: int) -> bool:  # noqa: ARG002 - of a keeper
+        """Nothing is kept: each image is one that nobody else shows."""
+        return False
+
     def forget(self, references: Array) -> None:
         """Nothing is kept."""
 

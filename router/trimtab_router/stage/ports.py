@@ -1,6 +1,6 @@
 """What drives a desk: a clock, whoever carries batches, whoever counts. Router and simulator each have their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from trimtab_protocol.chat.inner import LastPiece, Piece
@@ -42,12 +42,21 @@ class Writer(Carrier, Protocol):
     def write(self, parcel: Parcel, wrote: Wrote, ended: Callable[[Parcel, Ending], None]) -> None:
         """Take a row to its slot; later call `wrote` for each piece, the last one too, and then `ended` once."""
 
+    def arrived(self, parcel: Parcel, images: Mapping[int, bytes]) -> None:
+        """Tell the replica of images that its row still waits for, by their numbers in their chat."""
+
     def abandon(self, parcel: Parcel) -> None:
         """Tell the replica at once that nobody waits for a row any more; `ended` is called all the same."""
 
 
 class Keeper(Carrier, Protocol):
     """Takes images to replicas that encode them and keep what they made."""
+
+    def share(self, parcel: Parcel, row: int) -> bool:
+        """Have what is made of a row of a batch under way kept once more, for who rides along; False: it is too late.
+
+        The ending tells what became of it, after the batch's own: `Answered.shared`, in the order of these calls.
+        """
 
     def forget(self, references: Array) -> None:
         """Have what was made of some images kept no longer: nobody will pull it."""

@@ -32,9 +32,9 @@ class Sizes:
         return len(self._rows)
 
     def note(self, encoder: str, file: bytes, rows: int) -> None:
-        """An image was encoded; the size that was seen longest ago is forgotten."""
+        """An image was encoded; the size that was seen longest ago is forgotten, and 0 rows are not remembered."""
         size = _size(file)
-        if size is not None:
+        if size is not None and rows > 0:
             self._rows[encoder, *size] = rows
             self._rows.move_to_end((encoder, *size))
             if len(self._rows) > self._most:
@@ -75,9 +75,8 @@ class Ahead:
         came = {start + place: bytes(told) for place, told in enumerate(references)}
         new = {number: told for number, told in came.items() if number not in self._told}
         for number, told in new.items():
-            said = json.loads(told)
             self._told[number] = told
-            self._sizes.note(encoder_of(said.get("digest", "")), self._files[number], int(said["rows"]))
+            self._sizes.note(_encoder(told), self._files[number], _rows(told))
         return new
 
     @property
@@ -95,7 +94,7 @@ class Ahead:
         return _texts([b"[" + b",".join(all_of_them) + b"]"])
 
     def _announcements(self) -> list[bytes] | None:
-        encoder = encoder_of(json.loads(self._told[0]).get("digest", ""))
+        encoder = _encoder(self._told[0])
         known = [self._sizes.rows(encoder, file) for file in self._files] if encoder else [None]
         if None in known:
             return None
@@ -115,6 +114,17 @@ def numbered(images: Mapping[int, bytes]) -> bytes:
 def _announcement(encoder: str, file: bytes, rows: int) -> bytes:
     digest = content_of(encoder, sha256(file).hexdigest(), rows)
     return json.dumps({"url": AWAITED, "rows": rows, "digest": digest}, separators=(",", ":")).encode()
+
+
+def _encoder(told: bytes) -> str:
+    """What encoded an image, as its reference tells it; empty where it does not."""
+    digest = json.loads(told).get("digest")
+    return encoder_of(digest) if isinstance(digest, str) else ""
+
+
+def _rows(told: bytes) -> int:
+    rows = json.loads(told).get("rows")
+    return rows if isinstance(rows, int) else 0
 
 
 def _size(file: bytes) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """Rows that ride along with others that show the same; without a network."""
 
 from itertools import pairwise
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ def a_slice(shows, deadline=1.0):
 
 
 def a_parcel(batch):
-    return Parcel(Slot("one"), "v", None, batch, sum(piece.rows for piece in batch), 0.0, True)
+    return Parcel(Slot("one"), "v", cast("Any", None), batch, sum(piece.rows for piece in batch), 0.0, True)
 
 
 def shown(pieces):
@@ -45,7 +46,7 @@ batches = st.lists(st.text("abcd", min_size=1, max_size=6), min_size=1, max_size
 @given(batches, batches, st.sampled_from([0, 1, 2, 60]))
 def test_each_image_leaves_once_and_each_row_is_in_a_batch_or_rides_or_waits(leaving, waiting, most):
     keeper, queue = Keeper(most), DeadlineQueue(100)
-    sharing = Sharing(keeper)
+    sharing = Sharing(cast("Any", keeper))
     for number, shows in enumerate(waiting):
         queue.push(a_slice(shows, deadline=float(number)))
     batch, doubles = once_each([a_slice(shows) for shows in leaving])
@@ -70,7 +71,7 @@ def test_each_image_leaves_once_and_each_row_is_in_a_batch_or_rides_or_waits(lea
 
 def test_who_comes_while_an_image_is_under_way_rides_with_the_rows_that_show_it():
     keeper, queue = Keeper(), DeadlineQueue(100)
-    sharing = Sharing(keeper)
+    sharing = Sharing(cast("Any", keeper))
     parcel = a_parcel([a_slice("xyz")])
     sharing.departed(parcel, [], queue)
 
@@ -83,7 +84,7 @@ def test_who_comes_while_an_image_is_under_way_rides_with_the_rows_that_show_it(
 
 
 def test_rows_of_who_left_are_nobodys():
-    queue, sharing = DeadlineQueue(100), Sharing(Keeper())
+    queue, sharing = DeadlineQueue(100), Sharing(cast("Any", Keeper()))
     gone = a_slice("xy")
     gone.work.close()
     parcel = a_parcel([gone, a_slice("z")])

@@ -65,7 +65,7 @@ class HttpCarrier:
         self._tls = tls
         self._under_way: set[asyncio.Task[Any]] = set()
         self._writing: dict[Parcel, asyncio.Task[Ending]] = {}
-        self._asked: dict[Parcel, str] = {}
+        self._asked: dict[Parcel, tuple[Replica, str]] = {}
         self._failing: dict[Parcel, Ending] = {}
         self._shares: dict[Parcel, Shares] = {}
         self._retiring: set[asyncio.Task[Any]] = set()
@@ -115,20 +115,19 @@ class HttpCarrier:
         request = self._request(parcel)
         writing = replica.write(request, self._hang_seconds, partial(wrote, parcel))
         if parcel.early:
-            self._asked[parcel] = request.id
+            self._asked[parcel] = replica, request.id
         task = self._writing[parcel] = asyncio.get_running_loop().create_task(writing)
         task.add_done_callback(partial(self._written, replica, parcel, ended))
 
     def arrived(self, parcel: Parcel, images: Mapping[int, bytes]) -> None:
         """Tell the replica of images that its row still waits for; where that fails the row does."""
         if parcel in self._asked:
-            replica = self.replicas.get(parcel.slot.name)
-            _start(self._tell(replica, parcel, self._asked[parcel], numbered(images)), self._under_way)
+            _start(self._tell(parcel, *self._asked[parcel], numbered(images)), self._under_way)
 
-    async def _tell(self, replica: Replica | None, parcel: Parcel, asked: str, body: bytes) -> None:
-        told = replica is not None and await replica.arrived(parcel.variant, asked, body, self._hang_seconds)
+    async def _tell(self, parcel: Parcel, replica: Replica, asked: str, body: bytes) -> None:
+        told = await replica.arrived(parcel.variant, asked, body, self._hang_seconds)
         if not told and parcel in self._writing:
-            self._failing[parcel] = Broken(f"model server {parcel.slot.name} could not be told of images")
+            self._failing[parcel] = Broken(f"model server {replica.name} could not be told of images")
             self._writing[parcel].cancel()
 
     def abandon(self, parcel: Parcel) -> None:
@@ -270,7 +269,7 @@ class HttpCarrier:
             if self._stage.encodes
             else {OPERATING_POINT: point.name},
             headers=_pass_on(batch),
-            timeout_seconds=max(HANG_FACTOR * predicted_seconds, least),
+            timeout_seconds=max(HANG_FACTOR * predicted_seconds, least) + _still_waits_seconds(parcel),
             most_answer_bytes=most_answer_bytes(self._stage, parcel.rows, self._max_answer_bytes),
         )
 
@@ -279,6 +278,11 @@ def _start(doing: Coroutine[Any, Any, None], kept: set[asyncio.Task[Any]]) -> No
     task = asyncio.get_running_loop().create_task(doing)
     kept.add(task)
     task.add_done_callback(kept.discard)
+
+
+def _still_waits_seconds(parcel: Parcel) -> float:
+    """How long a batch may wait at its replica for what it reads: until its request ends anyway."""
+    return max(parcel.batch[0].work.deadline - parcel.departed_at, 0.0) if parcel.early else 0.0
 
 
 def _seconds(parameters: Parameters, name: str) -> float | None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from benchmarks.layouts import phases
 from benchmarks.layouts.phases import PARTED, SPREAD, WHOLE, asking
 from benchmarks.layouts.prefix import first_words
-from benchmarks.layouts.same import same_image
+from benchmarks.layouts.same import CACHE_BYTES, same_image
 from benchmarks.layouts.served import ARCHITECTURES, Promise
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
@@ -43,7 +43,8 @@ async def measure(folder: Path, architecture: str, wanted: list[str], images: li
     if "faults" in wanted:
         await _faults(folder, architecture, figures, bars)
     if "same" in wanted:
-        async with asking(folder / "same", SPREAD, architecture, FORGIVING) as (served, asker):
+        opened = asking(folder / "same", SPREAD, architecture, FORGIVING, cache_bytes=CACHE_BYTES)
+        async with opened as (served, asker):
             figures |= await same_image(served, asker)
         each, answered = figures["same_image_encodes_each"], figures["same_image_answered_fraction"]
         bars.append(bar("encodings of a new image that fifty show at one instant", each, "==", 1.0))

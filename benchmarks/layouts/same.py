@@ -9,11 +9,13 @@ from benchmarks.layouts.asking import Asker, chats
 
 CALLERS: Final = 50
 TIMES: Final = 20
+CACHE_BYTES: Final = 64 * 2**20
+"""As encoders have where nothing else is said."""
 _ENCODED: Final = "trimtab_encoded_images_total{"
 
 
 async def same_image(served: Up, asker: Asker) -> dict[str, float]:
-    """Ask so often, each time about another image; embeddings are not cached."""
+    """Ask so often, each time about another image."""
     bodies = chats(asker.model, 1, TIMES, seed=98)
     before, answered = await encoded(served, asker), 0
     for body, answer in bodies:

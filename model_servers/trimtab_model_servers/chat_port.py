@@ -64,8 +64,7 @@ async def embeddings(request: web.BaseRequest, model: Hosted, name: str, kept: s
     if request.method == "DELETE":
         return web.json_response({"dropped": sum(map(model.kept.drop, names))})
     if request.method == "POST":
-        model.kept.share(chat_words.read_shared(await _short(request)), names)
-        return web.json_response({"kept": len(names)})
+        return web.json_response(model.keep_also(names, chat_words.read_shared(await _short(request))))
     if request.method != "GET":
         raise RefusalError(405, f"{request.method} {request.path}: embeddings take GET, POST or DELETE")
     held = await model.kept.give(names)

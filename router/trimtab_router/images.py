@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, cast
 
 import numpy as np
 
@@ -63,12 +65,23 @@ def joined(outputs: Mapping[str, Array], chats: int) -> dict[str, Array]:
     return {PULLED: lists}
 
 
+def asked_for(identity: Hashable) -> bytes:
+    """An image that `identities` tells, as the replica that encoded it is asked for it."""
+    tenant, alone, file = cast("tuple[str, bool, bytes]", identity)
+    return json.dumps({"of": {"file": sha256(file).hexdigest(), "tenant": tenant, "alone": alone}}).encode()
+
+
+def reference(url: str, told: Mapping[str, Any]) -> Array:
+    """What a replica told of one image that it keeps, with where it is pulled from."""
+    known = np.empty(1, dtype=object)
+    known[0] = json.dumps({"url": url, **told}, separators=(",", ":")).encode()
+    return known
+
+
 def addressed(references: Array, urls: Sequence[str]) -> Array:
     """What a replica told of images that it keeps, with where each is pulled from."""
-    known = np.empty(len(references), dtype=object)
-    for row, (told, url) in enumerate(zip(references, urls, strict=True)):
-        known[row] = json.dumps({"url": url, **json.loads(told)}, separators=(",", ":")).encode()
-    return known
+    known = [reference(url, json.loads(told)) for told, url in zip(references, urls, strict=True)]
+    return np.concatenate(known) if known else references
 
 
 def addresses(references: Array) -> list[str]:

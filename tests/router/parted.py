@@ -74,8 +74,12 @@ class Encoder(FakeReplica):
     kept: set[str] = field(default_factory=set)
     shown: list[tuple[int, ...]] = field(default_factory=list)
     files: list[bytes] = field(default_factory=list)
+    answers: asyncio.Event | None = None
+    waiting: int = 0
+    asked: list[tuple[str, bool]] = field(default_factory=list)
     on_second: Callable[[], object] = lambda: None
     shares: bool = True
+    caches: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,10 +110,21 @@ class Encoder(FakeReplica):
         if request.method == "POST" and not self.shares:
             return web.json_response({"error": "too many names"}, status=429)
         if request.method == "POST":
-            self.kept |= names
-        else:
-            self.kept -= names
+            return await self._keep_also(names, json.loads(await request.read())["of"])
+        self.kept -= names
         return web.json_response({"kept": len(self.kept)})
+
+    async def _keep_also(self, names: set[str], of: Any) -> web.Response:
+        if not isinstance(of, str) and not (self.caches and of["file"] in [sha256(f).hexdigest() for f in self.files]):
+            return web.json_response({"error": "not cached"}, status=404)
+        if self.answers is not None and not isinstance(of, str):
+            self.waiting += 1
+            await self.answers.wait()
+        self.kept |= names
+        if isinstance(of, str):
+            return web.json_response({"kept": len(names)})
+        self.asked.append((of["tenant"], of["alone"]))
+        return web.json_response({"rows": ROWS, "digest": content_of("fake:1", of["file"], ROWS)})
 
 
 @dataclass

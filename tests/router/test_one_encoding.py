@@ -172,3 +172,51 @@ async def test_a_leader_that_fails_leads_again(fault):
             encoder.gate.set()
         assert [(await chat)[0] for chat in chats] == [200] * 4
         assert shown(encoders) == 1
+
+
+@pytest.mark.parametrize("caches", [True, False])
+async def test_who_made_an_image_lately_is_asked_for_it_before_another_makes_it_again(caches):
+    encoders, writer = [Encoder(name=f"encoder-{number}", caches=caches) for number in range(2)], ChatReplica(name="w")
+    async with reading(encoders, [writer]) as rig:
+        headers = {"x-trimtab-client": "one"}
+        for _ in range(6):
+            assert (await ask(rig, a_picture(1), a_picture(2), headers=headers))[0] == 200
+        assert shown(encoders) == (2 if caches else 12)
+        asked = [of for encoder in encoders for of in encoder.asked]
+        assert asked == ([("one", False)] * 10 if caches else [])
+        urls = [one["url"] for number in range(6) for one in references(writer, number)]
+        assert len({*urls}) == 12
+        assert {url.rpartition("/")[2] for url in urls} == set.union(*(encoder.kept for encoder in encoders))
+
+        assert (await ask(rig, a_picture(1), headers={"x-trimtab-client": "other"}))[0] == 200
+        assert shown(encoders) == (3 if caches else 13)
+        assert await rig.outcomes() == {"ok": 7}
+
+
+async def test_an_image_whose_encoder_is_gone_or_is_slow_is_encoded_by_another():
+    encoders = [Encoder(name=f"encoder-{number}", caches=True) for number in range(2)]
+    async with reading(encoders, [ChatReplica(name="writer")]) as rig:
+        assert (await ask(rig, a_picture(1)))[0] == 200
+        home = next(encoder for encoder in encoders if encoder.shown)
+        other = next(encoder for encoder in encoders if encoder is not home)
+        home.answers = asyncio.Event()
+        assert (await ask(rig, a_picture(1)))[0] == 200
+        assert shown(encoders) == 2
+        home.answers.set()
+        await home.kill()
+        assert (await ask(rig, a_picture(1)))[0] == 200
+        assert len(other.shown) >= 1
+
+
+async def test_who_leaves_while_an_image_is_asked_for_leaves_nothing():
+    encoder = Encoder(caches=True)
+    async with reading([encoder], [ChatReplica(name="writer")]) as rig:
+        assert (await ask(rig, a_picture(1)))[0] == 200
+        encoder.kept.clear()
+        encoder.answers = asyncio.Event()
+        late = asyncio.create_task(ask(rig, a_picture(1)))
+        await until(lambda: encoder.waiting == 1)
+        late.cancel()
+        await until(lambda: rig.router.budget.requests == 0)
+        encoder.answers.set()
+        await until(lambda: len(encoder.asked) == 1 and not encoder.kept)

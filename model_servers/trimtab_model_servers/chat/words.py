@@ -103,10 +103,18 @@ class Arrived(Reference):
     url: str = Field(pattern=r"^https?://[^/]+/v2/models/[^/]+/embeddings/[^/]+$")
 
 
-class Shared(_Said):
-    """The name of embeddings that are to be kept under further ones."""
+class Shown(_Said):
+    """An image by its file's SHA-256 (hex), its tenant, and whether it is alone in its chat."""
 
-    of: str = Field(min_length=1, max_length=256)
+    file: str = Field(pattern=r"^[0-9a-f]{64}$")
+    tenant: str = Field(default="", max_length=256)
+    alone: bool = False
+
+
+class Shared(_Said):
+    """What is to be kept under further names: what is kept under one already, or what is cached of an image."""
+
+    of: str | Shown
 
 
 _MESSAGES: TypeAdapter[tuple[Message, ...]] = TypeAdapter(Annotated[tuple[Message, ...], Field(min_length=1)])
@@ -137,8 +145,8 @@ def read_arrived(text: bytes) -> tuple[Arrived, ...]:
     return _read("references", _ARRIVED, text)
 
 
-def read_shared(text: bytes) -> str:
-    """Read under which name something is kept already, or will be; raises RefusalError 400 naming what is wrong."""
+def read_shared(text: bytes) -> str | Shown:
+    """Read what is to be kept under further names; raises RefusalError 400 naming what is wrong."""
     return _read("of", _SHARED, text).of
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from trimtab_pipelines.routing import Endpoint
 from trimtab_pipelines.stages import OF_CHAT, PULLED, Stage
 from trimtab_protocol import InferResponse, Parameters, Tensor
-from trimtab_protocol.chat.inner import KEEP, one_address
+from trimtab_protocol.chat.inner import KEEP, kept_as, one_address
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http import Tls
 from trimtab_protocol.tensors import Array
@@ -107,6 +107,28 @@ class HttpCarrier:
         if shares is not None:
             shares.share(row)
         return shares is not None
+
+    def fetch(self, slot: Slot, variant: str, piece: Slice, came: Callable[[Mapping[str, Array] | None], None]) -> None:
+        """Ask a replica whether it has what it made of an image still."""
+        _start(self._fetch(self.replicas.get(slot.name), slot, variant, piece, came), self._under_way)
+
+    async def _fetch(
+        self,
+        replica: Replica | None,
+        slot: Slot,
+        variant: str,
+        piece: Slice,
+        came: Callable[[Mapping[str, Array] | None], None],
+    ) -> None:
+        found: dict[str, Array] | None = None
+        if replica is not None and replica.slot is slot and not piece.work.closed:
+            url = replica.kept_at(variant, kept_as(secrets.token_hex(8), 0))
+            told = await replica.fetch(url, images.asked_for(piece.work.identities[piece.start]))
+            if told.get("rows"):
+                found = {PULLED: images.reference(url, told)}
+                if piece.work.closed:
+                    self.forget(found[PULLED])
+        came(found)
 
     def write(self, parcel: Parcel, wrote: Wrote, ended: Callable[[Parcel, Ending], None]) -> None:
         """Take a row to its replica, to be written."""

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_SECONDS = 1.0
 PROBE_TIMEOUT_SECONDS = 1.5
+FETCH_SECONDS = 0.5
+"""How long one that made an image is asked for it, before it is encoded again."""
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_PROBE_BYTES = 2**20
 JSON_MULTIPLE = 16
@@ -193,6 +195,12 @@ class Replica:
         body, headers = json.dumps({"of": kept}).encode(), {"Content-Type": rest.JSON_CONTENT_TYPE}
         status, _ = await self._streams.ask(urlsplit(url).path, body, headers, PROBE_TIMEOUT_SECONDS)
         return status == 200
+
+    async def fetch(self, url: str, body: bytes) -> dict[str, Any]:
+        """Have it keep what it has cached of an image, to be pulled from an address; what it tells, empty where not."""
+        headers = {"Content-Type": rest.JSON_CONTENT_TYPE}
+        status, told = await self._streams.ask(urlsplit(url).path, body, headers, FETCH_SECONDS)
+        return _object(told) if status == 200 else {}
 
     async def forget(self, url: str) -> None:
         """Have it keep something no longer, which nobody will pull; if it does not hear, it forgets by itself."""
@@ -370,8 +378,12 @@ def _joined(pieces: Sequence[Tensor]) -> Tensor:
 
 def _told(reply: Reply) -> dict[str, Any]:
     """The JSON object of an answer; empty where it is none."""
+    return _object(bytes(reply.body))
+
+
+def _object(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(bytes(reply.body))
+        found = json.loads(body)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

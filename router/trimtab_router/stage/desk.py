@@ -83,7 +83,7 @@ class Desk:
         self._returns = Returns(stage, self.queue, tally, suspects)
         self._writing = _writing(stage, self.outlook, clock, carrier, tally)
         self._door = Door(stage, self.queue, self.outlook, self._writing, drop_policy, suspects)
-        self._sharing = Sharing(cast("Keeper", carrier)) if stage.encodes else None
+        self._sharing = Sharing(cast("Keeper", carrier), self._found) if stage.encodes else None
         self._early = Early(cast("Writer", carrier))
         self._policy = policy
         self._drop_policy = drop_policy
@@ -152,8 +152,7 @@ class Desk:
     def take(self, work: Work) -> None:
         """Queue all rows of a work, but those that ride along with others. Ask `refusal_of` first."""
         piece = Slice(work, 0, work.rows)
-        for left in [piece] if self._sharing is None else self._sharing.ride(piece):
-            self.queue.push(left)
+        self._push(piece)
         self._arrivals += 1
         self._pace.note(work.rows, self._clock.now)
         for slot in self.slots:
@@ -162,6 +161,19 @@ class Desk:
                 return
         head = self.queue.head()
         if head is not None and head.work is work:  # else it changes nothing
+            self._wake()
+
+    def _push(self, piece: Slice, *, again: bool = False) -> None:
+        """Queue a slice, but what rides along or is had from who made it lately; that is not tried `again`."""
+        for left in [piece] if self._sharing is None else self._sharing.left_of(piece, again=again):
+            self.queue.push(left)
+
+    def _found(self, piece: Slice, home: Parcel, outputs: Mapping[str, Array] | None) -> None:
+        """A replica was asked for a row that it made lately."""
+        if outputs is not None:
+            self._returns.hand_found(piece, home, outputs, self._clock.now)
+        elif not piece.work.closed:
+            self._push(piece, again=True)
             self._wake()
 
     @property
@@ -204,7 +216,7 @@ class Desk:
         now = self._clock.now
         try:
             if self._sharing is not None:
-                self._sharing.ended(parcel)
+                self._sharing.ended(parcel, made=isinstance(ending, Answered))
             if self._writing is not None:
                 self._early.ended(parcel)
                 self._writing.ended(parcel, ending)

@@ -7,7 +7,8 @@ from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.tensors import Array
 from trimtab_router.stage.endings import Ending
 from trimtab_router.stage.service_time import Key
-from trimtab_router.stage.slot import Parcel
+from trimtab_router.stage.slot import Parcel, Slot
+from trimtab_router.stage.work import Slice
 
 Act = Callable[[], None]
 Wrote = Callable[[Parcel, Piece | LastPiece], None]
@@ -56,6 +57,12 @@ class Keeper(Carrier, Protocol):
         """Have what is made of a row of a batch under way kept once more, for who rides along; False: it is too late.
 
         The ending tells what became of it, after the batch's own: `Answered.shared`, in the order of these calls.
+        """
+
+    def fetch(self, slot: Slot, variant: str, piece: Slice, came: Callable[[Mapping[str, Array] | None], None]) -> None:
+        """Ask a replica that made this row before whether it has it still; later, never at once, call `came` once.
+
+        It is told what became of the row, or None.
         """
 
     def forget(self, references: Array) -> None:

@@ -123,6 +123,20 @@ class Returns:
             self._tally.waited(waited)
             piece.work.add_piece(piece.start, piece.rows, own, served)
 
+    def hand_found(self, piece: Slice, home: Parcel, outputs: Mapping[str, Array], now: float) -> None:
+        """Give a row what a replica made of it before."""
+        served = Served(
+            variant=home.variant,
+            operating_point=home.point.name,
+            batch_rows=piece.rows,
+            queue_seconds=0.0,
+            service_seconds=now - piece.work.enqueued_at,
+            rows=piece.rows,
+            accuracy=home.point.accuracy_for(piece.work.wish.task),
+            departed_at=piece.work.enqueued_at,
+        )
+        piece.work.add_piece(piece.start, piece.rows, outputs, served)
+
     def _return_riders(self, parcel: Parcel, ending: Ending) -> None:
         """Serve those who ride along by themselves, or with another; what costs replicas does not cost one for each."""
         at_fault = isinstance(ending, Broken) or (isinstance(ending, Lost) and ending.delivered)

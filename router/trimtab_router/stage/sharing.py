@@ -1,28 +1,41 @@
-"""Rows that show the same as others on their way: they ride along, and each gets what was made under a name of its own.
+"""Rows that show the same as others: what was made of one does for all, and each gets it under a name of its own.
 
-Who rides is in nobody's way: it takes no room of a batch and no turn of a replica. It waits no longer than those it
-rides with, and comes back into the queue where they fail. Pure.
+Where another is on its way they ride along. Who rides is in nobody's way: it takes no room of a batch and no turn of a
+replica. It waits no longer than those it rides with, and comes back into the queue where they fail. Where one came back
+lately, the replica that made it is asked whether it has it still: another could only make it again. Pure.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+from trimtab_protocol.tensors import Array
 from trimtab_router.stage.ports import Keeper
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.slot import Parcel
 from trimtab_router.stage.work import Slice
 
+Found = Callable[[Slice, Parcel, Mapping[str, Array] | None], None]
+MOST_HOMES = 16_384
+
 
 class Sharing:
-    """What the replicas of one stage have under way, by what it shows.
+    """What the replicas of one stage have under way and made lately, by what it shows.
 
     Args:
         keeper: has what is made of a row kept once more.
+        found: is told of each row that a replica was asked for, of the batch that made it, and what it has of it; None
+            where it has it no more.
+        most_homes: rows of which it is remembered who made them; of each a number is kept, not what it shows.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, found: Found, most_homes: int = MOST_HOMES) -> None:
         self._keeper = keeper
+        self._found = found
+        self._most_homes = most_homes
         self._under_way: dict[Hashable, tuple[Parcel, int]] = {}
+        self._homes: OrderedDict[int, Parcel] = OrderedDict()
 
     def __len__(self) -> int:
         """How many different images are under way."""
@@ -32,8 +45,15 @@ class Sharing:
         """Let those rows of a slice ride along that are under way already; returns the others, in order."""
         if not self._under_way or piece.alone:
             return [piece]
-        rides = [self._rides(piece, row) for row, _ in _identities(piece)]
-        return _without(piece, rides) if any(rides) else [piece]
+        return _without(piece, [self._rides(piece, row) for row, _ in _identities(piece)])
+
+    def left_of(self, piece: Slice, *, again: bool) -> list[Slice]:
+        """What must be made of a slice: neither rides along nor is had from who made it; that is not tried `again`."""
+        riding = self.ride(piece)
+        return riding if again or not self._homes else [other for each in riding for other in self._fetch(each)]
+
+    def _fetch(self, piece: Slice) -> list[Slice]:
+        return _without(piece, [self._fetches(piece, row) for row, _ in _identities(piece)])
 
     def departed(self, parcel: Parcel, doubles: Sequence[Slice], queue: DeadlineQueue) -> None:
         """A batch left: rows that were to be in it twice ride along, and so do those that wait in the queue."""
@@ -50,11 +70,16 @@ class Sharing:
             for left in self.ride(piece):
                 queue.push(left)
 
-    def ended(self, parcel: Parcel) -> None:
-        """A batch came back; nobody joins it any more."""
-        for identity in _of_all(parcel.batch):
-            if self._under_way.get(identity, (None, 0))[0] is parcel:
+    def ended(self, parcel: Parcel, *, made: bool) -> None:
+        """A batch came back, nobody joins it any more; where its rows were made, its replica may be asked for them."""
+        for identity, (other, _) in list(self._under_way.items()):
+            if other is parcel:
                 del self._under_way[identity]
+                if made:
+                    self._homes[hash(identity)] = _home(parcel)
+                    self._homes.move_to_end(hash(identity))
+        while len(self._homes) > self._most_homes:
+            self._homes.popitem(last=False)
 
     def _rides(self, piece: Slice, row: int) -> bool:
         found = self._under_way.get(piece.work.identities[row])
@@ -62,6 +87,25 @@ class Sharing:
             return False
         found[0].riders.append(replace(piece, start=row, stop=row + 1))
         return True
+
+    def _fetches(self, piece: Slice, row: int) -> bool:
+        identity = piece.work.identities[row]
+        home = self._homes.get(hash(identity))
+        if home is None or home.variant not in home.slot.ready_variants:
+            return False
+        one = replace(piece, start=row, stop=row + 1)
+        self._keeper.fetch(home.slot, home.variant, one, partial(self._came, one, hash(identity), home))
+        return True
+
+    def _came(self, piece: Slice, known: int, home: Parcel, outputs: Mapping[str, Array] | None) -> None:
+        if outputs is None and self._homes.get(known) is home:
+            del self._homes[known]
+        self._found(piece, home, outputs)
+
+
+def _home(parcel: Parcel) -> Parcel:
+    """A batch without its members: who made it, and how."""
+    return replace(parcel, batch=(), riders=[])
 
 
 def once_each(batch: Sequence[Slice]) -> tuple[list[Slice], list[Slice]]:
@@ -74,7 +118,7 @@ def once_each(batch: Sequence[Slice]) -> tuple[list[Slice], list[Slice]]:
         for _, identity in _identities(piece):
             double.append(identity in seen)
             seen.add(identity)
-        kept += _without(piece, double) if any(double) else [piece]
+        kept += _without(piece, double)
         doubles += [replace(piece, start=row, stop=row + 1) for row, twice in enumerate(double, piece.start) if twice]
     return kept, doubles
 
@@ -93,6 +137,8 @@ def _of_all(batch: Sequence[Slice]) -> Iterator[Hashable | None]:
 
 def _without(piece: Slice, out: Sequence[bool]) -> list[Slice]:
     """What is left of a slice without some of its rows."""
+    if not any(out):
+        return [piece]
     left: list[Slice] = []
     start = piece.start
     for row, gone in enumerate(out, piece.start):

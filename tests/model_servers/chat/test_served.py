@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,22 @@ async def test_what_an_encoder_keeps_may_be_given_under_further_names(asker: Ask
     for row in (2, 0, 1):
         reference = {"url": f"{asker.url}/keep/embeddings/shared-{row}", **told}
         assert (await asker.stream(asked_about([reference, {"url": "blank:", "rows": 16}]))).status == 200
+    assert (await asker.get("keep/pending"))["kept"] == 0
+
+
+async def test_an_encoder_is_asked_for_what_it_made_of_an_image_and_keeps_it_for_its_tenant_alone(asker: Asker):
+    page = a_page(123)
+    options = texts("options", b'{"tenant": "one"}')
+    (told,) = (await asker.infer(InferRequest("keep", (rows_of_files(page), options)))).outputs[0].array
+    shown = {"file": sha256(page).hexdigest(), "tenant": "one", "alone": True}
+    assert await asker.post_json("keep/embeddings/again-0", {"of": shown}) == json.loads(told)
+    assert (await asker.get("keep/pending"))["kept"] == 1
+    reference = {"url": f"{asker.url}/keep/embeddings/again-0", **json.loads(told)}
+    assert (await asker.stream(asked_about([reference, {"url": "blank:", "rows": 16}]))).status == 200
+
+    for other in ({"tenant": "other"}, {"alone": False}, {"file": "0" * 64}):
+        refused = await asker.post_json("keep/embeddings/again-0", {"of": shown | other})
+        assert "not cached" in refused["error"]
     assert (await asker.get("keep/pending"))["kept"] == 0
 
 

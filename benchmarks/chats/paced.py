@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 
 from trimtab_model_servers.families.published_chats import spelled_out
-from trimtab_model_servers.families.published_shapes import SHAPES
+from trimtab_model_servers.families.published_shapes import SHAPES, Shape
 
 NAME: Final = "llava-onevision-7b"
 WIDTH, LAYERS, HEADS = 384, 3, 8
@@ -21,14 +21,19 @@ def write_model(folder: Path) -> str:
     text.hidden_size, text.intermediate_size, text.num_hidden_layers = WIDTH, 3 * WIDTH, LAYERS
     text.num_attention_heads = text.num_key_value_heads = HEADS
     text.layer_types = LAYERS * ["full_attention"]
+    save(shape, config, folder)
+    return f"{NAME}/whole"
+
+
+def save(shape: Shape, config: Any, folder: Path) -> None:
+    """Write a model of random weights and its tokenizer; each word that it writes is a letter, none is half a one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = shape.kind(config)
     with torch.no_grad():
-        model.lm_head.weight[: ord(" ")] = 0.0  # each word that it writes is a letter, none is half a one
+        model.lm_head.weight[: ord(" ")] = 0.0
         model.lm_head.weight[ord("~") :] = 0.0
     model.save_pretrained(folder)
     tokenizer = spelled_out(shape.image_id - 20)
     tokenizer.add_special_tokens(list(END_MARKS))
     tokenizer.save(str(folder / "tokenizer.json"))
-    return f"{NAME}/whole"

@@ -10,10 +10,12 @@ from rich.console import Console
 
 from benchmarks.layouts import phases
 from benchmarks.layouts.phases import PARTED, SPREAD, WHOLE, asking
+from benchmarks.layouts.prefix import first_words
+from benchmarks.layouts.same import CACHE_BYTES, same_image
 from benchmarks.layouts.served import ARCHITECTURES, Promise
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
-PHASES = ("goodput", "burst", "step", "faults")
+PHASES = ("goodput", "burst", "step", "faults", "same", "prefix")
 IMAGES = (0, 1, 2, 4, 8)
 LEAST_OVER_WHOLE = {4: 1.5, 1: 1.0}
 FORGIVING = Promise(3.0, 0.5)
@@ -40,6 +42,17 @@ async def measure(folder: Path, architecture: str, wanted: list[str], images: li
         bars.append(bar("core-seconds saved, of static for the peak", saved, ">=", 0.25))
     if "faults" in wanted:
         await _faults(folder, architecture, figures, bars)
+    if "same" in wanted:
+        opened = asking(folder / "same", SPREAD, architecture, FORGIVING, cache_bytes=CACHE_BYTES)
+        async with opened as (served, asker):
+            figures |= await same_image(served, asker)
+        each, answered = figures["same_image_encodes_each"], figures["same_image_answered_fraction"]
+        bars.append(bar("encodings of a new image that fifty show at one instant", each, "==", 1.0))
+        bars.append(bar("of those chats that are answered", answered, "==", 1.0))
+    if "prefix" in wanted and architecture == "decoder-only":  # the other reads nothing before all images are there
+        figures |= await first_words(folder / "prefix")
+        over = figures["ready_prefix_over_waiting"]
+        bars.append(bar("first word of eight images on the ready prefix, over waiting for all", over, "<=", 0.7))
     return Outcome(name=f"layouts {architecture}", figures=figures, bars=tuple(bars))
 
 

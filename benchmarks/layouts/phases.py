@@ -37,10 +37,10 @@ PATIENT: Final = Promise(0.5, 0.1)
 
 @asynccontextmanager
 async def asking(
-    folder: Path, layout: Mapping[str, int], architecture: str, promise: Promise = QUICK
+    folder: Path, layout: Mapping[str, int], architecture: str, promise: Promise = QUICK, *, cache_bytes: int = 0
 ) -> AsyncIterator[tuple[Up, Asker]]:
     """Serve a layout, and ask it once so that all is warm."""
-    with serving(folder, layout, architecture, promise) as served:
+    with serving(folder, layout, architecture, promise, cache_bytes=cache_bytes) as served:
         model = "lmm-digits" if len(layout) == 1 else "lmm-digits-parted"
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             asker = Asker(served.rest_port, model, session)

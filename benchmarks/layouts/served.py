@@ -28,7 +28,9 @@ QUICK: Final = Promise(0.15, 0.02)
 
 
 @contextmanager
-def serving(folder: Path, layout: Mapping[str, int], architecture: str, promise: Promise = QUICK) -> Iterator[Up]:
+def serving(
+    folder: Path, layout: Mapping[str, int], architecture: str, promise: Promise = QUICK, *, cache_bytes: int = 0
+) -> Iterator[Up]:
     """Serve it.
 
     Args:
@@ -37,6 +39,7 @@ def serving(folder: Path, layout: Mapping[str, int], architecture: str, promise:
             any the model is parted, and the plan decides.
         architecture: of the model.
         promise: what is promised.
+        cache_bytes: of embeddings in each replica; 0 where each image is one that nobody has shown before.
     """
     source = yaml.safe_load((FOLDER / ("pipeline.yaml" if len(layout) == 1 else "parted.yaml")).read_text())
     spec = source["spec"]
@@ -44,7 +47,7 @@ def serving(folder: Path, layout: Mapping[str, int], architecture: str, promise:
     spec["slo"]["perToken"] = f"{promise.per_token_seconds}s"
     spec["budget"] = {"cores": "4"}
     for stage in spec["stages"]:
-        stage["variants"] = [_variant(stage["variants"], architecture)]
+        stage["variants"] = [_variant(stage["variants"], architecture, cache_bytes)]
         if layout:
             stage["variants"][0]["resources"]["cpu"] = "1"
             size = SLOTS if stage.get("writes") else 8
@@ -59,13 +62,13 @@ def serving(folder: Path, layout: Mapping[str, int], architecture: str, promise:
         yield served
 
 
-def _variant(written: list[dict[str, Any]], architecture: str) -> dict[str, Any]:
+def _variant(written: list[dict[str, Any]], architecture: str, cache_bytes: int) -> dict[str, Any]:
     found = next((one for one in written if one["name"] == architecture), written[0])
     weights = (FOLDER / "weights" / f"{architecture}.safetensors").resolve()
     own = found | {"name": architecture, "storageUri": str(weights)}
     if not own["family"].endswith("encode"):
         own |= {"maxBatchSize": SLOTS}
-    return own | {"parameters": {"slots": SLOTS, "cache_bytes": 0}}  # each image is one that nobody has shown before
+    return own | {"parameters": {"slots": SLOTS, "cache_bytes": cache_bytes}}
 
 
 def servers(served: Up, stage: str) -> list[psutil.Process]:

@@ -34,6 +34,9 @@ class _Nobody:
     def work_written(self, work: object, row: int, piece: object, now: float) -> None:
         """Never called."""
 
+    def work_advanced(self, work: object, start: int, outputs: object) -> None:
+        """Never called."""
+
     def work_completed(self, work: object, outputs: object, served: object) -> None:
         """Never called."""
 

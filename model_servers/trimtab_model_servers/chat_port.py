@@ -8,11 +8,12 @@ from collections.abc import AsyncGenerator, Sequence
 import torch
 from aiohttp import web
 
+from trimtab_model_servers.chat import words as chat_words
 from trimtab_model_servers.chat.kept import Held
 from trimtab_model_servers.chat.pulling import CHECKSUM, ROWS, WIDTH
 from trimtab_model_servers.chat.told import STREAM_TYPE, Last, Word, error_line, line
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.hosting import Chatting, Counting, Hosted, Keeping, Pricing
+from trimtab_model_servers.hosting import Awaiting, Chatting, Counting, Hosted, Keeping, Pricing
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_protocol import InferRequest
 from trimtab_protocol.chat.inner import kept_together
@@ -21,6 +22,7 @@ from trimtab_protocol.rest import BINARY_CONTENT_TYPE
 log = logging.getLogger(__name__)
 _NO_BUFFERING = {"Content-Type": STREAM_TYPE, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _WRITE_BYTES = 2**20
+_SHORT_BYTES = 2**20
 
 
 async def stream(
@@ -61,12 +63,35 @@ async def embeddings(request: web.BaseRequest, model: Hosted, name: str, kept: s
     names = kept_together(kept)
     if request.method == "DELETE":
         return web.json_response({"dropped": sum(map(model.kept.drop, names))})
+    if request.method == "POST":
+        return web.json_response(model.keep_also(names, chat_words.read_shared(await _short(request))))
     if request.method != "GET":
-        raise RefusalError(405, f"{request.method} {request.path}: embeddings take GET or DELETE")
+        raise RefusalError(405, f"{request.method} {request.path}: embeddings take GET, POST or DELETE")
     held = await model.kept.give(names)
     return await _send(
         request, held, [one.rows.contiguous().view(torch.uint8).numpy().reshape(-1).data for one in held]
     )
+
+
+async def references(request: web.BaseRequest, model: Hosted, name: str, asked: str) -> web.StreamResponse:
+    """Take what is told of images that a chat waits for."""
+    if not isinstance(model, Awaiting):
+        raise RefusalError(404, f"model {name!r} waits for no images")
+    if request.method != "POST":
+        raise RefusalError(405, f"{request.method} {request.path}: references take POST")
+    arrived = chat_words.read_arrived(await _short(request))
+    model.coming.tell(asked, arrived)
+    return web.json_response({"told": len(arrived)})
+
+
+async def _short(request: web.BaseRequest) -> bytes:
+    """A body of a few lines."""
+    body = await request.content.read(_SHORT_BYTES + 1)
+    while len(body) <= _SHORT_BYTES and (more := await request.content.read(_SHORT_BYTES)):
+        body += more
+    if len(body) > _SHORT_BYTES:
+        raise RefusalError(413, f"{request.path} takes at most {_SHORT_BYTES:,} bytes")
+    return body
 
 
 async def _send(request: web.BaseRequest, held: Sequence[Held], raw: Sequence[memoryview]) -> web.StreamResponse:

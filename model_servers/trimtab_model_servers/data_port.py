@@ -35,7 +35,8 @@ from trimtab_protocol.text import told
 
 log = logging.getLogger(__name__)
 _MODEL_PATH = re.compile(
-    r"^/v2/models/([^/]+)(?:/versions/[^/]+)?(/infer|/ready|/generate_stream|/count|/pending|/embeddings/[^/]{1,256})?$"
+    r"^/v2/models/([^/]+)(?:/versions/[^/]+)?(/infer|/ready|/generate_stream|/count|/pending"
+    r"|/(?:embeddings|references)/[^/]{1,256})?$"
 )
 _TAKE_REQUESTS = frozenset({"/infer", "/generate_stream", "/count"})
 _NOBODY_LEFT = 499
@@ -112,13 +113,15 @@ class DataPort:
                 raise RefusalError(405, f"{request.method} {request.path}: {action[1:]} takes POST")
             return await self._infer(request, name, action)
         model = self._host.model(name)
+        if action is None:
+            return _json(model.metadata())
         if action == "/pending":
             return _json(chat_port.pending(model, name))
-        if action and action.startswith("/embeddings/"):
-            return await chat_port.embeddings(request, model, name, action.removeprefix("/embeddings/"))
-        if action:
-            return _json({"name": name, "ready": self._host.answers}, 200 if self._host.answers else 503)
-        return _json(model.metadata())
+        if action.startswith(("/embeddings/", "/references/")):
+            _, kind, named = action.split("/")
+            answer = chat_port.embeddings if kind == "embeddings" else chat_port.references
+            return await answer(request, model, name, named)
+        return _json({"name": name, "ready": self._host.answers}, 200 if self._host.answers else 503)
 
     def _server_route(self, request: web.BaseRequest) -> web.StreamResponse:
         match request.path:

@@ -1,10 +1,12 @@
 """What a replica asks of whatever it hosts, apart from what makes it: importing this imports no model."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol, runtime_checkable
 
+from trimtab_model_servers.chat.coming import Coming
 from trimtab_model_servers.chat.kept import Kept
 from trimtab_model_servers.chat.told import Last, Word
+from trimtab_model_servers.chat.words import Shown
 from trimtab_model_servers.described import Fact
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_protocol import InferRequest, InferResponse
@@ -66,3 +68,14 @@ class Keeping(Protocol):
     """A model that keeps embeddings to be pulled."""
 
     kept: Kept
+
+    def keep_also(self, names: Sequence[str], of: str | Shown) -> dict[str, object]:
+        """Keep under further names; raises RefusalError 404 where what was made of an image is not cached any more."""
+        ...
+
+
+@runtime_checkable
+class Awaiting(Protocol):
+    """A model that may be asked about images before all of them are encoded."""
+
+    coming: Coming

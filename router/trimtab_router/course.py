@@ -14,8 +14,10 @@ from trimtab_pipelines.stages import PULLED
 from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.extensions import EXPECTED_ACCURACY, PROVISIONAL, StageParameters, parameters_of
 from trimtab_protocol.tensors import Array
+from trimtab_router import images
+from trimtab_router.ahead import Ahead, Sizes
 from trimtab_router.delivery import Delivery
-from trimtab_router.graph import Graph, Walk
+from trimtab_router.graph import Graph, Runnable, Walk
 from trimtab_router.refusal import Refusal, failure, invalid, invalid_for
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.ports import Clock
@@ -37,6 +39,8 @@ class Course:
         self.teller = graph.teller
         """The stage whose pieces are the answer's; None where answers come whole."""
         self._clock = clock
+        self._graph = graph
+        self._sizes = Sizes()
         for name, desk in desks.items():
             desk.followed_by([desks[follower] for follower in graph.following(name)])
 
@@ -46,27 +50,81 @@ class Course:
             return
         now, walk = self._clock.now, journey.walk
         for runnable in walk.advance():
-            desk = self.desks[runnable.stage]
-            work = Work(
-                journey,
-                runnable,
-                deadline=journey.ends_by if journey.delivery.first_seconds is not None else journey.deadline,
-                now=now,
-                wish=journey.wish,
-                accuracy_floor=self._floor_of(journey, runnable.stage) if journey.least_accuracy else 0.0,
-                looked_at_again=desk.stage.certainty is not None,
-            )
-            refusal = desk.refusal_of(work, now)
-            if refusal is not None:
-                journey.work_refused(refusal)
+            work = self._work(journey, runnable, now)
+            if not self._taken(journey, work, now):
                 return
-            journey.works[runnable.stage] = work
-            desk.take(work)
         if walk.finished and journey.served:
             journey.end()
         elif walk.finished:
             given = ", ".join(walk.inputs)
             journey.work_refused(invalid(f"no stage can run on the inputs given ({given}); send the optional ones too"))
+
+    def _work(self, journey: "Journey", runnable: Runnable, now: float) -> Work:
+        stage = self.desks[runnable.stage].stage
+        work = Work(
+            journey,
+            runnable,
+            deadline=journey.ends_by if journey.delivery.first_seconds is not None else journey.deadline,
+            now=now,
+            wish=journey.wish,
+            accuracy_floor=self._floor_of(journey, runnable.stage) if journey.least_accuracy else 0.0,
+            looked_at_again=stage.certainty is not None,
+        )
+        if stage.encodes:
+            work.identities = images.identities(runnable.inputs)
+        return work
+
+    def _taken(self, journey: "Journey", work: Work, now: float) -> bool:
+        """Queue a work; False where its journey ended instead."""
+        desk = self.desks[work.stage]
+        refusal = desk.refusal_of(work, now)
+        if refusal is not None:
+            journey.work_refused(refusal)
+            return False
+        journey.works[work.stage] = work
+        desk.take(work)
+        return True
+
+    def images_came(self, journey: "Journey", encoder: str, start: int, references: Array) -> None:
+        """Let who writes begin on what is there of a chat's images, or tell it of more.
+
+        Only of a request of one chat, which shows several images, to replicas that can begin so.
+        """
+        ahead = journey.ahead
+        if ahead is None:
+            files = journey.walk.shown(encoder) if self._reads_ahead(encoder) else []
+            if len(files) < 2:
+                return
+            ahead = journey.ahead = Ahead(files, self._sizes)
+        came = ahead.came(start, references)
+        if journey.early is not None:
+            told = ahead.references()
+            if told is not None and not journey.early.closed:
+                journey.early.inputs = {**journey.early.inputs, PULLED: told}
+                self.desks[journey.early.stage].arrived(journey.early, came)
+        elif ahead.begun and not ahead.whole and not journey.waits_for_all:
+            self._begin_early(journey, encoder, ahead.references())
+
+    def _reads_ahead(self, encoder: str) -> bool:
+        return any(self.desks[name].reads_ahead for name in self._graph.following(encoder))
+
+    def _begin_early(self, journey: "Journey", encoder: str, references: Array | None) -> None:
+        runnable = None if references is None else journey.walk.begin(encoder, references)
+        if runnable is not None:
+            work = journey.early = self._work(journey, runnable, self._clock.now)
+            journey.works[work.stage] = work
+            self.desks[work.stage].begin_early(work)
+
+    def all_images_came(self, journey: "Journey", references: Array) -> None:
+        """Tell who began early of the last images; who could not begin yet queues now."""
+        work, ahead, now = journey.early, journey.ahead, self._clock.now
+        journey.early = None
+        if work is None or ahead is None or work.closed:
+            return
+        work.inputs = {**work.inputs, PULLED: images.joined({PULLED: references}, 1)[PULLED]}
+        if not self.desks[work.stage].all_arrived(work, ahead.came(0, references)):
+            work.enqueued_at = now
+            self._taken(journey, work, now)
 
     def refusal_of(self, wish: Wish, walk: Walk) -> Refusal | None:
         """Why what a request wishes cannot be granted by the plan in force; None where it can."""
@@ -136,9 +194,11 @@ class Journey:
         "_ended",
         "_hold",
         "_listener",
+        "ahead",
         "arrived_at",
         "deadline",
         "delivery",
+        "early",
         "ends_by",
         "kept",
         "least_accuracy",
@@ -150,6 +210,7 @@ class Journey:
         "served",
         "starved",
         "trace_parent",
+        "waits_for_all",
         "walk",
         "wish",
         "works",
@@ -192,6 +253,12 @@ class Journey:
         """Where replicas keep what they made of its images, until it is pulled; by stage."""
         self.starved = 0
         """How often that was lost."""
+        self.ahead: Ahead | None = None
+        """Its images, where some of several are encoded and who writes can begin on them."""
+        self.early: Work | None = None
+        """What was begun on them."""
+        self.waits_for_all = False
+        """Whether nothing is begun any more before all are encoded: that was lost once."""
         self.served: dict[str, Sequence[Served]] = {}
         self.rows_by_stage: dict[str, int] = {}
         self._course = course
@@ -206,16 +273,29 @@ class Journey:
         if self._listener is not None:
             self._listener(row, piece)
 
+    def work_advanced(self, work: Work, start: int, outputs: Mapping[str, Array]) -> None:
+        """Note images that are encoded while others of the request are not."""
+        if self.over or not self._course.desks[work.stage].stage.encodes:
+            return
+        came, known = outputs[PULLED], self.kept.get(work.stage)
+        self.kept[work.stage] = came if known is None else np.concatenate([known, came])
+        self._course.images_came(self, work.stage, start, came)
+
     def work_completed(self, work: Work, outputs: Mapping[str, Array], served: Sequence[Served]) -> None:
         """Go on after a stage."""
         del self.works[work.stage]
-        if self._course.desks[work.stage].stage.encodes:
+        encodes = self._course.desks[work.stage].stage.encodes
+        if encodes:
             self.kept[work.stage] = outputs[PULLED]
+            if self.early is None:
+                self._course.images_came(self, work.stage, 0, outputs[PULLED])
         self.served[work.stage] = served
         self.rows_by_stage[work.stage] = work.rows
         if self._hold is not None:
             self._hold(sum(array.nbytes for array in outputs.values()))
         self.walk.complete(work.stage, outputs)
+        if encodes:
+            self._course.all_images_came(self, outputs[PULLED])
         self._course.advance(self)
 
     def work_starved(self, work: Work, *, counts: bool) -> None:
@@ -225,11 +305,12 @@ class Journey:
             what = f"stage {work.stage}: what was made of its images was lost {self.starved} times"
             self.work_refused(failure("ModelServerError", what, self.request_id, stage=work.stage))
             return
-        del self.works[work.stage]
-        self._course.withdraw({work.stage: work})
+        again = self.walk.reopen(work.stage)
+        self._course.withdraw({stage: found for stage in again if (found := self.works.pop(stage, None)) is not None})
         work.close()
         self._free_kept()
-        self.walk.reopen(work.stage)
+        self.ahead = self.early = None
+        self.waits_for_all = True
         self._course.advance(self)
 
     def _free_kept(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.spec import InferencePipelineSpec
-from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.stages import PULLED, SHOWN, Stage
 from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import DTYPES
 from trimtab_protocol.tensors import Array
@@ -164,13 +164,38 @@ class Walk:
             self._values[key] = given[output.name]
         self._settled.add(stage)
 
-    def reopen(self, stage: str) -> None:
-        """Let a running stage wait again, for the images it was to pull to be encoded once more."""
+    def shown(self, encoder: str) -> list[bytes]:
+        """The images of the only chat of a request that a stage encodes, in order; none of a request of several."""
+        node = next(each for each in self._graph.needed(self._wanted) if each.name == encoder)
+        inputs = self._gather(node) if self.rows == 1 else {}
+        return list(inputs[SHOWN].reshape(-1)) if SHOWN in inputs else []
+
+    def begin(self, encoder: str, references: Array) -> Runnable | None:
+        """The stage that pulls images, before all of them are encoded; it counts as running from now on.
+
+        Args:
+            encoder: the stage that encodes them.
+            references: [rows], what can be told of each row's images now.
+        """
+        for node in self._waiting:
+            key = f"{encoder}.outputs.{PULLED}"
+            if any(read.key == key for read in node.reads) and node.feeders - self._settled == {encoder}:
+                self._values[key] = references
+                inputs = self._gather(node)
+                self._waiting = [each for each in self._waiting if each is not node]
+                self._running[node.name] = node
+                return Runnable(node.name, len(references), inputs)
+        return None
+
+    def reopen(self, stage: str) -> set[str]:
+        """Let a running stage wait again, for the images it was to pull to be encoded once more; returns who does."""
         node = self._running.pop(stage)
         encoders = {each.name for each in self._graph.needed(self._wanted) if each.encodes} & node.feeders
         self._settled -= encoders
+        self._running = {name: each for name, each in self._running.items() if name not in encoders}
         again = {*encoders, stage, *(each.name for each in self._waiting)}
         self._waiting = [each for each in self._graph.needed(self._wanted) if each.name in again]
+        return {*encoders, stage}
 
     def answer(self) -> dict[str, Array]:
         """The wanted pipeline outputs that are not absent, in the order wanted."""

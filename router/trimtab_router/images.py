@@ -1,11 +1,14 @@
 """Images of chats as rows of a stage that encodes, and what became of them as what a stage that writes reads. Pure."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, cast
 
 import numpy as np
 
 from trimtab_pipelines.stages import OF_CHAT, PULLED, SHOWN
+from trimtab_protocol.chat.inner import OPTIONS
 from trimtab_protocol.tensors import Array
 
 
@@ -26,6 +29,27 @@ def spread(inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {SHOWN: shown.reshape(-1, 1), **rows, OF_CHAT: np.stack([np.full_like(which, each), which], axis=1)}
 
 
+def identities(rows: Mapping[str, Array]) -> Sequence[Hashable]:
+    """What each row of a stage that encodes shows, and whose it is: equal where one encoding does for both.
+
+    Args:
+        rows: as `spread` gives them.
+
+    Returns:
+        Of each row its tenant, whether it is alone in its chat, and its file; none where somebody's tenant is unknown.
+    """
+    files, options = rows[SHOWN].reshape(-1), rows.get(OPTIONS)
+    if files.dtype != np.object_:
+        return ()
+    told = [b""] * len(files) if options is None else [bytes(each) for each in options]
+    try:
+        tenants = {each: str(json.loads(each).get("tenant", "")) if each else "" for each in set(told)}
+    except (ValueError, AttributeError, RecursionError):
+        return ()
+    alone = rows[OF_CHAT][:, 0] == 1
+    return [(tenants[each], bool(one), bytes(file)) for each, one, file in zip(told, alone, files, strict=True)]
+
+
 def joined(outputs: Mapping[str, Array], chats: int) -> dict[str, Array]:
     """What became of the images, as a list a chat.
 
@@ -41,12 +65,23 @@ def joined(outputs: Mapping[str, Array], chats: int) -> dict[str, Array]:
     return {PULLED: lists}
 
 
+def asked_for(identity: Hashable) -> bytes:
+    """An image that `identities` tells, as the replica that encoded it is asked for it."""
+    tenant, alone, file = cast("tuple[str, bool, bytes]", identity)
+    return json.dumps({"of": {"file": sha256(file).hexdigest(), "tenant": tenant, "alone": alone}}).encode()
+
+
+def reference(url: str, told: Mapping[str, Any]) -> Array:
+    """What a replica told of one image that it keeps, with where it is pulled from."""
+    known = np.empty(1, dtype=object)
+    known[0] = json.dumps({"url": url, **told}, separators=(",", ":")).encode()
+    return known
+
+
 def addressed(references: Array, urls: Sequence[str]) -> Array:
     """What a replica told of images that it keeps, with where each is pulled from."""
-    known = np.empty(len(references), dtype=object)
-    for row, (told, url) in enumerate(zip(references, urls, strict=True)):
-        known[row] = json.dumps({"url": url, **json.loads(told)}, separators=(",", ":")).encode()
-    return known
+    known = [reference(url, json.loads(told)) for told, url in zip(references, urls, strict=True)]
+    return np.concatenate(known) if known else references
 
 
 def addresses(references: Array) -> list[str]:

@@ -78,7 +78,7 @@ async def _served(scenario):
     router = Router(pipeline, scenario.plan, policy=scenario.policy, clock=clock, carriers=carriers)
     for name, carrier in carriers.items():
         carrier.desk = router._desks[name]
-        carrier.desk._suspects = carrier.desk._returns._suspects = None  # all rows of a fan-out look alike here
+        carrier.desk._door._suspects = carrier.desk._returns._suspects = None  # all rows of a fan-out look alike here
     budget = pipeline.spec.budget
     fleet = SimulatedFleet(carriers, budget.cores + budget.surge_cores, conditions.startup_seconds, cast("Any", clock))
     fleet.begin(scenario.plan)

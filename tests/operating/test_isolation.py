@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.builders import a_pipeline_document, a_stage, a_variant
-from tests.router.test_parted import parted
+from tests.router.parted import parted
 from trimtab_operator.manifests.isolation import network_policies
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.edge import EdgeSettings, Identity

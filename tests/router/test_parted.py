@@ -1,91 +1,11 @@
 """Chats whose images are encoded by one pool and pulled by another, through the whole router over real HTTP."""
 
 import asyncio
-import json
 from collections import Counter
-from collections.abc import Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-from aiohttp import web
-
-from tests.builders import a_variant
-from tests.router.chats import INPUTS, ChatReplica, a_chat, a_chat_pipeline, a_png, a_writer
-from tests.router.fakes import FakeReplica, a_rig, until
-from trimtab_protocol import rest
-from trimtab_protocol.chat.inner import kept_together
-
-CHAT = "/v1/chat/completions"
-
-
-def told(images: np.ndarray) -> np.ndarray:
-    """What an encoder tells of images it keeps."""
-    references = np.empty(len(images), dtype=object)
-    references[:] = [json.dumps({"rows": 4, "digest": f"{len(row[0])}"}).encode() for row in images]
-    return references
-
-
-@dataclass
-class Encoder(FakeReplica):
-    """Keeps what it is told to keep until it is deleted."""
-
-    kept: set[str] = field(default_factory=set)
-    shown: list[tuple[int, ...]] = field(default_factory=list)
-    on_second: Callable[[], object] = lambda: None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.model = self._encode
-
-    def _encode(self, inputs: Any) -> dict[str, np.ndarray]:
-        beside = inputs["chat_images"]
-        self.shown += [(len(row[0]), *map(int, of)) for row, of in zip(inputs["images"], beside, strict=True)]
-        if len(self.shown) == 2:
-            self.on_second()
-        keep, rows = self.seen[-1].parameters["keep"], len(inputs["images"])
-        self.kept |= {f"{keep}-{row}" for row in range(rows)}
-        return {"references": told(inputs["images"])}
-
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path.endswith("/count"):
-            asked = rest.decode_request("m", await request.read(), request.headers.get(rest.HEADER_LENGTH))
-            return web.json_response({"rows": [4] * len(asked.inputs[0].array)})
-        if request.method != "DELETE":
-            return await super()._answer(request)
-        self.kept -= set(kept_together(request.path.rpartition("/")[2]))
-        return web.json_response({"dropped": True})
-
-
-def an_encoder() -> dict[str, Any]:
-    inputs = [
-        {"name": name, "from": f"request.inputs.{name}", "optional": name == "options"}
-        for name in ("images", "options")
-    ]
-    outputs = [{"name": "references", "datatype": "BYTES"}]
-    return {"name": "encode", "inputs": inputs, "outputs": outputs, "variants": [a_variant()], "encodes": True}
-
-
-def parted(encoder: dict[str, Any] | None = None) -> Any:
-    read = [{"name": i["name"], "from": f"request.inputs.{i['name']}", "optional": True} for i in INPUTS[:2]]
-    read.append({"name": "references", "from": "encode.outputs.references", "optional": True})
-    return a_chat_pipeline([encoder or an_encoder(), a_writer(*read)])
-
-
-@asynccontextmanager
-async def reading(encoders, writers, **rig):
-    async with a_rig(parted(), {"encode": list(encoders), "text": list(writers)}, **rig) as made:
-        yield made
-
-
-async def ask(rig, *images, **fields):
-    async with rig.session.post(rig.url + CHAT, json=a_chat("one two", *images, **fields)) as answer:
-        return answer.status, await answer.json()
-
-
-def references(writer, number=-1):
-    return json.loads(writer.written[number].inputs["references"][0])
+from tests.router.chats import ChatReplica, a_png
+from tests.router.fakes import until
+from tests.router.parted import Encoder, ask, reading, references, shown_by
 
 
 async def test_each_image_is_a_row_and_the_writer_is_told_where_to_pull_them_in_their_order():
@@ -96,7 +16,7 @@ async def test_each_image_is_a_row_and_the_writer_is_told_where_to_pull_them_in_
 
         assert (status, answer["choices"][0]["message"]["content"]) == (200, "one two")
         found = references(writer)
-        assert [one["digest"] for one in found] == [str(len(image)) for image in images]
+        assert [one["digest"] for one in found] == [shown_by(image) for image in images]
         assert {one["url"].rpartition("/")[2] for one in found} == encoder.kept
         assert all(
             one["url"].startswith(f"http://127.0.0.1:{encoder.port}/v2/models/small/embeddings/") for one in found

@@ -25,9 +25,13 @@ class Caller:
         self.served = ()
         self.refusal: Refusal | None = None
         self.starved: list[bool] = []
+        self.advanced: list[tuple[int, Any]] = []
 
     def work_written(self, work, row, piece, now):  # noqa: ARG002 - the protocol of an owner
         self.heard.append((row, piece))
+
+    def work_advanced(self, work, start, outputs):  # noqa: ARG002 - the protocol of an owner
+        self.advanced.append((start, outputs))
 
     def work_completed(self, work, outputs, served):  # noqa: ARG002 - the protocol of an owner
         self.outputs = outputs

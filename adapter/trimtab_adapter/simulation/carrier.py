@@ -16,6 +16,7 @@ from trimtab_router.stage.policies.view import Point
 from trimtab_router.stage.ports import Clock
 from trimtab_router.stage.service_time import Key
 from trimtab_router.stage.slot import Parcel, Slot
+from trimtab_router.stage.work import Slice
 
 Ended = Callable[[Parcel, Ending], None]
 
@@ -124,6 +125,13 @@ class DrawnCarrier:
         replica.held.append((parcel, ended))
         completed = partial(self._completed, replica, replica.computing_until - begin, loading)
         self._clock.at(replica.computing_until + one_way, completed)
+
+    def share(self, parcel: Parcel, row: int) -> bool:  # noqa: ARG002 - of a keeper
+        """Nothing is kept: each image is one that nobody else shows."""
+        return False
+
+    def fetch(self, slot: Slot, variant: str, piece: Slice, came: Callable[[Mapping[str, Array] | None], None]) -> None:
+        """Nothing is kept."""
 
     def forget(self, references: Array) -> None:
         """Nothing is kept."""

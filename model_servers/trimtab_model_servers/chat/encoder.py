@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
@@ -24,7 +25,7 @@ from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.stages import OF_CHAT, PULLED, SHOWN
 from trimtab_protocol import InferRequest, InferResponse, Tensor
-from trimtab_protocol.chat.inner import KEEP, kept_as
+from trimtab_protocol.chat.inner import KEEP, content_of, kept_as
 from trimtab_protocol.tensors import Array
 
 OPENING_THREADS = 2
@@ -73,6 +74,24 @@ class HostedEncoder:
         told = answered(self.spec, perf_counter() - began)
         chosen = tuple(tensor for tensor in outputs if tensor.name in wanted)
         return InferResponse(model_name=self.spec.name, outputs=chosen, id=request.id, parameters=told)
+
+    def keep_also(self, names: Sequence[str], of: str | words.Shown) -> dict[str, object]:
+        """Keep under further names what is kept under one, or will be, or what is cached of an image.
+
+        Raises:
+            RefusalError: 404 nothing is cached of it; 429 too much is kept.
+        """
+        if isinstance(of, str):
+            self.kept.share(of, names)
+            return {"kept": len(names)}
+        rows = self.encoding.cached(of.file, of.tenant, alone=of.alone)
+        if rows is None:
+            raise RefusalError(404, "what was made of that image is not cached, or not any more; have it encoded")
+        held = self._held(rows, of.file)
+        for name in names:
+            self.kept.expect(name)
+            self.kept.put(name, held)
+        return {"rows": len(rows), "digest": held.digest}
 
     def count(self, request: InferRequest) -> dict[str, object]:
         """Tell how many rows the embeddings of each image would have, an image a row; errors as of ``infer``."""
@@ -171,7 +190,10 @@ class HostedEncoder:
             rows = await self.encoding.encode(shown.file, shown.header, shown.tenant, of_chat)
         except images.BadImage as bad:
             raise bad.of_chat(shown.number) from bad
-        return Held(rows, f"{self.encoding.seeing.name}:{shown.header.digest}:{len(rows)}")
+        return self._held(rows, shown.header.digest)
+
+    def _held(self, rows: torch.Tensor, file_digest: str) -> Held:
+        return Held(rows, content_of(self.encoding.seeing.name, file_digest, len(rows)))
 
 
 def _tensor(request: InferRequest, name: str) -> Array | None:

@@ -108,7 +108,11 @@ class Encoding:
 
     def at_hand(self, header: Header, tenant: str, images: int = 1) -> Tensor | None:
         """An image's embeddings, where they are kept."""
-        held = self._cache.get(_key(header, tenant, images))
+        return self.cached(header.digest, tenant, alone=images == 1)
+
+    def cached(self, file_digest: str, tenant: str, *, alone: bool) -> Tensor | None:
+        """The embeddings of an image by its file's digest, where they are kept."""
+        held = self._cache.get((tenant, file_digest, alone))
         self.counts.hits += held is not None
         return held
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
 
+from trimtab_model_servers.chat.coming import Coming
 from trimtab_model_servers.chat.encoding import Encoding, done_by
 from trimtab_model_servers.chat.encoding import Limits as EncodingLimits
 from trimtab_model_servers.chat.kit import Writing
@@ -26,6 +27,7 @@ from trimtab_model_servers.requests import checked_rows, chosen_outputs, chosen_
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import InferRequest, InferResponse
+from trimtab_protocol.chat.inner import READS_AHEAD
 
 OPENING_THREADS = 2
 
@@ -38,8 +40,8 @@ class HostedWriter:
     ) -> None:
         self.spec = spec
         self.weights: Weights = built.weights
-        self._facts = built.facts
         self._writing, family = parts
+        self._facts = {**built.facts, READS_AHEAD: not family.across}
         self.slots = built.parameters.slots
         core = Core(family, _limits(built, across=family.across), spelling=spelling(self._writing.tokenizer))
         self.engine = Engine(core, threads=spec.threads)
@@ -47,7 +49,8 @@ class HostedWriter:
         self.puller = puller
         lengths = Lengths(built.parameters.max_new_tokens, built.parameters.slot_tokens)
         self._talks = Talks(self.engine, self._writing, lengths)
-        self._sources = Sources(self.encoding, self.puller.pull, family.width)
+        self.coming = Coming()
+        self._sources = Sources(self.encoding, self.puller.pull, family.width, self.coming)
 
     def warm_up(self) -> None:
         """Answer once, about an image where there is an encoder; raises ModelError where that fails. Blocks."""

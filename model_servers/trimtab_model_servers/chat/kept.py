@@ -1,16 +1,15 @@
 """Embeddings that wait under a name for who pulls them: given once, or freed when asked, cancelled or too old."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
 
 from torch import Tensor
 
+from trimtab_model_servers.chat.promises import KEEP_SECONDS, Promises
 from trimtab_model_servers.errors import RefusalError
-
-KEEP_SECONDS: Final = 60.0
-MOST_NAMES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,14 +24,14 @@ class Kept:
     """What is kept by name; a name may be asked for before it is there. Used on one event loop.
 
     Args:
-        most_bytes: more is not kept at once.
+        most_bytes: more is not kept at once; what lies under several names counts once.
         seconds: how long a name is kept, or waited for.
     """
 
     def __init__(self, most_bytes: int, seconds: float = KEEP_SECONDS) -> None:
         self._most_bytes = most_bytes
-        self._seconds = seconds
-        self._names: dict[str, asyncio.Future[Held]] = {}
+        self._names: Promises[Held] = Promises(seconds, self._freed)
+        self._names_of: Counter[Held] = Counter()
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -40,7 +39,7 @@ class Kept:
 
     def expect(self, name: str) -> None:
         """Promise that a name will be there, or refused."""
-        self._future(name)
+        self._names.of(name)
 
     def put(self, name: str, held: Held) -> None:
         """Keep embeddings under a name that is expected; nobody waits for one that was dropped meanwhile.
@@ -48,19 +47,28 @@ class Kept:
         Raises:
             RefusalError: 429, too much is kept.
         """
-        found = self._names.get(name)
+        found = self._names.known(name)
         if found is None or found.done():
             return
-        if self.bytes + held.rows.nbytes > self._most_bytes:
+        if held not in self._names_of and self.bytes + held.rows.nbytes > self._most_bytes:
             refusal = RefusalError(429, f"{self.bytes:,} bytes of embeddings wait to be pulled already; pull them")
             self.refuse(name, refusal)
             raise refusal
-        self.bytes += held.rows.nbytes
-        found.set_result(held)
+        self._hold(found, held)
+
+    def share(self, name: str, others: Sequence[str]) -> None:
+        """Keep under other names, too, what is kept under one, or will be; each is given once.
+
+        Raises:
+            RefusalError: 429, too many names are known.
+        """
+        first = self._names.of(name)
+        for other in others:
+            first.add_done_callback(partial(self._passed_on, other, self._names.of(other)))
 
     def refuse(self, name: str, refusal: RefusalError) -> None:
         """Tell who waits for a name that it will not come."""
-        found = self._future(name)
+        found = self._names.of(name)
         if not found.done():
             found.set_exception(refusal)
             found.exception()  # seen, even if nobody asks
@@ -71,44 +79,28 @@ class Kept:
         Raises:
             RefusalError: one was refused, or was not there in time; the others are kept on.
         """
-        held = [await self._wait(name) for name in names]
+        held = [await self._names.wait(name) for name in names]
         for name in names:
             self.drop(name)
         return held
 
-    async def _wait(self, name: str) -> Held:
-        promised, found = name in self._names, self._future(name)
-        try:
-            return found.result() if found.done() else await asyncio.wait_for(asyncio.shield(found), self._seconds)
-        except asyncio.CancelledError:
-            if not promised and not found.done():
-                self.drop(name)
-            raise
-        except TimeoutError as error:
-            raise RefusalError(504, f"nothing was kept as {name!r} within {self._seconds:g} s") from error
-
     def drop(self, name: str) -> bool:
         """Keep a name no longer; False where there is none."""
-        found = self._names.pop(name, None)
-        if found is None:
-            return False
-        if found.done() and not found.cancelled() and found.exception() is None:
-            self.bytes -= found.result().rows.nbytes
-        elif not found.done():
-            found.set_exception(RefusalError(410, f"{name!r} was dropped"))
-            found.exception()
-        return True
+        return self._names.drop(name)
 
-    def _future(self, name: str) -> "asyncio.Future[Held]":
-        found = self._names.get(name)
-        if found is None:
-            if len(self._names) >= MOST_NAMES:
-                raise RefusalError(429, f"{MOST_NAMES} names are kept or waited for already")
-            loop = asyncio.get_running_loop()
-            found = self._names[name] = loop.create_future()
-            loop.call_later(self._seconds, self._expire, name, found)
-        return found
+    def _passed_on(self, other: str, also: "asyncio.Future[Held]", first: "asyncio.Future[Held]") -> None:
+        if first.exception() is not None:
+            self.drop(other)
+        elif not also.done():
+            self._hold(also, first.result())
 
-    def _expire(self, name: str, future: "asyncio.Future[Held]") -> None:
-        if self._names.get(name) is future:
-            self.drop(name)
+    def _hold(self, under: "asyncio.Future[Held]", held: Held) -> None:
+        self.bytes += 0 if held in self._names_of else held.rows.nbytes
+        self._names_of[held] += 1
+        under.set_result(held)
+
+    def _freed(self, held: Held) -> None:
+        self._names_of[held] -= 1
+        if not self._names_of[held]:
+            del self._names_of[held]
+            self.bytes -= held.rows.nbytes

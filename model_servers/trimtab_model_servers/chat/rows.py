@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from trimtab_model_servers.chat import images, words
+from trimtab_model_servers.chat.coming import Coming
 from trimtab_model_servers.chat.encoding import Encoding
 from trimtab_model_servers.chat.pulling import Wanted
 from trimtab_model_servers.chat.words import BLANK, Message, Options, Reference
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol import InferRequest
-from trimtab_protocol.chat.inner import one_address
+from trimtab_protocol.chat.inner import AWAITED, content_of, one_address
 from trimtab_protocol.tensors import Array
 
 Pull = Callable[[str, Sequence[Wanted]], Awaitable[Sequence[Tensor]]]
@@ -59,11 +60,15 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where images may come from: an encoder beside the model, or others to pull from; numbers a row of embeddings."""
+    """Where images may come from: an encoder beside the model, or others to pull from; numbers a row of embeddings.
+
+    What is still encoded is ``coming``.
+    """
 
     encoding: Encoding | None
     pull: Pull
     width: int
+    coming: Coming
 
 
 def chats_of(request: InferRequest, sources: Sources) -> list[Chat]:
@@ -73,7 +78,7 @@ def chats_of(request: InferRequest, sources: Sources) -> list[Chat]:
         RefusalError: 400, 413 or 422, naming what is wrong.
     """
     given = {tensor.name: tensor.array for tensor in request.inputs}
-    return [_chat(given, row, sources) for row in range(len(given["messages"]))]
+    return [_chat(given, row, sources, request.id) for row in range(len(given["messages"]))]
 
 
 def files_of(given: Array) -> tuple[bytes, ...]:
@@ -81,10 +86,16 @@ def files_of(given: Array) -> tuple[bytes, ...]:
     return tuple(bytes(file) for file in given.reshape(-1).tolist())
 
 
-def _chat(given: dict[str, Array], row: int, sources: Sources) -> Chat:
+def _chat(given: dict[str, Array], row: int, sources: Sources, request_id: str) -> Chat:
     messages = words.read_messages(given["messages"][row])
     options = words.read_options(_one(given, "options", row))
-    shown, fetches = _shown(given, row, options.tenant, sources)
+    references = words.read_references(_one(given, "references", row))
+    if any(one.url == AWAITED for one in references) and (len(given["messages"]) > 1 or not request_id):
+        raise RefusalError(400, "references: one is awaited; should be of a request of one row that has an id")
+    if references:
+        shown, fetches = _referred(references, sources, request_id)
+    else:
+        shown, fetches = _shown(given, row, options.tenant, sources)
     words.require_images(messages, len(shown))
     return Chat(messages, options, shown, fetches)
 
@@ -96,9 +107,6 @@ def _one(given: dict[str, Array], name: str, row: int) -> bytes | None:
 def _shown(
     given: dict[str, Array], row: int, tenant: str, sources: Sources
 ) -> tuple[tuple[Shown, ...], tuple[Fetch, ...]]:
-    references = words.read_references(_one(given, "references", row))
-    if references:
-        return _referred(references, sources)
     if "embeddings" in given:
         return _inline(given, row), ()
     if "images" in given and sources.encoding is not None:
@@ -106,18 +114,29 @@ def _shown(
     return (), ()
 
 
-def _referred(references: Sequence[Reference], sources: Sources) -> tuple[tuple[Shown, ...], tuple[Fetch, ...]]:
-    """Images encoded elsewhere; what one batch left at one replica comes in one answer."""
+def _referred(
+    references: Sequence[Reference], sources: Sources, request_id: str
+) -> tuple[tuple[Shown, ...], tuple[Fetch, ...]]:
+    """Images encoded elsewhere, or still being so; what one batch left at one replica comes in one answer."""
     shown = tuple(
         Shown(one.digest or uuid4().hex, one.rows, torch.zeros(one.rows, sources.width) if one.url == BLANK else None)
         for one in references
     )
     missing = [Wanted(number, one.rows) for number, one in enumerate(shown) if one.held is None]
-    places = one_address([references[one.number].url for one in missing])
-    pulls = ((url, [missing[place] for place in each]) for url, each in places.items())
-    return shown, tuple(
-        Fetch(tuple(one.number for one in each), partial(sources.pull, url, each)) for url, each in pulls
+    there = [one for one in missing if references[one.number].url != AWAITED]
+    places = one_address([references[one.number].url for one in there])
+    pulls = ((url, [there[place] for place in each]) for url, each in places.items())
+    awaited = [one.number for one in missing if one not in there]
+    return shown, (
+        *(Fetch(tuple(one.number for one in each), partial(sources.pull, url, each)) for url, each in pulls),
+        *(Fetch((number,), partial(_awaited, sources, request_id, number, references[number])) for number in awaited),
     )
+
+
+async def _awaited(sources: Sources, request_id: str, number: int, announced: Reference) -> Sequence[Tensor]:
+    """Wait until an image is told, and pull it: it must be what was announced, by which the prompt was spelled."""
+    url = await sources.coming.wait(request_id, number, announced)
+    return await sources.pull(url, [Wanted(number, announced.rows)])
 
 
 def _encoded_here(
@@ -141,7 +160,7 @@ def _shown_here(header: images.Header, tenant: str, count: int, encoding: Encodi
     seeing = encoding.seeing
     rows = seeing.rows(seeing.rule.count(header.width_px, header.height_px, images=count))
     held = encoding.at_hand(header, tenant, count)
-    return Shown(f"{seeing.name}:{header.digest}:{rows.total}", rows.total, held, rows.padding)
+    return Shown(content_of(seeing.name, header.digest, rows.total), rows.total, held, rows.padding)
 
 
 def _inline(given: dict[str, Array], row: int) -> tuple[Shown, ...]:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from trimtab_model_servers.engine.values import Sampling
 from trimtab_model_servers.errors import RefusalError
+from trimtab_protocol.chat.inner import AWAITED
 
 MOST_STOPS = 16
 
@@ -82,6 +83,7 @@ class Options(_Said):
         return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
 
 
+MOST_IMAGES = 4096
 BLANK = "blank:"
 """Instead of where to pull an image from: it shows nothing. Profiles are measured with such images."""
 
@@ -89,14 +91,37 @@ BLANK = "blank:"
 class Reference(_Said):
     """An image encoded elsewhere: where to pull it from, how many rows it will have, what it shows."""
 
-    url: str = Field(pattern=rf"^({BLANK}|https?://[^/]+/v2/models/[^/]+/embeddings/[^/]+)$")
+    url: str = Field(pattern=rf"^({BLANK}|{AWAITED}|https?://[^/]+/v2/models/[^/]+/embeddings/[^/]+)$")
     rows: int = Field(ge=1)
     digest: str = Field(default="", max_length=256)
+
+
+class Arrived(Reference):
+    """An image that was awaited, by its number in its chat."""
+
+    image: int = Field(ge=0, lt=MOST_IMAGES)
+    url: str = Field(pattern=r"^https?://[^/]+/v2/models/[^/]+/embeddings/[^/]+$")
+
+
+class Shown(_Said):
+    """An image by its file's SHA-256 (hex), its tenant, and whether it is alone in its chat."""
+
+    file: str = Field(pattern=r"^[0-9a-f]{64}$")
+    tenant: str = Field(default="", max_length=256)
+    alone: bool = False
+
+
+class Shared(_Said):
+    """What is to be kept under further names: what is kept under one already, or what is cached of an image."""
+
+    of: str | Shown
 
 
 _MESSAGES: TypeAdapter[tuple[Message, ...]] = TypeAdapter(Annotated[tuple[Message, ...], Field(min_length=1)])
 _OPTIONS: TypeAdapter[Options] = TypeAdapter(Options)
 _REFERENCES: TypeAdapter[tuple[Reference, ...]] = TypeAdapter(tuple[Reference, ...])
+_ARRIVED: TypeAdapter[tuple[Arrived, ...]] = TypeAdapter(tuple[Arrived, ...])
+_SHARED: TypeAdapter[Shared] = TypeAdapter(Shared)
 Read = TypeVar("Read")
 
 
@@ -113,6 +138,16 @@ def read_options(text: bytes | None) -> Options:
 def read_references(text: bytes | None) -> tuple[Reference, ...]:
     """Read the tensor ``references``, absent or not; raises RefusalError 400 naming what is wrong."""
     return () if text is None else _read("references", _REFERENCES, text)
+
+
+def read_arrived(text: bytes) -> tuple[Arrived, ...]:
+    """Read what is told of images that were awaited; raises RefusalError 400 naming what is wrong."""
+    return _read("references", _ARRIVED, text)
+
+
+def read_shared(text: bytes) -> str | Shown:
+    """Read what is to be kept under further names; raises RefusalError 400 naming what is wrong."""
+    return _read("of", _SHARED, text).of
 
 
 def require_images(messages: Sequence[Message], given: int) -> None:

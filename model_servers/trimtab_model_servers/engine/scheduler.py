@@ -207,10 +207,15 @@ class Scheduler:
 
     def _admit(self) -> Iterator[Admission]:
         for one in sorted(self._waiting.values(), key=_urgency):
-            if self._usable(one) == 0:
+            usable = self._usable(one)
+            if usable == 0:
                 continue  # would hold a slot only to wait in it
             space = _space(one.request, across=self._across)
             lease = self._slots.take(one.keys, space)
+            if lease is None and usable < one.prompt:
+                continue  # nobody makes room for who would soon wait himself
+            if lease is None and self._make_room():
+                lease = self._slots.take(one.keys, space)
             if lease is None:
                 return
             one.lease = lease
@@ -218,6 +223,22 @@ class Scheduler:
             del self._waiting[one.request.id]
             self._running[one.request.id] = one
             yield Admission(one.request, lease)
+
+    def _make_room(self) -> bool:
+        """Take the slot back from who holds it only to wait for an image; False where nobody does.
+
+        What it computed stays in the slot until that is given away. It comes in again as others do.
+        """
+        idle = [one for one in self._running.values() if one.computed == self._usable(one) < one.prompt]
+        if not idle:
+            return False
+        one = max(idle, key=_urgency)
+        if one.lease is not None:
+            self._slots.free(one.lease.slot)
+        one.lease, one.computed, one.cached = None, 0, 0
+        del self._running[one.request.id]
+        self._waiting[one.request.id] = one
+        return True
 
     def _usable(self, one: _Running) -> int:
         """How far the prompt can be computed with the images that are there."""

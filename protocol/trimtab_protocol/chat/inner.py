@@ -20,6 +20,12 @@ KEEP = "keep"
 """The parameter of a request to a stage that encodes which says under what name each row's embeddings are kept."""
 
 
+AWAITED = "awaited:"
+"""Instead of where to pull an image from: it is still encoded, and its reference comes once it is there."""
+READS_AHEAD = "reads_ahead"
+"""The fact about a model that writes which says whether it reads a prompt up to the first image that is missing."""
+
+
 _ROWS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 _KEPT = re.compile(r"(?P<batch>.*/[^/]+)-(?P<row>[0-9]{1,9})", re.DOTALL)
 
@@ -142,6 +148,22 @@ def _texts(texts: Sequence[bytes]) -> Array:
     array = np.empty(len(texts), dtype=object)
     array[:] = texts
     return array
+
+
+def content_of(encoder: str, file_digest: str, rows: int) -> str:
+    """What an image is once it is encoded: equal where embeddings are equal.
+
+    Args:
+        encoder: what encodes, and with which weights.
+        file_digest: SHA-256 of the image's file, in hex.
+        rows: of its embeddings.
+    """
+    return f"{encoder}:{file_digest}:{rows}"
+
+
+def encoder_of(content: str) -> str:
+    """What encoded an image; empty where its content does not say."""
+    return content.rsplit(":", 2)[0] if content.count(":") > 1 else ""
 
 
 def kept_as(name: str, row: int) -> str:

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from trimtab_pipelines.routing import Endpoint
 from trimtab_pipelines.stages import OF_CHAT, PULLED, Stage
 from trimtab_protocol import InferResponse, Parameters, Tensor
@@ -16,8 +18,10 @@ from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED
 from trimtab_protocol.http import Tls
 from trimtab_protocol.tensors import Array
 from trimtab_router import images
+from trimtab_router.ahead import numbered
 from trimtab_router.carriage.replicas import BatchRequest, Replica
 from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
+from trimtab_router.carriage.shares import Shares
 from trimtab_router.refusal import failure
 from trimtab_router.stage.endings import Abandoned, Answered, Broken, Cut, Ending, Lost, NotReady
 from trimtab_router.stage.ports import Wrote
@@ -55,12 +59,16 @@ class HttpCarrier:
         self.replicas: dict[str, Replica] = {}
         self._stage = stage
         self._datatypes = {**datatypes, OF_CHAT: "INT64"} if stage.encodes else datatypes
+        self._pulls = stage.writes and any(read.name == PULLED for read in stage.inputs)
         self._hang_seconds = hang_seconds
         self._max_answer_bytes = max_answer_bytes
         self._tls = tls
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
         self._writing: dict[Parcel, asyncio.Task[Ending]] = {}
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._asked: dict[Parcel, tuple[Replica, str]] = {}
+        self._failing: dict[Parcel, Ending] = {}
+        self._shares: dict[Parcel, Shares] = {}
+        self._retiring: set[asyncio.Task[Any]] = set()
 
     @property
     def refused(self) -> dict[str, str]:
@@ -81,7 +89,7 @@ class HttpCarrier:
                 _start(self.replicas.pop(name).retire(), self._retiring)
         for name, endpoint in wanted.items():
             if name not in self.replicas:
-                self.replicas[name] = Replica(endpoint, on_change, tls=self._tls)
+                self.replicas[name] = Replica(endpoint, on_change, tls=self._tls, writes=self._pulls)
         return [replica.slot for replica in self.replicas.values()]
 
     def carry(self, parcel: Parcel, ended: Callable[[Parcel, Ending], None]) -> None:
@@ -89,15 +97,60 @@ class HttpCarrier:
         replica = self.replicas[parcel.slot.name]
         replica.hold()
         request = self._request(parcel)  # now: of who leaves before it is sent nothing would be there
+        if self._stage.encodes:
+            self._shares[parcel] = Shares(replica, parcel, request.id, self._under_way)
         _start(self._deliver(replica, parcel, request, ended), self._under_way)
+
+    def share(self, parcel: Parcel, row: int) -> bool:
+        """Have what is made of a row of a batch under way kept once more; False where it is too late."""
+        shares = self._shares.get(parcel)
+        if shares is not None:
+            shares.share(row)
+        return shares is not None
+
+    def fetch(self, slot: Slot, variant: str, piece: Slice, came: Callable[[Mapping[str, Array] | None], None]) -> None:
+        """Ask a replica whether it has what it made of an image still."""
+        _start(self._fetch(self.replicas.get(slot.name), slot, variant, piece, came), self._under_way)
+
+    async def _fetch(
+        self,
+        replica: Replica | None,
+        slot: Slot,
+        variant: str,
+        piece: Slice,
+        came: Callable[[Mapping[str, Array] | None], None],
+    ) -> None:
+        found: dict[str, Array] | None = None
+        if replica is not None and replica.slot is slot and not piece.work.closed:
+            url = replica.kept_at(variant, kept_as(secrets.token_hex(8), 0))
+            told = await replica.fetch(url, images.asked_for(piece.work.identities[piece.start]))
+            if told.get("rows"):
+                found = {PULLED: images.reference(url, told)}
+                if piece.work.closed:
+                    self.forget(found[PULLED])
+        came(found)
 
     def write(self, parcel: Parcel, wrote: Wrote, ended: Callable[[Parcel, Ending], None]) -> None:
         """Take a row to its replica, to be written."""
         replica = self.replicas[parcel.slot.name]
         replica.hold()
-        writing = replica.write(self._request(parcel), self._hang_seconds, partial(wrote, parcel))
+        request = self._request(parcel)
+        writing = replica.write(request, self._hang_seconds, partial(wrote, parcel))
+        if parcel.early:
+            self._asked[parcel] = replica, request.id
         task = self._writing[parcel] = asyncio.get_running_loop().create_task(writing)
         task.add_done_callback(partial(self._written, replica, parcel, ended))
+
+    def arrived(self, parcel: Parcel, images: Mapping[int, bytes]) -> None:
+        """Tell the replica of images that its row still waits for; where that fails the row does."""
+        if parcel in self._asked:
+            _start(self._tell(parcel, *self._asked[parcel], numbered(images)), self._under_way)
+
+    async def _tell(self, parcel: Parcel, replica: Replica, asked: str, body: bytes) -> None:
+        told = await replica.arrived(parcel.variant, asked, body, self._hang_seconds)
+        if not told and parcel in self._writing:
+            self._failing[parcel] = Broken(f"model server {replica.name} could not be told of images")
+            self._writing[parcel].cancel()
 
     def abandon(self, parcel: Parcel) -> None:
         """Close the connection on which a row is written; `ended` follows."""
@@ -111,8 +164,10 @@ class HttpCarrier:
         task: asyncio.Task[Ending],
     ) -> None:
         del self._writing[parcel]
+        self._asked.pop(parcel, None)
+        failing = self._failing.pop(parcel, Abandoned())
         if task.cancelled():
-            ending: Ending = Abandoned()
+            ending: Ending = failing
         elif (error := task.exception()) is not None:
             log.error("stage %s: a row failed", self._stage.name, exc_info=error)
             ending = Broken(f"{type(error).__name__}: {error}", again=False)
@@ -154,6 +209,8 @@ class HttpCarrier:
         except Exception as error:
             log.exception("stage %s: a batch of %d slices failed", name, len(parcel.batch))
             ending = Broken(f"{type(error).__name__}: {error}", again=False)
+        finally:
+            self._shares.pop(parcel, None)
         self._settle(replica, parcel, ending, ended)
 
     def _settle(
@@ -179,14 +236,16 @@ class HttpCarrier:
             outputs = scatter(self._stage, answer.outputs, [piece.rows for piece in parcel.batch])
         except BrokenAnswer as error:
             return Broken(f"model server {replica.name}: {error}")
+        shared: Sequence[Mapping[str, Array] | None] = ()
         if self._stage.encodes:
-            self._address(replica, parcel, request.id, outputs)
+            shared = await self._addressed(parcel, outputs)
         told = answer.parameters
         return Answered(
             outputs=outputs,
             point=str(told.get(OPERATING_POINT, parcel.point.name)),
             compute_seconds=_seconds(told, COMPUTE_SECONDS),
             waited_seconds=_seconds(told, WAITED_SECONDS),
+            shared=shared,
         )
 
     def forget(self, references: Array) -> None:
@@ -197,15 +256,22 @@ class HttpCarrier:
             if replica is not None:
                 _start(replica.forget(url), self._under_way)
 
-    def _address(self, replica: Replica, parcel: Parcel, name: str, outputs: Sequence[dict[str, Array]]) -> None:
-        """Say of each image where it is pulled from; those of who left meanwhile are not."""
+    async def _addressed(
+        self, parcel: Parcel, outputs: Sequence[dict[str, Array]]
+    ) -> Sequence[Mapping[str, Array] | None]:
+        """Say of each image where it is pulled from, and those who ride along get theirs; who left gets none."""
+        shares = self._shares[parcel]
+        await shares.asked()
+        del self._shares[parcel]
+        shared = shares.of(np.concatenate([own[PULLED] for own in outputs]))
         row = 0
         for piece, own in zip(parcel.batch, outputs, strict=True):
-            urls = [replica.kept_at(parcel.variant, kept_as(name, row + each)) for each in range(piece.rows)]
-            own[PULLED] = images.addressed(own[PULLED], urls)
+            own[PULLED] = images.addressed(own[PULLED], [shares.url(row + each) for each in range(piece.rows)])
             row += piece.rows
-            if piece.work.closed:
-                self.forget(own[PULLED])
+        for piece, found in zip([*parcel.batch, *parcel.riders], [*outputs, *shared], strict=True):
+            if piece.work.closed and found is not None:
+                self.forget(found[PULLED])
+        return shared
 
     def _request(self, parcel: Parcel) -> BatchRequest:
         batch, point = parcel.batch, parcel.point
@@ -225,15 +291,20 @@ class HttpCarrier:
             if self._stage.encodes
             else {OPERATING_POINT: point.name},
             headers=_pass_on(batch),
-            timeout_seconds=max(HANG_FACTOR * predicted_seconds, least),
+            timeout_seconds=max(HANG_FACTOR * predicted_seconds, least) + _still_waits_seconds(parcel),
             most_answer_bytes=most_answer_bytes(self._stage, parcel.rows, self._max_answer_bytes),
         )
 
 
-def _start(doing: Coroutine[Any, Any, None], kept: set[asyncio.Task[None]]) -> None:
+def _start(doing: Coroutine[Any, Any, None], kept: set[asyncio.Task[Any]]) -> None:
     task = asyncio.get_running_loop().create_task(doing)
     kept.add(task)
     task.add_done_callback(kept.discard)
+
+
+def _still_waits_seconds(parcel: Parcel) -> float:
+    """How long a batch may wait at its replica for what it reads: until its request ends anyway."""
+    return max(parcel.batch[0].work.deadline - parcel.departed_at, 0.0) if parcel.early else 0.0
 
 
 def _seconds(parameters: Parameters, name: str) -> float | None:

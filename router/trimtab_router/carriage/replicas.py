@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 
 from trimtab_pipelines.backoff import backoff
 from trimtab_pipelines.routing import Endpoint
 from trimtab_protocol import Buffer, InferResponse, Parameters, ProtocolError, Tensor, rest
-from trimtab_protocol.chat.inner import LastPiece, Piece
+from trimtab_protocol.chat.inner import READS_AHEAD, LastPiece, Piece
 from trimtab_protocol.extensions import OPERATING_POINT
 from trimtab_protocol.http import (
     ConnectionBroken,
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_SECONDS = 1.0
 PROBE_TIMEOUT_SECONDS = 1.5
+FETCH_SECONDS = 0.5
+"""How long one that made an image is asked for it, before it is encoded again."""
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_PROBE_BYTES = 2**20
 JSON_MULTIPLE = 16
@@ -70,14 +72,18 @@ class Replica:
         endpoint: where it is and what it says it can serve.
         on_change: called whenever its readiness changed.
         tls: what connections to it are secured with.
+        writes: whether it may write answers, and so is asked whether it begins before all images are there.
     """
 
-    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None], *, tls: Tls = lambda: None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, on_change: Callable[[], None], *, tls: Tls = lambda: None, writes: bool = False
+    ) -> None:
         self.endpoint = endpoint
         self.refused = ""
         """Why it gets no work, where it is not who it must be."""
         self.slot = Slot(endpoint.name)
         """What its stage's desk sees of it."""
+        self._writes = writes
         self._held = 0
         self._answered_at = -inf
         self._on_change = on_change
@@ -178,6 +184,24 @@ class Replica:
         scheme = "http" if self._tls() is None else "https"
         return f"{scheme}://{self.endpoint.address}{self._path(variant, 'embeddings')}/{quote(name, safe='')}"
 
+    async def arrived(self, variant: str, request_id: str, body: bytes, seconds: float) -> bool:
+        """Tell it of images that a request of its waits for; whether it heard."""
+        path = self._path(variant, f"references/{quote(request_id, safe='')}")
+        status, _ = await self._streams.ask(path, body, {"Content-Type": rest.JSON_CONTENT_TYPE}, seconds)
+        return status == 200
+
+    async def share(self, url: str, kept: str) -> bool:
+        """Have what it keeps under a name, or will, kept once more, to be pulled from an address; whether it does."""
+        body, headers = json.dumps({"of": kept}).encode(), {"Content-Type": rest.JSON_CONTENT_TYPE}
+        status, _ = await self._streams.ask(urlsplit(url).path, body, headers, PROBE_TIMEOUT_SECONDS)
+        return status == 200
+
+    async def fetch(self, url: str, body: bytes) -> dict[str, Any]:
+        """Have it keep what it has cached of an image, to be pulled from an address; what it tells, empty where not."""
+        headers = {"Content-Type": rest.JSON_CONTENT_TYPE}
+        status, told = await self._streams.ask(urlsplit(url).path, body, headers, FETCH_SECONDS)
+        return _object(told) if status == 200 else {}
+
     async def forget(self, url: str) -> None:
         """Have it keep something no longer, which nobody will pull; if it does not hear, it forgets by itself."""
         await self._streams.delete(url, PROBE_TIMEOUT_SECONDS)
@@ -277,6 +301,10 @@ class Replica:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 probe = await self._probe_connection()
                 answers = {variant: await self._ask(probe, variant) for variant in self.endpoint.variants}
+                new = [variant for variant, ready in answers.items() if ready and variant not in self._ready]
+                for variant in new if self._writes else ():
+                    self.slot.reads_ahead -= {variant}
+                    self.slot.reads_ahead |= {variant} if await self._reads_ahead(probe, variant) else frozenset()
         except (ConnectionBroken, TimeoutError) as error:
             log.debug("replica %s: probe failed: %s", self.name, error)
             self._note_refused(str(error) if isinstance(error, PeerRefused) else "")
@@ -305,6 +333,11 @@ class Replica:
 
     async def _ask(self, connection: HttpConnection, variant: str) -> bool:
         return (await self._get(connection, self._path(variant, "ready"))).status == 200
+
+    async def _reads_ahead(self, connection: HttpConnection, variant: str) -> bool:
+        """Whether a model says that it begins on a prompt before all of its images are there."""
+        facts = _told(await self._get(connection, self._path(variant, "").rstrip("/"))).get("parameters")
+        return isinstance(facts, dict) and facts.get(READS_AHEAD) is True
 
     async def _offers_binary(self, connection: HttpConnection) -> bool:
         """Whether a server not of ours says that it reads binary tensors; one that says nothing gets JSON."""
@@ -345,8 +378,12 @@ def _joined(pieces: Sequence[Tensor]) -> Tensor:
 
 def _told(reply: Reply) -> dict[str, Any]:
     """The JSON object of an answer; empty where it is none."""
+    return _object(bytes(reply.body))
+
+
+def _object(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(bytes(reply.body))
+        found = json.loads(body)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

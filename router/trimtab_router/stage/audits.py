@@ -39,6 +39,9 @@ class Audit:
     def work_written(self, work: Work, row: int, piece: Piece | LastPiece, now: float) -> None:
         """Answers that are written are not compared."""
 
+    def work_advanced(self, work: Work, start: int, outputs: Mapping[str, Array]) -> None:
+        """Wait for the others."""
+
     def work_completed(self, work: Work, outputs: Mapping[str, Array], served: Sequence[Served]) -> None:  # noqa: ARG002 - of an owner
         """Compare; the best point has seen one more row, too."""
         stage, label, certainty = self._stage, label_of(self._stage), self._stage.certainty

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
+from trimtab_router.stage.slot import Slot
+
 
 class Candidate(Protocol):
     """A replica as the choice sees it."""
@@ -51,6 +53,27 @@ def least_loaded(replicas: Sequence[AnyCandidate], planned: str) -> AnyCandidate
     if len(free) == 1:  # as almost always, and asked for at every batch
         return free[0]
     return min(free, key=lambda r: (planned not in r.ready_variants, r.inflight, r.last_used), default=None)
+
+
+def with_a_spare_place(slots: Sequence[Slot], planned: str, current: str) -> Slot | None:
+    """The replica for a row that begins before all it reads is there: a place idles, and its variant can do that."""
+    able = [
+        slot for slot in slots if slot.spare and variant_for(slot.ready_variants, planned, current) in slot.reads_ahead
+    ]
+    return min(able, key=lambda slot: (planned not in slot.ready_variants, slot.inflight, slot.last_used), default=None)
+
+
+def free_moments(slots: Sequence[Slot], now: float) -> list[float]:
+    """When each replica that can serve is expected to be free, the first first."""
+    return sorted(_free_moment(slot, now) for slot in slots if slot.ready_variants)
+
+
+def _free_moment(slot: Slot, now: float) -> float:
+    if slot.computing is None:
+        return now
+    begun = max(slot.computing.departed_at, slot.completed_at)
+    held = [parcel for parcel in (slot.computing, slot.ahead) if parcel is not None]
+    return max(begun + sum(parcel.point.seconds(parcel.rows) for parcel in held), now)
 
 
 def send_ahead_at(departed_at: float, completed_at: float, compute_seconds: float, transfer_seconds: float) -> float:

@@ -5,7 +5,8 @@ knows neither event loop nor wire: a clock, a carrier and a tally are given to i
 the simulator with its agenda and drawn times; what it decides is the same. Pure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -13,25 +14,24 @@ from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal
-from trimtab_router.stage import binding, reasons
+from trimtab_router.stage import binding
 from trimtab_router.stage.accuracy_watch import AccuracyWatch
 from trimtab_router.stage.audits import Audits
+from trimtab_router.stage.door import Door, Standing
+from trimtab_router.stage.early import Early
 from trimtab_router.stage.endings import Answered, Ending
 from trimtab_router.stage.outlook import Carries, Outlook
 from trimtab_router.stage.pace import Pace
 from trimtab_router.stage.policies.view import ANSWER_SECONDS, Departure, DropPolicy, NotBefore, Policy, View
-from trimtab_router.stage.policies.worth import rows_ahead_of
 from trimtab_router.stage.ports import Carrier, Clock, Keeper, Tally, Writer
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.returns import Returns
+from trimtab_router.stage.sharing import Sharing, once_each
 from trimtab_router.stage.slot import Parcel, Slot
 from trimtab_router.stage.suspects import Suspects
 from trimtab_router.stage.work import Slice, Work
 from trimtab_router.stage.writing import Writing
 
-DOOR_SHARE = 0.8
-"""Of the time to its deadline, what a request may be predicted to need when it joins a queue: in overload all who are
-let in wait as long as the prediction allows, and with nothing to spare each error of it would make one of them late."""
 TIMER_SECONDS = 0.0005
 """How long after the moment it waits for the desk looks."""
 GRACE_SECONDS = 10.0
@@ -82,12 +82,14 @@ class Desk:
         self._audits = Audits(stage, self.watch)
         self._returns = Returns(stage, self.queue, tally, suspects)
         self._writing = _writing(stage, self.outlook, clock, carrier, tally)
+        self._door = Door(stage, self.queue, self.outlook, self._writing, drop_policy, suspects)
+        self._sharing = Sharing(cast("Keeper", carrier), self._found) if stage.encodes else None
+        self._early = Early(cast("Writer", carrier))
         self._policy = policy
         self._drop_policy = drop_policy
         self._clock = clock
         self._carrier = carrier
         self._tally = tally
-        self._suspects = suspects
         self._grace_seconds = grace_seconds
         self._unready_since: float | None = clock.now
         self._uses = 0
@@ -139,33 +141,65 @@ class Desk:
         seconds = self.outlook.service_seconds(size) if self._writing is None else self._writing.held_seconds
         return Carries(self.ready_replicas * size, seconds)
 
+    @property
+    def _standing(self) -> Standing:
+        return Standing(self.plan.batch_size, self.ready_replicas, self._unready_since)
+
     def refusal_of(self, work: Work, now: float) -> Refusal | None:
         """Why this work cannot join the queue; None where it can."""
-        queue, name = self.queue, self.stage.name
-        suspected = self._suspects.refusal_of(work, now) if self._suspects is not None else None
-        if suspected is not None:
-            return suspected
-        if work.accuracy_floor and not self.outlook.reaches(work):
-            best = self.outlook.best_accuracy(work.wish.task, work.inputs)
-            return reasons.too_inaccurate(name, work.accuracy_floor, best)
-        if work.rows > queue.max_rows:
-            return reasons.too_many_rows(name, work.rows, queue.max_rows)
-        if not queue.has_room(work.rows):
-            return reasons.queue_full(name, queue.rows, queue.max_rows, self._wait_seconds(queue.rows))
-        return self._hopeless_at_the_door(work, now)
+        return self._door.refusal_of(work, now, self._standing)
 
     def take(self, work: Work) -> None:
-        """Queue all rows of a work. Ask `refusal_of` first."""
+        """Queue all rows of a work, but those that ride along with others. Ask `refusal_of` first."""
         piece = Slice(work, 0, work.rows)
-        self.queue.push(piece)
+        self._push(piece)
         self._arrivals += 1
         self._pace.note(work.rows, self._clock.now)
         for slot in self.slots:
             if slot.free or slot.takes_ahead:
                 self._wake()
                 return
-        if self.queue.head() is piece:  # else it changes nothing
+        head = self.queue.head()
+        if head is not None and head.work is work:  # else it changes nothing
             self._wake()
+
+    def _push(self, piece: Slice, *, again: bool = False) -> None:
+        """Queue a slice, but what rides along or is had from who made it lately; that is not tried `again`."""
+        for left in [piece] if self._sharing is None else self._sharing.left_of(piece, again=again):
+            self.queue.push(left)
+
+    def _found(self, piece: Slice, home: Parcel, outputs: Mapping[str, Array] | None) -> None:
+        """A replica was asked for a row that it made lately."""
+        if outputs is not None:
+            self._returns.hand_found(piece, home, outputs, self._clock.now)
+        elif not piece.work.closed:
+            self._push(piece, again=True)
+            self._wake()
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether a replica begins on what is there of a row, before all that it reads is."""
+        return any(slot.reads_ahead for slot in self.slots)
+
+    def begin_early(self, work: Work) -> None:
+        """Let a row begin on what is there of its images, where a place would idle; it is none of the queue's yet."""
+        self._early.add(work)
+        self._wake()
+
+    def arrived(self, work: Work, images: Mapping[int, bytes]) -> None:
+        """More of a row's images are there, by their numbers."""
+        self._early.arrived(work, images)
+
+    def all_arrived(self, work: Work, images: Mapping[int, bytes]) -> bool:
+        """The last of a row's images are there; False where it has not begun: then it queues as all others do."""
+        parcel = self._early.arrived(work, images)
+        if parcel is None:
+            self._early.left(work)
+            return False
+        parcel.slot.go_on(parcel)
+        if self._writing is not None:
+            self._writing.go_on(parcel)
+        return True
 
     def withdraw(self, work: Work) -> None:
         """Free what a request that ended still has here, and what a replica still writes of it."""
@@ -181,7 +215,10 @@ class Desk:
         """A batch came back."""
         now = self._clock.now
         try:
+            if self._sharing is not None:
+                self._sharing.ended(parcel, made=isinstance(ending, Answered))
             if self._writing is not None:
+                self._early.ended(parcel)
                 self._writing.ended(parcel, ending)
             elif isinstance(ending, Answered):
                 self._audits.note(parcel, ending, self.outlook.points(parcel.variant), now)
@@ -196,34 +233,9 @@ class Desk:
             self._wake()
             self._send_audits(now)
 
-    def _wait_seconds(self, rows_ahead: float) -> float:
-        """How long rows will wait that join the queue behind so many."""
-        size = self.plan.batch_size
-        if self._writing is not None:  # a place becomes free as often as one of all that are held ends
-            return rows_ahead * self._writing.held_seconds / (size * max(self.ready_replicas, 1))
-        return rows_ahead // size * self.outlook.service_seconds(size) / max(self.ready_replicas, 1)
-
-    def _hopeless_at_the_door(self, work: Work, now: float) -> Refusal | None:
-        """Why this work would only be dropped later if it joined the end of the queue; None where it may make it.
-
-        Waiting in vain would cost the caller time and the queue its room. Only the rows ahead of it count, those more
-        urgent and worth as much: how patient others are neither helps nor harms it.
-        """
-        if self._drop_policy != "Predicted" or self._unready_since is not None:
-            return None
-        alike = not self.queue.special_rows and not work.special
-        rows_ahead = self.queue.rows_before(work.deadline) if alike else rows_ahead_of(work, self.queue)
-        if not rows_ahead:
-            return None
-        wait = self._wait_seconds(rows_ahead)
-        service = self.outlook.least_seconds(work, min(work.rows, self.plan.batch_size))
-        if wait + service + self.outlook.later_seconds() <= DOOR_SHARE * (work.deadline - now):
-            return None
-        return self._predicted_late(work, now, wait)
-
     def _wake(self) -> None:
         """Look for batches to send, once all that happens in this moment has happened."""
-        if not self._awake and self.queue.rows:
+        if not self._awake and (self.queue.rows or self._early.waiting):
             self._awake = True
             self._clock.soon(self._look, self._stir)
 
@@ -242,7 +254,22 @@ class Desk:
         for slot in self.slots:
             if slot.takes_ahead and self._has_full_batch():
                 self._send_next(slot, now)
+        while not self.queue.rows and self._begin_next(now):
+            pass
         self._drop_late(now)
+
+    def _begin_next(self, now: float) -> bool:
+        """Let the most urgent row begin that does not have all it reads; False where none does, or no place idles."""
+        slot = binding.with_a_spare_place(self.slots, self.plan.variant, self.variant)
+        waiting = self._early.queue() if slot is not None else None
+        if slot is None or waiting is None:
+            return False
+        variant = binding.variant_for(slot.ready_variants, self.plan.variant, self.variant) or self.variant
+        decision = self._policy.decide(replace(self._view(variant, now, slot.point), waiting=waiting))
+        self._early.left(waiting.pop().work)
+        if isinstance(decision, Departure):
+            self._send(slot, variant, decision, now, early=True)
+        return True
 
     def _send_audits(self, now: float) -> None:
         """Where nobody waits and a replica is free, let rows leave that are only compared."""
@@ -268,7 +295,7 @@ class Desk:
             later_seconds=self.outlook.later_seconds(),
             drop_policy=self._drop_policy,
             replicas=self.ready_replicas,
-            free_at=self._free_at,
+            free_at=partial(binding.free_moments, self.slots, now),
             mixes=self._policy.mixes,
             price=self.plan.time_price,
             arrivals_rps=self._arrivals_rps,
@@ -283,19 +310,6 @@ class Desk:
 
     def _arrivals_rps(self) -> float:
         return self._pace.rps(self._clock.now)
-
-    def _free_at(self) -> list[float]:
-        """When each replica that can serve is expected to be free."""
-        ready = [slot for slot in self.slots if slot.ready_variants]
-        return sorted(self._free_moment(slot) for slot in ready)
-
-    def _free_moment(self, slot: Slot) -> float:
-        now = self._clock.now
-        if slot.computing is None:
-            return now
-        begun = max(slot.computing.departed_at, slot.completed_at)
-        held = [parcel for parcel in (slot.computing, slot.ahead) if parcel is not None]
-        return max(begun + sum(parcel.point.seconds(parcel.rows) for parcel in held), now)
 
     def _send_next(self, slot: Slot, now: float) -> bool:
         """Let one batch leave for a slot; False where none does."""
@@ -323,8 +337,11 @@ class Desk:
             if isinstance(decision, Departure) or not decision.drops or decision.moment > view.now:
                 return decision
 
-    def _send(self, slot: Slot, variant: str, departure: Departure, now: float) -> None:
+    def _send(self, slot: Slot, variant: str, departure: Departure, now: float, *, early: bool = False) -> None:
         batch = [piece for piece in departure.takes if not piece.work.closed]
+        doubles: list[Slice] = []
+        if self._sharing is not None:
+            batch, doubles = once_each(batch)
         rows = sum([piece.rows for piece in batch])
         if not rows:  # all were of requests of which other rows were just dropped
             return
@@ -337,6 +354,7 @@ class Desk:
             departed_at=now,
             found_idle=not slot.inflight and self._writing is None,
             again=departure.again,
+            early=early,
         )
         self._uses += 1
         for piece in batch:
@@ -345,10 +363,14 @@ class Desk:
         self.outlook.departed(rows)
         if parcel.found_idle:
             self._plan_ahead(parcel)
+        if early:
+            self._early.begun(parcel)
         if self._writing is not None:
             self._writing.send(parcel, self.ended)
         else:
             self._carrier.carry(parcel, self.ended)
+        if self._sharing is not None:
+            self._sharing.departed(parcel, doubles, self.queue)
 
     def _plan_ahead(self, parcel: Parcel) -> None:
         """Open its slot for a full batch just before it is free, unless it may not survive this one."""
@@ -407,7 +429,7 @@ class Desk:
         if piece.provisional is not None:
             work.accept(piece.start, piece.stop)
         elif not work.closed:
-            work.owner.work_refused(self._reason_of(work, now))
+            work.owner.work_refused(self._door.reason_of(work, now, self._standing))
 
     def _hold_provisional(self, parcel: Parcel) -> None:
         """See that what is looked at again is answered in time with what is known."""
@@ -420,25 +442,6 @@ class Desk:
         if not work.closed and work.answered:
             work.accept(0, work.rows)
             self.queue.discard(work)
-
-    def _reason_of(self, work: Work, now: float) -> Refusal:
-        if self._unready_since is not None:
-            return reasons.no_replica(self.stage.name, now - work.enqueued_at)
-        if not self.outlook.reaches(work):
-            best = self.outlook.best_accuracy(work.wish.task, work.inputs)
-            return reasons.too_inaccurate(self.stage.name, work.accuracy_floor, best)
-        if work.deadline <= now:
-            return reasons.past(self.stage.name, now - work.enqueued_at)
-        return self._predicted_late(work, now, 0.0)
-
-    def _predicted_late(self, work: Work, now: float, wait_seconds: float) -> Refusal:
-        return reasons.predicted_late(
-            work,
-            now,
-            wait_seconds=wait_seconds,
-            service_seconds=self.outlook.least_seconds(work, min(work.rows, self.plan.batch_size)),
-            later_seconds=self.outlook.later_seconds(),
-        )
 
 
 def _writing(stage: Stage, outlook: Outlook, clock: Clock, carrier: Carrier | Writer, tally: Tally) -> Writing | None:

@@ -15,12 +15,14 @@ class Answered:
         point: the operating point that ran.
         compute_seconds: what the replica says it computed; None where it says nothing.
         waited_seconds: how long the batch waited at its replica for others; None where it says nothing.
+        shared: what each of those who ride along has of it; None where that was not to be had.
     """
 
     outputs: Sequence[Mapping[str, Array]]
     point: str
     compute_seconds: float | None = None
     waited_seconds: float | None = None
+    shared: Sequence[Mapping[str, Array] | None] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """What drives a desk: a clock, whoever carries batches, whoever counts. Router and simulator each have their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.tensors import Array
 from trimtab_router.stage.endings import Ending
 from trimtab_router.stage.service_time import Key
-from trimtab_router.stage.slot import Parcel
+from trimtab_router.stage.slot import Parcel, Slot
+from trimtab_router.stage.work import Slice
 
 Act = Callable[[], None]
 Wrote = Callable[[Parcel, Piece | LastPiece], None]
@@ -42,12 +43,27 @@ class Writer(Carrier, Protocol):
     def write(self, parcel: Parcel, wrote: Wrote, ended: Callable[[Parcel, Ending], None]) -> None:
         """Take a row to its slot; later call `wrote` for each piece, the last one too, and then `ended` once."""
 
+    def arrived(self, parcel: Parcel, images: Mapping[int, bytes]) -> None:
+        """Tell the replica of images that its row still waits for, by their numbers in their chat."""
+
     def abandon(self, parcel: Parcel) -> None:
         """Tell the replica at once that nobody waits for a row any more; `ended` is called all the same."""
 
 
 class Keeper(Carrier, Protocol):
     """Takes images to replicas that encode them and keep what they made."""
+
+    def share(self, parcel: Parcel, row: int) -> bool:
+        """Have what is made of a row of a batch under way kept once more, for who rides along; False: it is too late.
+
+        The ending tells what became of it, after the batch's own: `Answered.shared`, in the order of these calls.
+        """
+
+    def fetch(self, slot: Slot, variant: str, piece: Slice, came: Callable[[Mapping[str, Array] | None], None]) -> None:
+        """Ask a replica that made this row before whether it has it still; later, never at once, call `came` once.
+
+        It is told what became of the row, or None.
+        """
 
     def forget(self, references: Array) -> None:
         """Have what was made of some images kept no longer: nobody will pull it."""

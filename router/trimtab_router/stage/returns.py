@@ -56,9 +56,11 @@ class Returns:
         if not isinstance(ending, Answered):
             for piece in parcel.batch:
                 parcel.promise(piece, -1)
+            self._return_riders(parcel, ending)
         match ending:
             case Answered():
                 self._hand_out(parcel, ending, now)
+                self._hand_shared(parcel, ending, now)
             case Lost():
                 self._retry_lost(parcel, ending, now)
             case NotReady():
@@ -99,6 +101,53 @@ class Returns:
                 self._look_again(piece, own, served, parcel.again, before=before)
             else:
                 piece.work.add_piece(piece.start, piece.rows, own, served)
+
+    def _hand_shared(self, parcel: Parcel, answer: Answered, now: float) -> None:
+        """Give those who ride along theirs; who has none after all is served by itself."""
+        point = self._point_served(parcel, answer)
+        for piece, own in zip(parcel.riders, answer.shared, strict=True):
+            if own is None:
+                self._return(piece, "NotShared", alone=False, attempts=0)
+                continue
+            waited = max(parcel.departed_at - piece.work.enqueued_at, 0.0)
+            served = Served(
+                variant=parcel.variant,
+                operating_point=point.name,
+                batch_rows=parcel.rows,
+                queue_seconds=waited,
+                service_seconds=now - max(parcel.departed_at, piece.work.enqueued_at),
+                rows=piece.rows,
+                accuracy=parcel.point.accuracy_for(piece.work.wish.task),
+                departed_at=parcel.departed_at,
+            )
+            self._tally.waited(waited)
+            piece.work.add_piece(piece.start, piece.rows, own, served)
+
+    def hand_found(self, piece: Slice, home: Parcel, outputs: Mapping[str, Array], now: float) -> None:
+        """Give a row what a replica made of it before."""
+        served = Served(
+            variant=home.variant,
+            operating_point=home.point.name,
+            batch_rows=piece.rows,
+            queue_seconds=0.0,
+            service_seconds=now - piece.work.enqueued_at,
+            rows=piece.rows,
+            accuracy=home.point.accuracy_for(piece.work.wish.task),
+            departed_at=piece.work.enqueued_at,
+        )
+        piece.work.add_piece(piece.start, piece.rows, outputs, served)
+
+    def _return_riders(self, parcel: Parcel, ending: Ending) -> None:
+        """Serve those who ride along by themselves, or with another; what costs replicas does not cost one for each."""
+        at_fault = isinstance(ending, Broken) or (isinstance(ending, Lost) and ending.delivered)
+        alone = parcel.rows == 1 and isinstance(ending, Rejected)
+        for piece in parcel.riders:
+            if at_fault and not self._stage.repeatable:
+                self._fail_unrepeated(piece, "it rode along with a batch that failed")
+            elif at_fault and piece.attempts + 1 >= MAX_LOST_REPLICAS:
+                self._fail(piece, "replicas failed each time that they served what it shows")
+            else:
+                self._return(piece, "NotShared", alone=alone, attempts=int(at_fault))
 
     def _accuracy(self, parcel: Parcel, point: OperatingPoint, piece: Slice) -> float:
         """Expected of these rows: the point's for their task, unless a second look at what was picked out is known.

@@ -1,7 +1,7 @@
 """Where batches go: a replica as its stage sees it, and the batches in its hands. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trimtab_router.stage.policies.view import Point
 from trimtab_router.stage.service_time import Key
@@ -23,6 +23,8 @@ class Parcel:
         departed_at: when it left.
         found_idle: whether its replica had nothing else to do.
         again: which of its rows are to be looked at again; None: none.
+        early: whether it left before all that it reads was there.
+        riders: rows that get the same answers as some of its own, in the order in which they came.
     """
 
     slot: "Slot"
@@ -33,6 +35,8 @@ class Parcel:
     departed_at: float
     found_idle: bool
     again: Again | None = None
+    early: bool = False
+    riders: list[Slice] = field(default_factory=list)
 
     @property
     def key(self) -> Key:
@@ -76,6 +80,8 @@ class Slot:
         ahead: the batch that waits there.
         point: the operating point of the batch it got last.
         places: where its stage writes answers piece by piece, how many rows it writes side by side; else 0.
+        reads_ahead: the variants that begin on a prompt before all that it reads is there.
+        waiting: of what it has in its hands, what waits for the rest of what it reads: it takes no place from others.
     """
 
     name: str = ""
@@ -90,6 +96,13 @@ class Slot:
     ahead: Parcel | None = None
     point: str = ""
     places: int = 0
+    reads_ahead: frozenset[str] = NOTHING
+    waiting: set[Parcel] = field(default_factory=set)
+
+    @property
+    def spare(self) -> bool:
+        """Whether a place is free that nothing in its hands takes, or soon will."""
+        return bool(self.ready_variants) and self.inflight < self.places
 
     def offer(self, variants: frozenset[str]) -> None:
         """Serve these from now on. Whoever calls tells the desk to look around."""
@@ -105,6 +118,8 @@ class Slot:
             self.computing = parcel
         else:
             self.ahead = parcel
+        if parcel.early:
+            self.waiting.add(parcel)
         self.inflight += 1
         self.last_used, self.point = use, parcel.point.name
         self.takes_ahead = False
@@ -115,13 +130,20 @@ class Slot:
         self.places = places
         self._settle()
 
+    def go_on(self, parcel: Parcel) -> None:
+        """One that waited has all that it reads."""
+        self.waiting.discard(parcel)
+        self._settle()
+
     def _settle(self) -> None:
-        self.free = bool(self.ready_variants) and (not self.inflight or self.inflight < self.places)
+        taken = self.inflight - len(self.waiting)
+        self.free = bool(self.ready_variants) and (not self.inflight or taken < self.places)
 
     def release(self, parcel: Parcel, now: float) -> Parcel | None:
         """Hold one batch less; returns the one that it computes from now on instead."""
         follower, self.ahead = self.ahead, None
         self.inflight -= 1
+        self.waiting.discard(parcel)
         self.takes_ahead = False
         self._settle()
         if self.places:

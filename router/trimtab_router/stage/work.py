@@ -1,6 +1,6 @@
 """The unit the queues hold: rows of one stage for one request, and the slices of them that travel in batches. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -57,6 +57,9 @@ class Owner(Protocol):
 
     def work_completed(self, work: "Work", outputs: Mapping[str, Array], served: Sequence[Served]) -> None:
         """Take the outputs of all rows, in row order."""
+
+    def work_advanced(self, work: "Work", start: int, outputs: Mapping[str, Array]) -> None:
+        """Take the outputs of rows from `start` on, while others are still missing."""
 
     def work_refused(self, refusal: Refusal) -> None:
         """Take note that these rows will not be served."""
@@ -139,6 +142,7 @@ class Work:
         "closed",
         "deadline",
         "enqueued_at",
+        "identities",
         "inputs",
         "owner",
         "promised",
@@ -174,6 +178,8 @@ class Work:
         """Whether it matters to a queue which point serves it, or whether it is the one to be dropped."""
         self.signature: Signature = tuple([(name, array.shape[1:]) for name, array in runnable.inputs.items()])
         self.closed = False
+        self.identities: Sequence[Hashable] = ()
+        """Of each row what it shows: rows that are equal by it get the same answer. Empty where nobody knows."""
         self.queued_rows = 0
         self.promised = 0.0
         """How many of the rows that have left are expected to be right."""
@@ -198,6 +204,7 @@ class Work:
         """No longer wanted: free the inputs at once, wherever slices of it still lie."""
         self.closed = True
         self.inputs = {}
+        self.identities = ()
         self._pieces = []
 
     def add_piece(self, start: int, rows: int, outputs: Mapping[str, Array], served: Served) -> None:
@@ -218,6 +225,8 @@ class Work:
         if not served.provisional:
             self._missing -= rows
             self._finish()
+            if not self.closed:
+                self.owner.work_advanced(self, start, outputs)
 
     def accept(self, start: int, stop: int) -> None:
         """Wait no longer for a better answer to these rows."""

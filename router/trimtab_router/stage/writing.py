@@ -33,6 +33,7 @@ class Writing:
         self._writer = writer
         self._tally = tally
         self._begun: set[Parcel] = set()
+        self._whole_at: dict[Parcel, float] = {}
         self._parcels: dict[Work, set[Parcel]] = {}
 
     @property
@@ -50,16 +51,21 @@ class Writing:
         for parcel in list(self._parcels.get(work, ())):
             self._writer.abandon(parcel)
 
+    def go_on(self, parcel: Parcel) -> None:
+        """All that an early row reads is there now: from here on it holds a place."""
+        self._whole_at[parcel] = self._clock.now
+
     def ended(self, parcel: Parcel, ending: Ending) -> None:
         """A row is not being written any more."""
         self._begun.discard(parcel)
+        since = self._whole_at.pop(parcel, parcel.departed_at)
         work = parcel.batch[0].work
         parcels = self._parcels[work]
         parcels.discard(parcel)
         if not parcels:
             del self._parcels[work]
         if isinstance(ending, Answered):
-            seconds = self._clock.now - parcel.departed_at
+            seconds = self._clock.now - since
             weight = WEIGHT if self.held_seconds else 1.0
             self.held_seconds += weight * (seconds - self.held_seconds)
 
@@ -67,7 +73,12 @@ class Writing:
         now, row = self._clock.now, parcel.batch[0]
         if parcel not in self._begun:
             self._begun.add(parcel)
-            begun = Answered((), parcel.point.name)
-            self._tally.served(parcel.key, parcel.rows, *self._outlook.learn(parcel, begun, now))
+            self._tally.served(parcel.key, parcel.rows, *self._learnt(parcel, now))
         if not row.work.closed:
             row.work.owner.work_written(row.work, row.start, piece, now)
+
+    def _learnt(self, parcel: Parcel, now: float) -> tuple[float, float]:
+        """Seconds to a row's first piece, and observed over profiled ones; one that began early teaches nothing."""
+        if parcel.early:
+            return now - self._whole_at.get(parcel, parcel.departed_at), self._outlook.times.ratio(parcel.key)
+        return self._outlook.learn(parcel, Answered((), parcel.point.name), now)

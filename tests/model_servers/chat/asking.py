@@ -153,6 +153,10 @@ class Asker:
         async with self.post(request, "count") as answer:
             return await answer.json()
 
+    async def post_json(self, path: str, body: Any) -> Any:
+        async with self._session.post(f"{self.url}/{path}", json=body) as answer:
+            return await answer.json(content_type=None)
+
     async def get(self, path: str) -> Any:
         async with self._session.get(f"{self.url}/{path}") as answer:
             return await answer.json(content_type=None)

@@ -205,3 +205,29 @@ async def test_who_waits_for_a_name_learns_that_it_was_dropped_or_is_late():
     with pytest.raises(RefusalError, match=r"within 0\.02 s|dropped"):
         await kept.give(["never"])
     assert len(kept) == 0
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_what_is_kept_under_further_names_is_given_once_by_each_and_counts_once(after):
+    kept, held = Kept(30), Held(torch.zeros(3, 2), "d")
+    kept.expect("a")
+    if after:
+        kept.put("a", held)
+    kept.share("a", ["b", "c"])
+    kept.put("a", held)
+
+    assert await kept.give(["b"]) == [held]
+    assert kept.bytes == held.rows.nbytes
+    assert await kept.give(["a"]) == [held]
+    assert kept.drop("c")
+    assert (kept.bytes, len(kept)) == (0, 0)
+
+
+async def test_what_was_not_kept_leaves_no_further_name():
+    kept = Kept(100)
+    kept.expect("a")
+    kept.share("a", ["b"])
+    kept.drop("a")
+    with pytest.raises(RefusalError, match="dropped"):
+        await kept.give(["b"])
+    assert len(kept) == 0

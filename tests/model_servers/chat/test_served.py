@@ -4,6 +4,8 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,53 @@ async def test_a_text_stage_pulls_what_is_encoded_a_row_an_image_before_or_after
         heard = await asker.stream(asked_about([at | one for at, one in zip(where, told, strict=True)]))
 
     assert (heard.text, heard.error) == (whole.text, None)
+    assert (await asker.get("keep/pending"))["kept"] == 0
+
+
+async def test_a_text_stage_is_told_of_images_that_were_still_encoded_when_it_was_asked(asker: Asker):
+    pages = [a_page(seed) for seed in (3, 4)]
+    whole = await asker.stream(a_chat("whole", "Read page 2.", *pages, max_tokens=12))
+    keep = InferRequest("keep", (rows_of_files(*pages),), parameters={"keep": "told"})
+    announced = [json.loads(one) for one in (await asker.infer(replace(keep, parameters={}))).outputs[0].array]
+    asked = replace(asked_about([{"url": "awaited:"} | one for one in announced]), id="a chat of its own")
+    answering = asyncio.create_task(asker.stream(asked))
+    await asker.infer(keep)
+    for number, one in enumerate(announced):
+        arrived = [{"image": number, "url": f"{asker.url}/keep/embeddings/told-{number}", **one}]
+        assert await asker.post_json("text/references/a chat of its own", arrived) == {"told": 1}
+
+    heard = await answering
+    assert (heard.text, heard.error) == (whole.text, None)
+    assert (await asker.get("keep/pending"))["kept"] == 0
+    assert (await asker.refused(replace(asked, id="")))[0] == 400
+    assert (await asker.get("text"))["parameters"]["reads_ahead"] is True
+    assert (await asker.get("across"))["parameters"]["reads_ahead"] is False
+
+
+async def test_what_an_encoder_keeps_may_be_given_under_further_names(asker: Asker):
+    keep = InferRequest("keep", (rows_of_files(a_page(5)),), parameters={"keep": "shared"})
+    encoding = asyncio.create_task(asker.infer(keep))
+    await asker.post_json("keep/embeddings/shared-1,2", {"of": "shared-0"})
+    (told,) = [json.loads(one) for one in (await encoding).outputs[0].array]
+    for row in (2, 0, 1):
+        reference = {"url": f"{asker.url}/keep/embeddings/shared-{row}", **told}
+        assert (await asker.stream(asked_about([reference, {"url": "blank:", "rows": 16}]))).status == 200
+    assert (await asker.get("keep/pending"))["kept"] == 0
+
+
+async def test_an_encoder_is_asked_for_what_it_made_of_an_image_and_keeps_it_for_its_tenant_alone(asker: Asker):
+    page = a_page(123)
+    options = texts("options", b'{"tenant": "one"}')
+    (told,) = (await asker.infer(InferRequest("keep", (rows_of_files(page), options)))).outputs[0].array
+    shown = {"file": sha256(page).hexdigest(), "tenant": "one", "alone": True}
+    assert await asker.post_json("keep/embeddings/again-0", {"of": shown}) == json.loads(told)
+    assert (await asker.get("keep/pending"))["kept"] == 1
+    reference = {"url": f"{asker.url}/keep/embeddings/again-0", **json.loads(told)}
+    assert (await asker.stream(asked_about([reference, {"url": "blank:", "rows": 16}]))).status == 200
+
+    for other in ({"tenant": "other"}, {"alone": False}, {"file": "0" * 64}):
+        refused = await asker.post_json("keep/embeddings/again-0", {"of": shown | other})
+        assert "not cached" in refused["error"]
     assert (await asker.get("keep/pending"))["kept"] == 0
 
 

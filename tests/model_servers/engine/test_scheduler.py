@@ -168,3 +168,42 @@ def test_none_waits_behind_a_request_whose_first_image_is_not_there():
 def test_a_step_that_could_not_hold_one_token_of_each_is_refused():
     with pytest.raises(ValueError, match="step_tokens is 4; should be above slots, 4"):
         Limits(slots=4, step_tokens=4)
+
+
+def test_who_waits_for_an_image_gives_its_slot_to_who_can_go_on_and_goes_on_later():
+    scheduler = Scheduler(Limits(slots=1, slot_tokens=40, step_tokens=20))
+    image = Image("seen", start=4, placeholders=3, tokens=3)
+    scheduler.submit(a_request("early", images=(image,)), (False,))
+    assert [(part.start, len(part.tokens)) for part in planned(scheduler).parts] == [(0, 4)]
+    computed(scheduler, Step((), (), planned(scheduler).parts))
+    assert scheduler.next_step() is None
+
+    scheduler.submit(a_request("half", images=(image,)), (False,))
+    assert scheduler.next_step() is None  # neither can go on: a slot that changed hands would win nothing
+    scheduler.submit(a_request("whole"))
+    assert computed(scheduler, planned(scheduler)) == ["whole"]
+    assert (scheduler.running, scheduler.waiting) == (1, 2)
+
+    scheduler.finish("half")
+    scheduler.image_ready("early", 0)
+    assert computed(scheduler, planned(scheduler)) == ["whole"]  # who writes is not pushed out
+    scheduler.finish("whole")
+    assert computed(scheduler, planned(scheduler)) == ["early"]
+    scheduler.finish("early")
+    assert (scheduler.running, scheduler.waiting, scheduler.busy_slots, scheduler.pending_tokens) == (0, 0, 0, 0)
+
+
+def test_what_was_computed_before_a_slot_was_given_away_is_not_computed_again_where_it_still_lies():
+    scheduler = Scheduler(Limits(slots=2, slot_tokens=40, step_tokens=20))
+    image = Image("seen", start=4, placeholders=3, tokens=3)
+    for name in ("first", "other"):
+        scheduler.submit(a_request(name, images=(image,)), (False,))
+    computed(scheduler, planned(scheduler))
+    scheduler.submit(a_request("whole", prompt=3))
+    computed(scheduler, planned(scheduler))
+    scheduler.finish("whole")
+    for name in ("first", "other"):
+        scheduler.image_ready(name, 0)
+
+    starts = sorted(part.start for part in planned(scheduler).parts)
+    assert starts[1] == 4

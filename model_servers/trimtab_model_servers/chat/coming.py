@@ -1,0 +1,54 @@
+"""Images of chats that were asked before all of theirs were encoded: what is told of each once it is there."""
+
+from collections.abc import Sequence
+
+from trimtab_model_servers.chat.promises import KEEP_SECONDS, Promises
+from trimtab_model_servers.chat.pulling import ImageRefusal
+from trimtab_model_servers.chat.words import Arrived, Reference
+from trimtab_model_servers.errors import RefusalError
+
+
+class Coming:
+    """Images by their request's id and their number in its chat; used on one event loop.
+
+    Args:
+        seconds: how long one is waited for, or known that nobody waits for.
+    """
+
+    def __init__(self, seconds: float = KEEP_SECONDS) -> None:
+        self._told: Promises[Arrived] = Promises(seconds)
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def tell(self, request_id: str, arrived: Sequence[Arrived]) -> None:
+        """Say where images are pulled from; they may be told before their chat was asked.
+
+        Raises:
+            RefusalError: 429, too many are waited for.
+        """
+        for one in arrived:
+            found = self._told.of(_name(request_id, one.image))
+            if not found.done():
+                found.set_result(one)
+
+    async def wait(self, request_id: str, image: int, announced: Reference) -> str:
+        """Where an image is pulled from, once it is told.
+
+        Raises:
+            ImageRefusal: it was not told in time, or is not what was announced.
+        """
+        name = _name(request_id, image)
+        try:
+            told = await self._told.wait(name)
+        except RefusalError as refusal:
+            raise ImageRefusal(image, str(refusal)) from refusal
+        self._told.drop(name)
+        if (told.rows, told.digest) != (announced.rows, announced.digest):
+            came, due = f"{told.rows} rows, {told.digest!r}", f"{announced.rows} rows, {announced.digest!r}"
+            raise ImageRefusal(image, f"it is {came}; announced were {due}")
+        return told.url
+
+
+def _name(request_id: str, image: int) -> str:
+    return f"{request_id}/{image}"

@@ -1,0 +1,141 @@
+"""The images of a chat as they are encoded, one after the other: what whoever writes can be told of all of them. Pure.
+
+A prompt is spelled by how many rows each image has, and prefixes are told apart by what images show. Both are known of
+an image that is still encoded: how many rows follow from its size alone, so that one image of a size tells it of all;
+what it shows is told by its file.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+
+import numpy as np
+
+from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.chat.images import read_header
+from trimtab_protocol.chat.inner import AWAITED, content_of, encoder_of
+from trimtab_protocol.tensors import Array
+
+MOST_SIZES = 4096
+_Size = tuple[str, int, int]
+
+
+class Sizes:
+    """How many rows images have that are not alone in their chat, by what encodes them, width and height in px."""
+
+    def __init__(self, most: int = MOST_SIZES) -> None:
+        self._most = most
+        self._rows: OrderedDict[_Size, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def note(self, encoder: str, file: bytes, rows: int) -> None:
+        """An image was encoded; the size that was seen longest ago is forgotten, and 0 rows are not remembered."""
+        size = _size(file)
+        if size is not None and rows > 0:
+            self._rows[encoder, *size] = rows
+            self._rows.move_to_end((encoder, *size))
+            if len(self._rows) > self._most:
+                self._rows.popitem(last=False)
+
+    def rows(self, encoder: str, file: bytes) -> int | None:
+        """How many rows an image will have; None where none of its size was seen yet."""
+        size = _size(file)
+        return None if size is None else self._rows.get((encoder, *size))
+
+
+class Ahead:
+    """The images of one chat.
+
+    Args:
+        files: of all its images, in order.
+        sizes: what is known of images by their size, and learnt from these.
+    """
+
+    def __init__(self, files: Sequence[bytes], sizes: Sizes) -> None:
+        self._files = files
+        self._sizes = sizes
+        self._told: dict[int, bytes] = {}
+        self._announced: list[bytes] | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether its first image is there, which is what a prompt can begin with."""
+        return 0 in self._told
+
+    @property
+    def whole(self) -> bool:
+        """Whether all are there."""
+        return len(self._told) == len(self._files)
+
+    def came(self, start: int, references: Array) -> dict[int, bytes]:
+        """Images from number `start` on are encoded; returns those that were not known to be, by number."""
+        came = {start + place: bytes(told) for place, told in enumerate(references)}
+        new = {number: told for number, told in came.items() if number not in self._told}
+        for number, told in new.items():
+            self._told[number] = told
+            self._sizes.note(_encoder(told), self._files[number], _rows(told))
+        return new
+
+    @property
+    def kept(self) -> Array:
+        """What is there."""
+        return _texts(list(self._told.values()))
+
+    def references(self) -> Array | None:
+        """What can be told of all of them, as a list a row; None where one of them cannot be announced."""
+        if self._announced is None:
+            self._announced = self._announcements()
+        if self._announced is None:
+            return None
+        all_of_them = (self._told.get(number, told) for number, told in enumerate(self._announced))
+        return _texts([b"[" + b",".join(all_of_them) + b"]"])
+
+    def _announcements(self) -> list[bytes] | None:
+        encoder = _encoder(self._told[0])
+        known = [self._sizes.rows(encoder, file) for file in self._files] if encoder else [None]
+        if None in known:
+            return None
+        counts = [rows for rows in known if rows is not None]
+        return [
+            b"" if number in self._told else _announcement(encoder, file, rows)
+            for number, (file, rows) in enumerate(zip(self._files, counts, strict=True))
+        ]
+
+
+def numbered(images: Mapping[int, bytes]) -> bytes:
+    """Images that were awaited, as a replica is told of them."""
+    told = [{"image": number, **json.loads(one)} for number, one in images.items()]
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def _announcement(encoder: str, file: bytes, rows: int) -> bytes:
+    digest = content_of(encoder, sha256(file).hexdigest(), rows)
+    return json.dumps({"url": AWAITED, "rows": rows, "digest": digest}, separators=(",", ":")).encode()
+
+
+def _encoder(told: bytes) -> str:
+    """What encoded an image, as its reference tells it; empty where it does not."""
+    digest = json.loads(told).get("digest")
+    return encoder_of(digest) if isinstance(digest, str) else ""
+
+
+def _rows(told: bytes) -> int:
+    rows = json.loads(told).get("rows")
+    return rows if isinstance(rows, int) else 0
+
+
+def _size(file: bytes) -> tuple[int, int] | None:
+    try:
+        header = read_header(file, "")
+    except InvalidChat:
+        return None
+    return header.width_px, header.height_px
+
+
+def _texts(texts: Sequence[bytes]) -> Array:
+    array = np.empty(len(texts), dtype=object)
+    array[:] = texts
+    return array

@@ -1,0 +1,67 @@
+"""Rows that can begin before all that they read is there: chats of which the first images are encoded.
+
+They begin where a place would idle, behind everybody who has all he needs, and take no place from others as long as
+they wait for the rest: their replica lets go on who can. Pure.
+"""
+
+from collections.abc import Mapping
+
+from trimtab_router.stage.ports import Writer
+from trimtab_router.stage.queue import DeadlineQueue
+from trimtab_router.stage.slot import Parcel
+from trimtab_router.stage.work import Slice, Work
+
+
+class Early:
+    """The rows of one stage that do not have all they read.
+
+    Args:
+        writer: tells replicas of what comes.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._waiting: list[Work] = []
+        self._begun: dict[Work, Parcel] = {}
+
+    def add(self, work: Work) -> None:
+        """Know of a row that can begin."""
+        self._waiting.append(work)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a row has not begun that could."""
+        self._waiting = [work for work in self._waiting if not work.closed]
+        return bool(self._waiting)
+
+    def queue(self) -> DeadlineQueue | None:
+        """The most urgent row that has not begun, as a policy sees what waits; None where there is none.
+
+        Whoever asks takes it out of this queue again.
+        """
+        self._waiting = [work for work in self._waiting if not work.closed]
+        work = min(self._waiting, key=lambda work: work.deadline, default=None)
+        if work is None:
+            return None
+        queue = DeadlineQueue(1)
+        queue.push(Slice(work, 0, 1))
+        return queue
+
+    def left(self, work: Work) -> None:
+        """A row begins, or is to wait for the rest; one that neither does any more is known no longer."""
+        self._waiting = [other for other in self._waiting if other is not work]
+
+    def begun(self, parcel: Parcel) -> None:
+        """A row is in a replica's hands."""
+        self._begun[parcel.batch[0].work] = parcel
+
+    def ended(self, parcel: Parcel) -> None:
+        """It is there no more."""
+        self._begun.pop(parcel.batch[0].work, None)
+
+    def arrived(self, work: Work, images: Mapping[int, bytes]) -> Parcel | None:
+        """Tell of images that came, by their numbers; returns the row's parcel, None where it has not begun."""
+        parcel = self._begun.get(work)
+        if parcel is not None and images:
+            self._writer.arrived(parcel, images)
+        return parcel

@@ -1,0 +1,148 @@
+"""Rows that show the same as others: what was made of one does for all, and each gets it under a name of its own.
+
+Where another is on its way they ride along. Who rides is in nobody's way: it takes no room of a batch and no turn of a
+replica. It waits no longer than those it rides with, and comes back into the queue where they fail. Where one came back
+lately, the replica that made it is asked whether it has it still: another could only make it again. Pure.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from trimtab_protocol.tensors import Array
+from trimtab_router.stage.ports import Keeper
+from trimtab_router.stage.queue import DeadlineQueue
+from trimtab_router.stage.slot import Parcel
+from trimtab_router.stage.work import Slice
+
+Found = Callable[[Slice, Parcel, Mapping[str, Array] | None], None]
+MOST_HOMES = 16_384
+
+
+class Sharing:
+    """What the replicas of one stage have under way and made lately, by what it shows.
+
+    Args:
+        keeper: has what is made of a row kept once more.
+        found: is told of each row that a replica was asked for, of the batch that made it, and what it has of it; None
+            where it has it no more.
+        most_homes: rows of which it is remembered who made them; of each a number is kept, not what it shows.
+    """
+
+    def __init__(self, keeper: Keeper, found: Found, most_homes: int = MOST_HOMES) -> None:
+        self._keeper = keeper
+        self._found = found
+        self._most_homes = most_homes
+        self._under_way: dict[Hashable, tuple[Parcel, int]] = {}
+        self._homes: OrderedDict[int, Parcel] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many different images are under way."""
+        return len(self._under_way)
+
+    def ride(self, piece: Slice) -> list[Slice]:
+        """Let those rows of a slice ride along that are under way already; returns the others, in order."""
+        if not self._under_way or piece.alone:
+            return [piece]
+        return _without(piece, [self._rides(piece, row) for row, _ in _identities(piece)])
+
+    def left_of(self, piece: Slice, *, again: bool) -> list[Slice]:
+        """What must be made of a slice: neither rides along nor is had from who made it; that is not tried `again`."""
+        riding = self.ride(piece)
+        return riding if again or not self._homes else [other for each in riding for other in self._fetch(each)]
+
+    def _fetch(self, piece: Slice) -> list[Slice]:
+        return _without(piece, [self._fetches(piece, row) for row, _ in _identities(piece)])
+
+    def departed(self, parcel: Parcel, doubles: Sequence[Slice], queue: DeadlineQueue) -> None:
+        """A batch left: rows that were to be in it twice ride along, and so do those that wait in the queue."""
+        shown: set[Hashable] = set()
+        for number, identity in enumerate(_of_all(parcel.batch)):
+            if identity is not None:
+                self._under_way[identity] = parcel, number
+                shown.add(identity)
+        for double in doubles:
+            for left in self.ride(double):
+                queue.push(left)
+        for piece in [waiting for waiting in queue if any(identity in shown for _, identity in _identities(waiting))]:
+            queue.remove([piece])
+            for left in self.ride(piece):
+                queue.push(left)
+
+    def ended(self, parcel: Parcel, *, made: bool) -> None:
+        """A batch came back, nobody joins it any more; where its rows were made, its replica may be asked for them."""
+        for identity, (other, _) in list(self._under_way.items()):
+            if other is parcel:
+                del self._under_way[identity]
+                if made:
+                    self._homes[hash(identity)] = _home(parcel)
+                    self._homes.move_to_end(hash(identity))
+        while len(self._homes) > self._most_homes:
+            self._homes.popitem(last=False)
+
+    def _rides(self, piece: Slice, row: int) -> bool:
+        found = self._under_way.get(piece.work.identities[row])
+        if found is None or not self._keeper.share(*found):
+            return False
+        found[0].riders.append(replace(piece, start=row, stop=row + 1))
+        return True
+
+    def _fetches(self, piece: Slice, row: int) -> bool:
+        identity = piece.work.identities[row]
+        home = self._homes.get(hash(identity))
+        if home is None or home.variant not in home.slot.ready_variants:
+            return False
+        one = replace(piece, start=row, stop=row + 1)
+        self._keeper.fetch(home.slot, home.variant, one, partial(self._came, one, hash(identity), home))
+        return True
+
+    def _came(self, piece: Slice, known: int, home: Parcel, outputs: Mapping[str, Array] | None) -> None:
+        if outputs is None and self._homes.get(known) is home:
+            del self._homes[known]
+        self._found(piece, home, outputs)
+
+
+def _home(parcel: Parcel) -> Parcel:
+    """A batch without its members: who made it, and how."""
+    return replace(parcel, batch=(), riders=[])
+
+
+def once_each(batch: Sequence[Slice]) -> tuple[list[Slice], list[Slice]]:
+    """The slices of a batch without rows that show the same as earlier ones of it, and those rows."""
+    seen: set[Hashable] = set()
+    kept: list[Slice] = []
+    doubles: list[Slice] = []
+    for piece in batch:
+        double = []
+        for _, identity in _identities(piece):
+            double.append(identity in seen)
+            seen.add(identity)
+        kept += _without(piece, double)
+        doubles += [replace(piece, start=row, stop=row + 1) for row, twice in enumerate(double, piece.start) if twice]
+    return kept, doubles
+
+
+def _identities(piece: Slice) -> Iterator[tuple[int, Hashable]]:
+    """The rows of a slice that are known by what they show; none of one that nobody waits for."""
+    return enumerate(piece.work.identities[piece.start : piece.stop], piece.start)
+
+
+def _of_all(batch: Sequence[Slice]) -> Iterator[Hashable | None]:
+    """Of each row of a batch what it shows; None where that is not known, or nobody waits any more."""
+    for piece in batch:
+        known = piece.work.identities
+        yield from (known[piece.start : piece.stop] if known else (None,) * piece.rows)
+
+
+def _without(piece: Slice, out: Sequence[bool]) -> list[Slice]:
+    """What is left of a slice without some of its rows."""
+    if not any(out):
+        return [piece]
+    left: list[Slice] = []
+    start = piece.start
+    for row, gone in enumerate(out, piece.start):
+        if gone:
+            left += [replace(piece, start=start, stop=row)] if start < row else []
+            start = row + 1
+    return [*left, replace(piece, start=start)] if start < piece.stop else left

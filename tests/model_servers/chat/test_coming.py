@@ -1,0 +1,61 @@
+"""Images that are told once their chat was asked."""
+
+import asyncio
+
+import pytest
+
+from trimtab_model_servers.chat.coming import Coming
+from trimtab_model_servers.chat.pulling import ImageRefusal
+from trimtab_model_servers.chat.words import Arrived, Reference, read_arrived, read_shared
+from trimtab_model_servers.errors import RefusalError
+
+URL = "http://encoder:9000/v2/models/encode/embeddings/a-0"
+ANNOUNCED = Reference(url="awaited:", rows=4, digest="d")
+
+
+def arrived(image: int, **changes) -> Arrived:
+    return Arrived(**{"image": image, "url": URL, "rows": 4, "digest": "d"} | changes)
+
+
+@pytest.mark.parametrize("before", [False, True])
+async def test_who_waits_is_told_whichever_comes_first(before):
+    coming = Coming()
+    if before:
+        coming.tell("chat", [arrived(3)])
+    waiting = asyncio.create_task(coming.wait("chat", 3, ANNOUNCED))
+    await asyncio.sleep(0)
+    if not before:
+        coming.tell("chat", [arrived(3)])
+
+    assert await waiting == URL
+    assert len(coming) == 0
+
+
+@pytest.mark.parametrize("other", [{"rows": 5}, {"digest": "e"}])
+async def test_an_image_that_is_not_what_was_announced_is_refused_by_its_number(other):
+    coming = Coming()
+    coming.tell("chat", [arrived(3, **other)])
+    with pytest.raises(ImageRefusal, match=r"image 3: it is .*; announced were 4 rows, 'd'"):
+        await coming.wait("chat", 3, ANNOUNCED)
+    assert len(coming) == 0
+
+
+async def test_who_waits_in_vain_is_told_so_and_nothing_is_left():
+    coming = Coming(seconds=0.02)
+    with pytest.raises(ImageRefusal, match="image 1"):
+        await coming.wait("chat", 1, ANNOUNCED)
+    left = asyncio.create_task(coming.wait("other", 1, ANNOUNCED))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    assert len(coming) == 0
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b'[{"image": -1, "url": "%s", "rows": 4}]' % URL.encode(), b'[{"image": 0, "url": "blank:"}]']
+)
+def test_what_is_told_wrongly_is_refused(body: bytes):
+    with pytest.raises(RefusalError, match="references"):
+        read_arrived(body)
+    with pytest.raises(RefusalError, match="of"):
+        read_shared(body)

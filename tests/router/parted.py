@@ -1,0 +1,188 @@
+"""Chats whose images are encoded by one pool and pulled by another: fakes of both, and a router over them."""
+
+import asyncio
+import io
+import json
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+from PIL import Image
+
+from tests.builders import a_variant
+from tests.router.chats import INPUTS, ChatReplica, Written, a_chat, a_chat_pipeline, a_writer
+from tests.router.fakes import FakeReplica, a_rig
+from trimtab_protocol import rest
+from trimtab_protocol.chat.inner import AWAITED, content_of, kept_together
+
+CHAT = "/v1/chat/completions"
+
+
+ROWS = 4
+
+
+def told(images: np.ndarray) -> np.ndarray:
+    """What an encoder tells of images it keeps."""
+    references = np.empty(len(images), dtype=object)
+    references[:] = [json.dumps({"rows": ROWS, "digest": shown_by(row[0])}).encode() for row in images]
+    return references
+
+
+def shown_by(file: bytes) -> str:
+    """What an image shows, as the encoder tells it."""
+    return content_of("fake:1", sha256(file).hexdigest(), ROWS)
+
+
+def a_picture(number: int) -> bytes:
+    """One of many images of the same size."""
+    file = io.BytesIO()
+    Image.new("L", (8, 8), number).save(file, "PNG")
+    return file.getvalue()
+
+
+class Turns:
+    """Lets batches pass one by one, or all; in place of a gate."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(0)
+        self._open = False
+
+    async def wait(self) -> None:
+        """Wait for one's turn."""
+        if not self._open:
+            await self._turns.acquire()
+
+    def let(self, count: int = 1) -> None:
+        """Let so many pass."""
+        for _ in range(count):
+            self._turns.release()
+
+    def set(self) -> None:
+        """Let all pass."""
+        self._open = True
+        self.let(1000)
+
+
+@dataclass
+class Encoder(FakeReplica):
+    """Keeps what it is told to keep until it is deleted."""
+
+    kept: set[str] = field(default_factory=set)
+    shown: list[tuple[int, ...]] = field(default_factory=list)
+    files: list[bytes] = field(default_factory=list)
+    answers: asyncio.Event | None = None
+    waiting: int = 0
+    asked: list[tuple[str, bool]] = field(default_factory=list)
+    on_second: Callable[[], object] = lambda: None
+    shares: bool = True
+    caches: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.model = self._encode
+
+    def stepped(self) -> Turns:
+        """Let batches pass one by one from now on."""
+        self.gate = turns = Turns()  # type: ignore[assignment]
+        return turns
+
+    def _encode(self, inputs: Any) -> dict[str, np.ndarray]:
+        beside = inputs["chat_images"]
+        self.files += [row[0] for row in inputs["images"]]
+        self.shown += [(len(row[0]), *map(int, of)) for row, of in zip(inputs["images"], beside, strict=True)]
+        if len(self.shown) == 2:
+            self.on_second()
+        keep, rows = self.seen[-1].parameters["keep"], len(inputs["images"])
+        self.kept |= {f"{keep}-{row}" for row in range(rows)}
+        return {"references": told(inputs["images"])}
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.endswith("/count"):
+            asked = rest.decode_request("m", await request.read(), request.headers.get(rest.HEADER_LENGTH))
+            return web.json_response({"rows": [ROWS] * len(asked.inputs[0].array)})
+        if "/embeddings/" not in request.path:
+            return await super()._answer(request)
+        names = set(kept_together(request.path.rpartition("/")[2]))
+        if request.method == "POST" and not self.shares:
+            return web.json_response({"error": "too many names"}, status=429)
+        if request.method == "POST":
+            return await self._keep_also(names, json.loads(await request.read())["of"])
+        self.kept -= names
+        return web.json_response({"kept": len(self.kept)})
+
+    async def _keep_also(self, names: set[str], of: Any) -> web.Response:
+        if not isinstance(of, str) and not (self.caches and of["file"] in [sha256(f).hexdigest() for f in self.files]):
+            return web.json_response({"error": "not cached"}, status=404)
+        if self.answers is not None and not isinstance(of, str):
+            self.waiting += 1
+            await self.answers.wait()
+        self.kept |= names
+        if isinstance(of, str):
+            return web.json_response({"kept": len(names)})
+        self.asked.append((of["tenant"], of["alone"]))
+        return web.json_response({"rows": ROWS, "digest": content_of("fake:1", of["file"], ROWS)})
+
+
+@dataclass
+class Beginner(ChatReplica):
+    """Begins on a chat before all of its images are there, and waits for those that are announced."""
+
+    told_of: list[dict[str, Any]] = field(default_factory=list)
+    deaf: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.facts = lambda: {"reads_ahead": True}
+        self._all = asyncio.Condition()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if "/references/" not in request.path:
+            return await super()._answer(request)
+        if self.deaf:
+            return web.json_response({"error": "cannot hear"}, status=500)
+        async with self._all:
+            self.told_of += json.loads(await request.read())
+            self._all.notify_all()
+        return web.json_response({"told": len(self.told_of)})
+
+    async def _write(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
+        given = json.loads(chat.inputs["references"][0]) if "references" in chat.inputs else []
+        awaited = {one["digest"] for one in given if one["url"] == AWAITED}
+        async with self._all:
+            await self._all.wait_for(lambda: awaited <= {one["digest"] for one in self.told_of})
+        return await super()._write(request, chat)
+
+
+def an_encoder() -> dict[str, Any]:
+    inputs = [
+        {"name": name, "from": f"request.inputs.{name}", "optional": name == "options"}
+        for name in ("images", "options")
+    ]
+    outputs = [{"name": "references", "datatype": "BYTES"}]
+    return {"name": "encode", "inputs": inputs, "outputs": outputs, "variants": [a_variant()], "encodes": True}
+
+
+def parted(encoder: dict[str, Any] | None = None) -> Any:
+    read = [{"name": i["name"], "from": f"request.inputs.{i['name']}", "optional": True} for i in INPUTS[:2]]
+    read.append({"name": "references", "from": "encode.outputs.references", "optional": True})
+    return a_chat_pipeline([encoder or an_encoder(), a_writer(*read)])
+
+
+@asynccontextmanager
+async def reading(encoders, writers, **rig):
+    async with a_rig(parted(), {"encode": list(encoders), "text": list(writers)}, **rig) as made:
+        yield made
+
+
+async def ask(rig, *images, headers=None, **fields):
+    body = a_chat("one two", *images, **fields)
+    async with rig.session.post(rig.url + CHAT, json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+def references(writer, number=-1):
+    return json.loads(writer.written[number].inputs["references"][0])

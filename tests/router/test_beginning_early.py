@@ -1,0 +1,194 @@
+"""Chats that begin on the images that are there while others are still encoded, through the whole router."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.router.chats import a_png
+from tests.router.fakes import until
+from tests.router.parted import Beginner, Encoder, a_picture, ask, reading, references, shown_by
+
+AWAITED = "awaited:"
+
+
+@asynccontextmanager
+async def stepping(encoders, writers, **rig):
+    """Encoders that take an image at a time and know how many rows the pictures have; the first is stepped."""
+    async with reading(encoders, writers, **{"batchSize": 1} | rig) as made:
+        assert (await ask(made, a_picture(250), a_picture(251)))[0] == 200
+        for writer in writers:
+            writer.written.clear()
+        for encoder in encoders:
+            encoder.shown.clear()
+        yield made, encoders[0].stepped()
+
+
+def nothing_is_left(rig, encoders, writers):
+    desks = rig.router._desks.values()
+    held = [slot for desk in desks for slot in desk.slots if slot.inflight or slot.waiting]
+    return not held and not any(replica.running for replica in (*encoders, *writers)) and not desks_remember(desks)
+
+
+def desks_remember(desks):
+    return any(desk.queue.rows or desk._early.waiting or desk._early._begun for desk in desks)
+
+
+async def test_who_writes_is_asked_on_the_first_image_and_told_of_the_others():
+    encoder, writer, pictures = Encoder(), Beginner(name="writer"), [a_picture(number) for number in range(4)]
+    async with stepping([encoder], [writer]) as (rig, turns):
+        asked = asyncio.create_task(ask(rig, *pictures))
+        turns.let()
+        await until(lambda: writer.running == 1)
+
+        found = references(writer)
+        assert [one["url"] == AWAITED for one in found] == [False, True, True, True]
+        assert [(one["rows"], one["digest"]) for one in found] == [(4, shown_by(each)) for each in pictures]
+        turns.let(2)
+        await until(lambda: len(writer.told_of) == 2)
+        turns.let()
+        assert (await asked)[0] == 200
+        assert [(one["image"], one["digest"]) for one in writer.told_of] == [
+            (number, shown_by(pictures[number])) for number in (1, 2, 3)
+        ]
+        assert {one["url"].rpartition("/")[2] for one in [found[0], *writer.told_of]} <= encoder.kept
+        assert (len(encoder.shown), len(writer.written)) == (4, 1)
+        assert await rig.outcomes() == {"ok": 2}
+        assert nothing_is_left(rig, [encoder], [writer])
+
+
+@pytest.mark.parametrize("why", ["the model reads nothing ahead", "an image of a size not seen before"])
+async def test_who_writes_is_asked_once_all_are_there_where_it_cannot_be_told_what_it_would_read(why):
+    encoder, writer = Encoder(), Beginner(name="writer")
+    if why.startswith("the model"):
+        writer.facts = lambda: {"reads_ahead": False}
+    other = a_png(90, 90) if why.startswith("an image") else a_picture(2)
+    async with stepping([encoder], [writer]) as (rig, turns):
+        turns.set()
+        assert (await ask(rig, a_picture(1), other, a_picture(3)))[0] == 200
+        assert AWAITED not in [one["url"] for one in references(writer)]
+
+
+async def test_who_waits_for_images_takes_no_place_from_who_has_all_he_needs():
+    encoder, writer = Encoder(), Beginner(name="writer")
+    async with stepping([encoder], [writer]) as (rig, turns):
+        early = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
+        turns.let()
+        await until(lambda: writer.running == 1)
+
+        assert (await ask(rig))[0] == 200  # though there is one place
+        assert (writer.most_running, len(writer.told_of)) == (2, 0)
+        turns.let()
+        assert (await early)[0] == 200
+        assert nothing_is_left(rig, [encoder], [writer])
+
+
+async def test_nobody_begins_early_before_others_who_have_all_they_need():
+    encoder, writer = Encoder(), Beginner(name="writer")
+    async with stepping([encoder], [writer]) as (rig, turns):
+        writer.gate.clear()
+        texts = [asyncio.create_task(ask(rig)) for _ in range(2)]
+        await until(lambda: rig.router._desks["text"].queue.rows == 1)
+        early = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
+        turns.let()
+        await until(lambda: rig.router._desks["text"]._early.waiting)
+        assert len(writer.written) == 1
+        writer.gate.set()
+        assert [(await text)[0] for text in texts] == [200, 200]
+        await until(lambda: writer.running == 1)  # now a place idles
+        assert references(writer)[1]["url"] == AWAITED
+        turns.let()
+        assert (await early)[0] == 200
+
+
+async def test_who_could_not_begin_early_queues_as_others_do_once_all_are_there():
+    encoder, writer = Encoder(), Beginner(name="writer")
+    async with stepping([encoder], [writer]) as (rig, turns):
+        writer.gate.clear()
+        text = asyncio.create_task(ask(rig))
+        await until(lambda: writer.running == 1)
+        late = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
+        turns.let(2)
+        await until(lambda: rig.router._desks["text"].queue.rows == 1)
+        writer.gate.set()
+        assert [(await each)[0] for each in (text, late)] == [200, 200]
+        assert AWAITED not in [one["url"] for one in references(writer)]
+
+
+async def test_an_encoder_that_dies_costs_an_image_and_no_chat():
+    encoders, writer = [Encoder(name="dies"), Encoder(name="lives")], Beginner(name="writer")
+    async with stepping(encoders, [writer]) as (rig, _):
+        held = encoders[1].stepped()
+        asked = asyncio.create_task(ask(rig, *map(a_picture, range(3))))
+        await until(lambda: all(encoder.running for encoder in encoders))
+        held.let()
+        await until(lambda: writer.running == 1 or encoders[1].running == 1)
+        await encoders[0].kill()
+        held.set()
+
+        assert (await asked)[0] == 200
+        assert await rig.outcomes() == {"ok": 2}
+        assert len(encoders[1].shown) == 3
+        await until(lambda: nothing_is_left(rig, encoders[1:], [writer]))
+
+
+@pytest.mark.parametrize("fault", ["a pull fails", "it cannot be told", "it dies"])
+async def test_who_writes_and_fails_is_asked_again_once_all_are_there(fault):
+    encoder, writer = Encoder(), Beginner(name="writer")
+    async with stepping([encoder], [writer]) as (rig, turns):
+        asked = asyncio.create_task(ask(rig, *map(a_picture, range(3))))
+        writer.deaf = fault == "it cannot be told"
+        if fault == "a pull fails":
+            writer.refusing = (502, "image 0: gone")
+        turns.let()
+        if fault != "a pull fails":
+            await until(lambda: writer.running == 1)
+        if fault == "it dies":
+            writer.cut()
+        turns.let(2)
+        retries = lambda: rig.value("trimtab_retries_total", stage="text")  # noqa: E731
+        await until(lambda: retries() == 1)
+        writer.refusing = None
+        turns.set()
+
+        assert (await asked)[0] == 200
+        assert AWAITED not in [one["url"] for one in references(writer)]
+        assert await rig.outcomes() == {"ok": 2}
+        await until(lambda: nothing_is_left(rig, [encoder], [writer]))
+
+
+async def test_an_image_that_is_none_ends_its_chat_and_who_began_on_the_others_hears_of_it():
+    encoder, writer = Encoder(), Beginner(name="writer")
+    async with stepping([encoder], [writer]) as (rig, turns):
+        asked = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
+        turns.let()
+        await until(lambda: writer.running == 1)
+        encoder.faults.append((422, "image 1 is none"))
+        turns.let()
+
+        status, answer = await asked
+        assert (status, "image 1 is none" in answer["error"]["message"]) == (400, True)
+        await until(lambda: writer.written[-1].ended == "left")
+        await until(lambda: nothing_is_left(rig, [encoder], [writer]))
+        assert len(encoder.shown) == 1
+
+
+async def test_who_hangs_up_while_images_are_still_encoded_leaves_nothing():
+    encoder, writer = Encoder(), Beginner(name="writer")
+    async with stepping([encoder], [writer]) as (rig, turns):
+        encoder.kept.clear()
+        asked = asyncio.create_task(ask(rig, *map(a_picture, range(3))))
+        turns.let()
+        await until(lambda: writer.running == 1)
+        asked.cancel()
+        await until(lambda: writer.written[-1].ended == "left")
+        turns.set()
+        await until(lambda: nothing_is_left(rig, [encoder], [writer]) and not encoder.kept)
+
+
+async def test_a_chat_of_several_choices_waits_for_all():
+    encoder, writer = Encoder(), Beginner(name="writer")
+    async with stepping([encoder], [writer]) as (rig, turns):
+        turns.set()
+        assert (await ask(rig, a_picture(1), a_picture(2), n=2))[0] == 200
+        assert all(AWAITED not in [one["url"] for one in references(writer, each)] for each in range(2))

@@ -1,0 +1,222 @@
+"""An image that many chats show at one instant is encoded once, whichever encoder gets it."""
+
+import asyncio
+
+import pytest
+
+from tests.router.chats import ChatReplica
+from tests.router.fakes import until
+from tests.router.parted import Encoder, a_picture, ask, reading, references
+
+
+def two_encoders(**changes):
+    encoders = [Encoder(name=f"encoder-{number}", **changes) for number in range(2)]
+    for encoder in encoders:
+        encoder.gate.clear()
+    return encoders
+
+
+def shown(encoders):
+    return sum(len(encoder.shown) for encoder in encoders)
+
+
+def riding(rig):
+    """How many rows ride along."""
+    parcels = {parcel for parcel, _ in rig.router._desks["encode"]._sharing._under_way.values()}
+    return sum(len(parcel.riders) for parcel in parcels)
+
+
+async def many(rig, count, *pictures, **fields):
+    """Chats that show the same; all but the first ride along once this returns."""
+    chats = [asyncio.create_task(ask(rig, *pictures, **fields)) for _ in range(count)]
+    await until(lambda: riding(rig) == (count - 1) * len(pictures))
+    return chats
+
+
+async def leading(encoders):
+    """The encoder that has the image under way."""
+    await until(lambda: any(encoder.running for encoder in encoders))
+    return next(encoder for encoder in encoders if encoder.running)
+
+
+async def test_one_encoding_does_for_all_who_show_an_image_and_each_pulls_its_own():
+    encoders, writer = two_encoders(), ChatReplica(name="writer")
+    async with reading(encoders, [writer]) as rig:
+        chats = await many(rig, 12, a_picture(1))
+        for encoder in encoders:
+            encoder.gate.set()
+
+        assert [(await chat)[0] for chat in chats] == [200] * 12
+        assert shown(encoders) == 1
+        urls = {references(writer, number)[0]["url"] for number in range(12)}
+        assert len(urls) == 12
+        assert {url.rpartition("/")[2] for url in urls} == set.union(*(encoder.kept for encoder in encoders))
+        assert await rig.outcomes() == {"ok": 12}
+        assert len(rig.router._desks["encode"]._sharing) == 0
+
+
+async def test_other_images_and_text_do_not_wait_for_who_rides_along():
+    encoders, writer = two_encoders(), ChatReplica(name="writer")
+    async with reading(encoders, [writer], batchSize=1) as rig:
+        chats = await many(rig, 5, a_picture(1))
+        leader = await leading(encoders)
+        other = next(encoder for encoder in encoders if encoder is not leader)
+        other.gate.set()
+
+        assert (await ask(rig))[0] == 200
+        assert (await ask(rig, a_picture(2)))[0] == 200
+        leader.gate.set()
+        assert [(await chat)[0] for chat in chats] == [200] * 5
+
+
+async def test_images_that_wait_ride_along_as_soon_as_one_of_them_leaves():
+    encoder, writer = two_encoders()[0], ChatReplica(name="writer")
+    async with reading([encoder], [writer], batchSize=1) as rig:
+        turns = encoder.stepped()
+        first = asyncio.create_task(ask(rig, a_picture(9)))
+        await until(lambda: encoder.running == 1)
+        same = [asyncio.create_task(ask(rig, a_picture(1), a_picture(2))) for _ in range(6)]
+        await until(lambda: rig.router._desks["encode"].queue.rows == 12)
+        turns.set()
+
+        assert [(await chat)[0] for chat in (first, *same)] == [200] * 7
+        assert len(encoder.shown) == 3
+
+
+async def test_an_image_that_a_chat_shows_twice_is_encoded_once():
+    encoder, writer = Encoder(), ChatReplica(name="writer")
+    async with reading([encoder], [writer]) as rig:
+        assert (await ask(rig, a_picture(1), a_picture(2), a_picture(1)))[0] == 200
+        assert encoder.files == [a_picture(1), a_picture(2)]
+        found = references(writer)
+        assert found[0]["digest"] == found[2]["digest"]
+        assert len({one["url"] for one in found}) == 3
+
+
+async def test_nothing_is_shared_across_tenants_nor_with_who_shows_only_this_image():
+    encoders, writer = two_encoders(), ChatReplica(name="writer")
+    async with reading(encoders, [writer]) as rig:
+        headers = [{"x-trimtab-client": name} for name in ("one", "other", "one")]
+        chats = [asyncio.create_task(ask(rig, a_picture(1), headers=each)) for each in headers]
+        await until(lambda: riding(rig) == 1)
+        beside = asyncio.create_task(ask(rig, a_picture(1), a_picture(2), headers=headers[0]))
+        await until(lambda: rig.router.budget.requests == 4)
+        for encoder in encoders:
+            encoder.gate.set()
+        assert [(await chat)[0] for chat in (*chats, beside)] == [200] * 4
+        assert sorted(file for encoder in encoders for file in encoder.files) == sorted(
+            [a_picture(1), a_picture(1), a_picture(1), a_picture(2)]
+        )
+
+
+async def test_a_leaders_death_loses_none_of_its_followers_and_costs_one_encoding():
+    encoders, writer = two_encoders(), ChatReplica(name="writer")
+    async with reading(encoders, [writer]) as rig:
+        chats = await many(rig, 8, a_picture(1))
+        leader = await leading(encoders)
+        await leader.kill()
+        other = next(encoder for encoder in encoders if encoder is not leader)
+        other.gate.set()
+
+        assert [(await chat)[0] for chat in chats] == [200] * 8
+        assert len(other.shown) == 1
+        assert await rig.outcomes() == {"ok": 8}
+
+
+async def test_a_leader_who_hangs_up_takes_nobody_along():
+    encoders, writer = two_encoders(), ChatReplica(name="writer")
+    async with reading(encoders, [writer]) as rig:
+        chats = await many(rig, 5, a_picture(1))
+        for chat in (chats[0], chats[3]):
+            chat.cancel()
+        await until(lambda: rig.router.budget.requests == 3)
+        for encoder in encoders:
+            encoder.gate.set()
+
+        assert [(await chats[number])[0] for number in (1, 2, 4)] == [200] * 3
+        assert shown(encoders) == 1
+        await until(lambda: sum(len(encoder.kept) for encoder in encoders) == 3)
+
+
+async def test_an_image_that_is_none_is_refused_to_each_who_shows_it():
+    encoders, writer = two_encoders(), ChatReplica(name="writer")
+    for encoder in encoders:
+        encoder.refuse = lambda inputs: (422, f"image {inputs['chat_images'][0][1]} is none")
+    async with reading(encoders, [writer]) as rig:
+        chats = await many(rig, 4, a_picture(1))
+        for encoder in encoders:
+            encoder.gate.set()
+        answers = [await chat for chat in chats]
+        assert [status for status, _ in answers] == [400] * 4
+        assert all("image 0 is none" in answer["error"]["message"] for _, answer in answers)
+
+
+async def test_who_cannot_share_after_all_is_encoded_by_himself():
+    encoders, writer = two_encoders(shares=False), ChatReplica(name="writer")
+    async with reading(encoders, [writer]) as rig:
+        chats = await many(rig, 3, a_picture(1))
+        for encoder in encoders:
+            encoder.gate.set()
+        assert [(await chat)[0] for chat in chats] == [200] * 3
+        assert await rig.outcomes() == {"ok": 3}
+        assert shown(encoders) > 1
+
+
+@pytest.mark.parametrize("fault", [(500, "broken"), (503, "not now")])
+async def test_a_leader_that_fails_leads_again(fault):
+    encoders, writer = two_encoders(), ChatReplica(name="writer")
+    async with reading(encoders, [writer]) as rig:
+        chats = await many(rig, 4, a_picture(1))
+        (await leading(encoders)).faults.append(fault)
+        for encoder in encoders:
+            encoder.gate.set()
+        assert [(await chat)[0] for chat in chats] == [200] * 4
+        assert shown(encoders) == 1
+
+
+@pytest.mark.parametrize("caches", [True, False])
+async def test_who_made_an_image_lately_is_asked_for_it_before_another_makes_it_again(caches):
+    encoders, writer = [Encoder(name=f"encoder-{number}", caches=caches) for number in range(2)], ChatReplica(name="w")
+    async with reading(encoders, [writer]) as rig:
+        headers = {"x-trimtab-client": "one"}
+        for _ in range(6):
+            assert (await ask(rig, a_picture(1), a_picture(2), headers=headers))[0] == 200
+        assert shown(encoders) == (2 if caches else 12)
+        asked = [of for encoder in encoders for of in encoder.asked]
+        assert asked == ([("one", False)] * 10 if caches else [])
+        urls = [one["url"] for number in range(6) for one in references(writer, number)]
+        assert len({*urls}) == 12
+        assert {url.rpartition("/")[2] for url in urls} == set.union(*(encoder.kept for encoder in encoders))
+
+        assert (await ask(rig, a_picture(1), headers={"x-trimtab-client": "other"}))[0] == 200
+        assert shown(encoders) == (3 if caches else 13)
+        assert await rig.outcomes() == {"ok": 7}
+
+
+async def test_an_image_whose_encoder_is_gone_or_is_slow_is_encoded_by_another():
+    encoders = [Encoder(name=f"encoder-{number}", caches=True) for number in range(2)]
+    async with reading(encoders, [ChatReplica(name="writer")]) as rig:
+        assert (await ask(rig, a_picture(1)))[0] == 200
+        home = next(encoder for encoder in encoders if encoder.shown)
+        other = next(encoder for encoder in encoders if encoder is not home)
+        home.answers = asyncio.Event()
+        assert (await ask(rig, a_picture(1)))[0] == 200
+        assert shown(encoders) == 2
+        home.answers.set()
+        await home.kill()
+        assert (await ask(rig, a_picture(1)))[0] == 200
+        assert len(other.shown) >= 1
+
+
+async def test_who_leaves_while_an_image_is_asked_for_leaves_nothing():
+    encoder = Encoder(caches=True)
+    async with reading([encoder], [ChatReplica(name="writer")]) as rig:
+        assert (await ask(rig, a_picture(1)))[0] == 200
+        encoder.kept.clear()
+        encoder.answers = asyncio.Event()
+        late = asyncio.create_task(ask(rig, a_picture(1)))
+        await until(lambda: encoder.waiting == 1)
+        late.cancel()
+        await until(lambda: rig.router.budget.requests == 0)
+        encoder.answers.set()
+        await until(lambda: len(encoder.asked) == 1 and not encoder.kept)

@@ -37,7 +37,7 @@ class Deliberation:
             now_seconds=now_seconds,
             current=current,
             recent_rps=tuple(self._recent),
-            rows_per_request={stage: rows.used for stage, rows in self._rows.items() if rows.used > 0},
+            rows_per_request={stage: rows.used for stage, rows in self._rows.items()},
             service_ratios={key: ratio.used for key, ratio in self._ratios.items()},
             accuracies=dict(self._accuracies),
             joined=self._joined,

@@ -48,17 +48,17 @@ class Curve(Model):
     def towards(self, other: "Curve", share: float) -> "Curve":
         """On the straight line to another, of the batch sizes that both have: 0 is this one, 1 the other.
 
-        Seconds a row are what lies on the line, also of throughput. Beyond the other it goes on, but never below the lesser of both.
+        Seconds a row are what lies on the line, also of throughput. Beyond the other it goes on, but never below the
+        lesser of both.
         """
         pairs = {one.batch_size: one for one in other.measurements}
         known = [(one, pairs[one.batch_size]) for one in self.measurements if one.batch_size in pairs]
         return Curve(
             measurements=tuple(_moved(one, to, share) for one, to in known),
             fit=LatencyFit(
-                **{
-                    name: _on_line(getattr(self.fit, name), getattr(other.fit, name), share)
-                    for name in ("quadratic", "linear", "constant")
-                },
+                quadratic=_on_line(self.fit.quadratic, other.fit.quadratic, share),
+                linear=_on_line(self.fit.linear, other.fit.linear, share),
+                constant=_on_line(self.fit.constant, other.fit.constant, share),
                 mean_relative_error=max(self.fit.mean_relative_error, other.fit.mean_relative_error),
             ),
         )
@@ -140,18 +140,15 @@ class PointProfile(Model):
 
 
 def _moved(one: Measurement, to: Measurement, share: float) -> Measurement:
-    def line(name: str) -> float:
-        return max(_on_line(getattr(one, name), getattr(to, name), share), min(getattr(one, name), getattr(to, name)))
+    def line(before: float, after: float) -> float:
+        return max(_on_line(before, after, share), min(before, after))
 
-    row_seconds = max(
-        _on_line(1 / one.throughput_rps, 1 / to.throughput_rps, share), min(1 / one.throughput_rps, 1 / to.throughput_rps)
-    )
     return Measurement(
         batch_size=one.batch_size,
-        latency_seconds_mean=line("latency_seconds_mean"),
-        latency_seconds_p50=line("latency_seconds_p50"),
-        latency_seconds_p99=line("latency_seconds_p99"),
-        throughput_rps=1 / row_seconds,
+        latency_seconds_mean=line(one.latency_seconds_mean, to.latency_seconds_mean),
+        latency_seconds_p50=line(one.latency_seconds_p50, to.latency_seconds_p50),
+        latency_seconds_p99=line(one.latency_seconds_p99, to.latency_seconds_p99),
+        throughput_rps=1.0 / line(1.0 / one.throughput_rps, 1.0 / to.throughput_rps),
         batches=min(one.batches, to.batches),
     )
 

@@ -5,12 +5,13 @@ when it does. The router's requests and the simulator's take the same course.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from trimtab_pipelines.spec import ServiceLevel
-from trimtab_pipelines.stages import PULLED
+from trimtab_pipelines.stages import PULLED, SHOWN
 from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.extensions import EXPECTED_ACCURACY, PROVISIONAL, StageParameters, parameters_of
 from trimtab_protocol.tensors import Array
@@ -36,16 +37,42 @@ class Course:
         self.desks = desks
         self.teller = graph.teller
         """The stage whose pieces are the answer's; None where answers come whole."""
+        self.encoding = tuple(name for name, desk in desks.items() if desk.stage.encodes)
+        """The stages that encode images."""
+        self.idle: frozenset[str] = frozenset()
+        """Those of them that nothing goes to, since who reads what they give reads images itself."""
         self._clock = clock
+        self._encoders = graph.encoders
         for name, desk in desks.items():
             desk.followed_by([desks[follower] for follower in graph.following(name)])
+        for name, encoder in self._encoders.items():
+            desks[name].layout.feeders.append(desks[encoder])
+            desks[name].layout.rearranged = partial(self._rearrange, desks[name], desks[encoder])
+            desks[encoder].layout.listeners.append(desks[name].look_around)
+        self._find_idle()
+
+    def _find_idle(self) -> None:
+        readers = {encoder: self.desks[name] for name, encoder in self._encoders.items()}
+        self.idle = frozenset(each for each, desk in readers.items() if desk.stage.leaves_out(desk.variant) == PULLED)
+
+    def _rearrange(self, writer: Desk, encoder: Desk) -> None:
+        """Images are encoded apart from now on, or are not: who waits for what will not come begins anew."""
+        self._find_idle()
+        if encoder.stage.name in self.idle:
+            waiting = [piece.work for piece in encoder.queue]
+        else:
+            waiting = [piece.work for piece in writer.queue if SHOWN in piece.work.inputs]
+            waiting = [work for work in waiting if PULLED not in work.inputs]
+        for work in dict.fromkeys(waiting):
+            if not work.closed:
+                work.owner.work_starved(work, counts=False)
 
     def advance(self, journey: "Journey") -> None:
         """Queue whatever became runnable; end the journey once nothing is left."""
         if journey.over:
             return
         now, walk = self._clock.now, journey.walk
-        for runnable in walk.advance():
+        for runnable in walk.advance(self.idle):
             desk = self.desks[runnable.stage]
             work = Work(
                 journey,
@@ -193,7 +220,8 @@ class Journey:
         self.starved = 0
         """How often that was lost."""
         self.served: dict[str, Sequence[Served]] = {}
-        self.rows_by_stage: dict[str, int] = {}
+        self.rows_by_stage = dict.fromkeys(course.encoding, images * walk.rows)
+        """Those of images count where nobody encodes them, too: the plan asks how many chats show."""
         self._course = course
         self._ended = ended
         self._hold = hold
@@ -209,8 +237,11 @@ class Journey:
     def work_completed(self, work: Work, outputs: Mapping[str, Array], served: Sequence[Served]) -> None:
         """Go on after a stage."""
         del self.works[work.stage]
-        if self._course.desks[work.stage].stage.encodes:
+        stage = self._course.desks[work.stage].stage
+        if stage.encodes:
             self.kept[work.stage] = outputs[PULLED]
+        elif self.kept and any(stage.leaves_out(piece.variant) == PULLED for piece in served):
+            self._free_kept()  # whoever answered has read the images themselves
         self.served[work.stage] = served
         self.rows_by_stage[work.stage] = work.rows
         if self._hold is not None:

@@ -17,6 +17,7 @@ from trimtab_router.stage import binding, reasons
 from trimtab_router.stage.accuracy_watch import AccuracyWatch
 from trimtab_router.stage.audits import Audits
 from trimtab_router.stage.endings import Answered, Ending
+from trimtab_router.stage.layout import Layout
 from trimtab_router.stage.outlook import Carries, Outlook
 from trimtab_router.stage.pace import Pace
 from trimtab_router.stage.policies.view import ANSWER_SECONDS, Departure, DropPolicy, NotBefore, Policy, View
@@ -78,6 +79,7 @@ class Desk:
         """Replicas that could serve."""
         self.had_replica = False
         """Whether there ever was one."""
+        self.layout = Layout(stage, plan.variant)
         self.watch = AccuracyWatch()
         self._audits = Audits(stage, self.watch)
         self._returns = Returns(stage, self.queue, tally, suspects)
@@ -126,7 +128,9 @@ class Desk:
     def look_around(self) -> None:
         """See what the slots can serve: call it whenever that changed. It is asked for at every batch."""
         self.ready_replicas = sum(bool(slot.ready_variants) for slot in self.slots)
-        self.outlook.variant = binding.effective_variant(self.slots, self.plan.variant, self.variant)
+        before = self.variant
+        self.outlook.variant = self.layout.effective(self.slots, self.plan.variant, before)
+        self.layout.tell(before, self.variant, self.ready_replicas)
         if self.ready_replicas:
             self.had_replica, self._unready_since = True, None
         elif self._unready_since is None:
@@ -236,7 +240,7 @@ class Desk:
         self._awake = False
         now, queue = self._clock.now, self.queue
         while queue.rows:
-            slot = binding.least_loaded(self.slots, self.plan.variant)
+            slot = self.layout.least_loaded(self.slots, self.variant)
             if slot is None or not self._send_next(slot, now):
                 break
         for slot in self.slots:
@@ -248,10 +252,10 @@ class Desk:
         """Where nobody waits and a replica is free, let rows leave that are only compared."""
         if self.queue.rows or not self._audits.waiting:
             return
-        slot = binding.least_loaded(self.slots, self.plan.variant)
+        slot = self.layout.least_loaded(self.slots, self.variant)
         batch = self._audits.ready(now, self.outlook.most_rows(self.variant)) if slot is not None else []
         if slot is not None and batch:
-            variant = binding.variant_for(slot.ready_variants, self.plan.variant, self.variant) or self.variant
+            variant = self.layout.variant_of(slot, self.variant) or self.variant
             best = max(self.outlook.points(variant), key=lambda point: point.accuracy)
             self._send(slot, variant, Departure(best, batch), now)
 
@@ -299,7 +303,7 @@ class Desk:
 
     def _send_next(self, slot: Slot, now: float) -> bool:
         """Let one batch leave for a slot; False where none does."""
-        variant = binding.variant_for(slot.ready_variants, self.plan.variant, self.variant) or self.variant
+        variant = self.layout.variant_of(slot, self.variant) or self.variant
         view = self._view(variant, now, slot.point)
         self._drop_hopeless(view)
         decision = self._decide(view)

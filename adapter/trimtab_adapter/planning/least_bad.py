@@ -154,10 +154,7 @@ def _fastest(question: Question, relaxed: Relaxation, prefix: str) -> Answer | N
             high = program.latency_seconds(solution.choice)
     seconds = best.program.latency_seconds(best.solution.choice)
     name, promised = question.promise
-    reason = (
-        f"{prefix}{name} {promised * 1e3:.4g} ms is out of reach; "
-        f"the fastest plan needs {seconds * 1e3:.4g} ms"
-    )
+    reason = f"{prefix}{name} {promised * 1e3:.4g} ms is out of reach; the fastest plan needs {seconds * 1e3:.4g} ms"
     if best.fraction < 1.0:
         reason += f" and carries {best.fraction:.0%} of {question.load_rps:.3g} requests/s"
     # From here on this latency is the constraint: nothing may make the plan slower again.

@@ -39,11 +39,12 @@ class Question:
     rows_per_request: Mapping[str, float] = field(default_factory=dict)  # measured; else as the spec expects
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by stage and variant
     current: PipelinePlan | None = None
+    strain: float = 1.0  # of the load, what is planned for
 
     @property
     def busiest_rps(self) -> float:
         """The requests of the busiest second, headroom included."""
-        return self.load_rps * (1.0 + self.spec.adaptation.headroom)
+        return self.strain * self.load_rps * (1.0 + self.spec.adaptation.headroom)
 
     def stage_rps(self, stage: str) -> float:
         """The rows per second a stage must carry, headroom included."""

@@ -173,6 +173,7 @@ class _Rollout:
         for each in self.sets:
             target = self.targets.get(each.stage)
             if each.stage in spared:
+                self.desired[each.name] = min(self.desired[each.name], each.ready)
                 continue
             if target is None:
                 self.desired[each.name] = 0

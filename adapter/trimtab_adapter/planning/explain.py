@@ -90,7 +90,10 @@ def layout(answer: Answer) -> str:
     if apart is None or not program.divided:
         return ""
     chosen, other = ("parted", "whole") if apart else ("whole", "parted")
-    found = solve(program.laid_out(apart=not apart))
+    elsewhere = program.laid_out(apart=not apart)
+    if not all(stage.options for stage in elsewhere.stages):  # a pin leaves no choice
+        return ""
+    found = solve(elsewhere)
     if found is None:
         return f"{chosen}; {other}, no plan carries this load in time"
     lines = ", ".join(f"{stage.name} {line(o)}" for stage, o in zip(program.stages, found.choice, strict=True))

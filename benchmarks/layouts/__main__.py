@@ -11,9 +11,10 @@ from rich.console import Console
 from benchmarks.layouts import phases
 from benchmarks.layouts.phases import MORE_ENCODERS, PARTED, SPREAD, WHOLE, asking
 from benchmarks.layouts.served import ARCHITECTURES, Promise
+from benchmarks.layouts.switching import switching
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
-PHASES = ("goodput", "chosen", "burst", "step", "faults")
+PHASES = ("goodput", "chosen", "switch", "burst", "step", "faults")
 IMAGES = (0, 1, 2, 4, 8, 16)
 FIXED = {"whole": WHOLE, "parted": PARTED, "two encoders": MORE_ENCODERS}
 LEAST_OF_BEST = 0.95
@@ -34,6 +35,9 @@ async def measure(folder: Path, architecture: str, wanted: list[str], images: li
         await _goodput(folder, architecture, images, figures, bars)
     if "chosen" in wanted:
         await _chosen(folder, architecture, images, figures, bars)
+    if "switch" in wanted:
+        figures |= await switching(folder / "switch", architecture)
+        bars.append(bar("chats lost by a change of layout", figures["switch_lost"], "==", 0))
     if "burst" in wanted:
         await _burst(folder, architecture, figures, bars)
     if "step" in wanted:

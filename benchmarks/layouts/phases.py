@@ -41,10 +41,14 @@ PATIENT: Final = Promise(0.5, 0.1)
 
 @asynccontextmanager
 async def asking(
-    folder: Path, layout: Mapping[str, int] | None, architecture: str, promise: Promise = QUICK
+    folder: Path,
+    layout: Mapping[str, int] | None,
+    architecture: str,
+    promise: Promise = QUICK,
+    plan: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[tuple[Up, Asker]]:
     """Serve a layout, and ask it once so that all is warm."""
-    with serving(folder, layout, architecture, promise) as served:
+    with serving(folder, layout, architecture, promise, plan) as served:
         model = json.loads((served.folder / "plan.json").read_text())["spec"]["pipeline"]
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             asker = Asker(served.rest_port, model, session)

@@ -1,5 +1,6 @@
 """The two ways to serve lmm-digits, each by `trimtab up`: whole in each replica, or parted in two pools."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,11 @@ def _file(layout: Mapping[str, int] | None) -> str:
 
 @contextmanager
 def serving(
-    folder: Path, layout: Mapping[str, int] | None, architecture: str, promise: Promise = QUICK
+    folder: Path,
+    layout: Mapping[str, int] | None,
+    architecture: str,
+    promise: Promise = QUICK,
+    plan: Mapping[str, Any] | None = None,
 ) -> Iterator[Up]:
     """Serve it.
 
@@ -47,6 +52,7 @@ def serving(
             any the model is parted, and the plan decides how many replicas; None: the plan chooses the layout, too.
         architecture: of the model.
         promise: what is promised.
+        plan: what runs, instead of whoever plans.
     """
     source = yaml.safe_load((FOLDER / f"{_file(layout)}.yaml").read_text())
     spec = source["spec"]
@@ -69,7 +75,11 @@ def serving(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "pipeline.yaml"
     path.write_text(yaml.safe_dump(source))
-    with up(folder, run_folder=folder / "run", pipeline=path) as served:
+    arguments = []
+    if plan is not None:
+        (folder / "plan.json").write_text(json.dumps(plan))
+        arguments = ["--plan", str(folder / "plan.json")]
+    with up(folder, *arguments, run_folder=folder / "run", pipeline=path) as served:
         yield served
 
 

@@ -196,7 +196,7 @@ def test_strain_rises_at_once_rests_while_it_recovers_and_falls_after_quiet_deci
     worst = start
     for late in range(2, 50):
         worst = after(worst, 100 - late, late)
-    assert worst.factor == 2.0
+    assert worst.factor == 4.0
     calm = raised
     for _ in range(2):
         calm = after(calm, 100, 0)

@@ -10,7 +10,7 @@ from trimtab_adapter.planning.token_pools import LEAST_ATTAINMENT, QUIET_PERIODS
 from trimtab_pipelines.router_state import Served
 
 STEP = 1.125
-MOST = 2.0
+MOST = 4.0
 LEAST_ANSWERS = 50
 """Of fewer, one that was late says nothing of one in a hundred."""
 
@@ -20,7 +20,7 @@ class Strain:
     """How much more than the load is planned for.
 
     Attributes:
-        factor: of the load, 1.0 to 2.0.
+        factor: of the load, 1.0 to 4.0: a machine that is farther from its profile needs a new one.
         attainment: share of promises kept when it was last raised; 1.0 where it was not, or it has recovered.
         quiet: decisions since then at which promises were kept.
     """

@@ -192,7 +192,9 @@ def test_strain_rises_at_once_rests_while_it_recovers_and_falls_after_quiet_deci
     raised = after(start, 90, 10)
     assert raised.factor == 1.125
     assert after(raised, 95, 5).factor == 1.125  # of the same minute, and fewer are late
-    assert after(raised, 80, 20).factor == 1.125**2
+    assert after(raised, 89, 11).factor == 1.125**2
+    assert after(start, 50, 50).factor == 2.0
+    assert after(start, 0, 100).factor == 4.0
     worst = start
     for late in range(2, 50):
         worst = after(worst, 100 - late, late)

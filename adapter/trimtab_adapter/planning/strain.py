@@ -1,7 +1,8 @@
 """More than the profiles say is planned for while promises are broken: up at once, down after quiet decisions. Pure.
 
 A profile is content where a machine is not: others use it, or chats are not like those that were measured. How much is
-wrong nobody knows, so one in eight is added each time (`token_pools.scale` does the same to replicas).
+wrong nobody knows, so as much is added as was not kept, and one in eight at the least (`token_pools.scale` does that to
+replicas).
 """
 
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class Strain:
         if attainment < LEAST_ATTAINMENT:
             if attainment >= self.attainment < LEAST_ATTAINMENT:
                 return Strain(self.factor, self.attainment)
-            return Strain(min(self.factor * STEP, MOST), attainment)
+            return Strain(min(self.factor * max(STEP, 1.0 / max(attainment, 1.0 / MOST)), MOST), attainment)
         if self.quiet + 1 < QUIET_PERIODS:
             return Strain(self.factor, self.attainment, self.quiet + 1)
         return Strain(max(self.factor / STEP, 1.0))

@@ -1,5 +1,7 @@
 """A plan that does without encoders, and one that has them again, made true by the operator."""
 
+from typing import Any
+
 import pytest
 
 from tests.operating.scene import Site
@@ -9,7 +11,7 @@ from trimtab_operator.judging.conditions import StageProgress, route_ready, stag
 from trimtab_pipelines.cluster import ADAPTER_MANAGER
 
 
-def a_document() -> dict:
+def a_document() -> dict[str, Any]:
     document = a_choosing_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
     document["spec"]["stages"][1]["hosting"] = "Separate"
     return document

@@ -227,7 +227,7 @@ async def _profile_point(
     also measured to the first piece of its answers, and with chats that show nothing.
     """
     carried = stage.variant(point.variant).point(point.operating_point).carried(stage.inputs)
-    left_out = stage.leaves_out(point.variant)
+    left_out = session.pipeline.spec.stage(stage.name).leaves_out(point.variant)  # also where not all are measured
     rows = {name: array for name, array in rows.items() if name != left_out and (carried is None or name in carried)}
     measurements = await _measure(session, stage, point, replica, rows)
     if not chats.may_differ(stage, rows):
@@ -304,7 +304,8 @@ async def _capture(
 ) -> dict[str, inputs.Array]:
     """Run a variant over all rows, for the stages that read what it answers."""
     datatypes = inputs.datatypes(session.pipeline, stage)
-    rows = {name: array for name, array in rows.items() if name != stage.leaves_out(variant.name)}
+    left_out = session.pipeline.spec.stage(stage.name).leaves_out(variant.name)
+    rows = {name: array for name, array in rows.items() if name != left_out}
     size = min(variant.max_batch_size, ROWS)
     answers = [
         await replica.infer(variant.name, variant.points[0].name, inputs.batch(rows, size, start, datatypes))

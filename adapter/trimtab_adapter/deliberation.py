@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from trimtab_adapter.observation import MOST_ROWS, RATIO_RANGE, Measured, State, damp
 from trimtab_adapter.planning.decide import Situation
 from trimtab_adapter.planning.hysteresis import outgrows
+from trimtab_adapter.planning.strain import Strain
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 
 
@@ -16,6 +17,7 @@ class Deliberation:
         self._rows: dict[str, Measured] = {}
         self._ratios: dict[tuple[str, str], Measured] = {}
         self._accuracies: dict[tuple[str, str, str], float] = {}
+        self._strain = Strain()
         self._joined: Mapping[tuple[str, str, str], Mapping[str, float]] = {}
 
     def learn(self, state: State) -> None:
@@ -26,6 +28,8 @@ class Deliberation:
             self._ratios[key] = damp(self._ratios.get(key), ratio, *RATIO_RANGE)
         self._accuracies = {which: round(accuracy, 2) for which, accuracy in state.accuracies.items()}
         self._joined = state.joined
+        if state.served is not None:
+            self._strain = self._strain.after(state.served)
 
     def situation(
         self, forecast: ForecastRecord, current: PipelinePlan | None, now_seconds: float, hold_seconds: float
@@ -37,10 +41,11 @@ class Deliberation:
             now_seconds=now_seconds,
             current=current,
             recent_rps=tuple(self._recent),
-            rows_per_request={stage: rows.used for stage, rows in self._rows.items() if rows.used > 0},
+            rows_per_request={stage: rows.used for stage, rows in self._rows.items()},
             service_ratios={key: ratio.used for key, ratio in self._ratios.items()},
             accuracies=dict(self._accuracies),
             joined=self._joined,
+            strain=self._strain.factor,
         )
 
     def decided(self, at_seconds: float, forecast: ForecastRecord | None) -> None:

@@ -9,14 +9,17 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.layouts import phases
-from benchmarks.layouts.phases import PARTED, SPREAD, WHOLE, asking
+from benchmarks.layouts.phases import MORE_ENCODERS, PARTED, SPREAD, WHOLE, asking
 from benchmarks.layouts.prefix import first_words
 from benchmarks.layouts.same import CACHE_BYTES, same_image
 from benchmarks.layouts.served import ARCHITECTURES, Promise
+from benchmarks.layouts.switching import switching
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
-PHASES = ("goodput", "burst", "step", "faults", "same", "prefix")
-IMAGES = (0, 1, 2, 4, 8)
+PHASES = ("goodput", "chosen", "switch", "burst", "step", "faults", "same", "prefix")
+IMAGES = (0, 1, 2, 4, 8, 16)
+FIXED = {"whole": WHOLE, "parted": PARTED, "two encoders": MORE_ENCODERS}
+LEAST_OF_BEST = 0.95
 LEAST_OVER_WHOLE = {4: 1.5, 1: 1.0}
 FORGIVING = Promise(3.0, 0.5)
 """Promised of the first word where things die, so that nobody is dropped for being late."""
@@ -32,6 +35,11 @@ async def measure(folder: Path, architecture: str, wanted: list[str], images: li
     bars: list[Bar] = []
     if "goodput" in wanted:
         await _goodput(folder, architecture, images, figures, bars)
+    if "chosen" in wanted:
+        await _chosen(folder, architecture, images, figures, bars)
+    if "switch" in wanted:
+        figures |= await switching(folder / "switch", architecture)
+        bars.append(bar("chats lost by a change of layout", figures["switch_lost"], "==", 0))
     if "burst" in wanted:
         await _burst(folder, architecture, figures, bars)
     if "step" in wanted:
@@ -67,6 +75,26 @@ async def _goodput(
     for images, least in ((images, least) for images, least in LEAST_OVER_WHOLE.items() if images in wanted):
         whole, parted = (figures[f"{name}_goodput_{images}_images_rps"] for name in ("whole", "parted"))
         bars.append(bar(f"goodput parted over whole, {images} images a chat", parted / max(whole, 1e-9), ">=", least))
+
+
+async def _chosen(
+    folder: Path, architecture: str, wanted: list[int], figures: dict[str, float], bars: list[Bar]
+) -> None:
+    """The planned layout beside every fixed one, which is asked just before it and stands where it is known."""
+    best: dict[int, float] = {}
+    for name, layout in FIXED.items():
+        async with asking(folder / f"fixed {name}", layout, architecture) as (_, asker):
+            for images in wanted:
+                found = await phases.goodput(asker, images)
+                figures[f"fixed {name}_goodput_{images}_images_rps"] = found
+                best[images] = max(best.get(images, 0.0), found)
+                console.print(f"{name}, {images} images a chat: {found:g} requests a second")
+    async with asking(folder / "planned", None, architecture) as (served, asker):
+        for images in wanted:
+            share, runs = await phases.settled(served, asker, images, best[images])
+            figures[f"planned_share_of_best_{images}_images"] = share
+            console.print(f"planned, {images} images a chat: {share:g} of {best[images]:g}; {runs}")
+            bars.append(bar(f"planned over the best fixed layout, {images} images a chat", share, ">=", LEAST_OF_BEST))
 
 
 async def _burst(folder: Path, architecture: str, figures: dict[str, float], bars: list[Bar]) -> None:

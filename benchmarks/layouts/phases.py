@@ -22,7 +22,11 @@ from benchmarks.layouts.served import QUICK, Promise, servers, serving
 console = Console(stderr=True)
 WHOLE: Final[Mapping[str, int]] = {"answer": 2}
 PARTED: Final[Mapping[str, int]] = {"encode": 1, "answer": 1}
+MORE_ENCODERS: Final[Mapping[str, int]] = {"encode": 2, "answer": 1}
 SPREAD: Final[Mapping[str, int]] = {"encode": 2, "answer": 2}
+SHARES: Final = (1.1, 1.0, 0.95, 0.85, 0.75, 0.6, 0.45)
+"""Of the best fixed layout's goodput, what is tried of the planned one."""
+SETTLING_SECONDS: Final = 25.0
 LEAST_KEPT: Final = 0.99
 STEP_SECONDS: Final = 4.0
 MOST_RPS: Final = 400.0
@@ -37,11 +41,17 @@ PATIENT: Final = Promise(0.5, 0.1)
 
 @asynccontextmanager
 async def asking(
-    folder: Path, layout: Mapping[str, int], architecture: str, promise: Promise = QUICK, *, cache_bytes: int = 0
+    folder: Path,
+    layout: Mapping[str, int] | None,
+    architecture: str,
+    promise: Promise = QUICK,
+    plan: Mapping[str, Any] | None = None,
+    *,
+    cache_bytes: int = 0,
 ) -> AsyncIterator[tuple[Up, Asker]]:
     """Serve a layout, and ask it once so that all is warm."""
-    with serving(folder, layout, architecture, promise, cache_bytes=cache_bytes) as served:
-        model = "lmm-digits" if len(layout) == 1 else "lmm-digits-parted"
+    with serving(folder, layout, architecture, promise, plan, cache_bytes=cache_bytes) as served:
+        model = json.loads((served.folder / "plan.json").read_text())["spec"]["pipeline"]
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             asker = Asker(served.rest_port, model, session)
             for images in (0, 1, 3):
@@ -72,6 +82,25 @@ async def _carries(asker: Asker, bodies: list[tuple[dict[str, Any], str]], rps: 
         if statistics.fmean(one.kept() for one in told) >= LEAST_KEPT:
             return True
     return False
+
+
+async def settled(served: Up, asker: Asker, images: int, best_rps: float) -> tuple[float, str]:
+    """What of the best fixed layout's goodput the plan carries, once it has seen such chats, and what it then runs.
+
+    Each share is asked for until the plan is made true, and then judged like a fixed layout.
+    """
+    bodies = chats(asker.model, images, 64, seed=70 + images)
+    for share in SHARES:
+        await asker.at_rate(bodies, share * best_rps, SETTLING_SECONDS)
+        if await _carries(asker, bodies, share * best_rps):
+            return share, running(served)
+    return 0.0, running(served)
+
+
+def running(served: Up) -> str:
+    """Which replicas the plan in force asks for."""
+    stages = json.loads((served.folder / "plan.json").read_text())["spec"]["stages"]
+    return ", ".join(f"{one['name']} {one['variant']} ×{one['replicas']} batch {one['batchSize']}" for one in stages)
 
 
 async def a_step(served: Up, asker: Asker) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The two ways to serve lmm-digits, each by `trimtab up`: whole in each replica, or parted in two pools."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from benchmarks.first_week.stranger import Up, up
 FOLDER: Final = Path("pipelines/lmm-digits")
 ARCHITECTURES: Final = ("decoder-only", "cross-attention")
 SLOTS: Final = 16
+PLANNED: Final = "planned"
+"""Beside how many replicas each stage has: whoever plans chooses between reading images whole and apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +30,43 @@ class Promise:
 QUICK: Final = Promise(0.15, 0.02)
 
 
+def _file(layout: Mapping[str, int] | None) -> str:
+    if layout is None:
+        return PLANNED
+    return "pipeline" if len(layout) == 1 else "parted"
+
+
 @contextmanager
 def serving(
-    folder: Path, layout: Mapping[str, int], architecture: str, promise: Promise = QUICK, *, cache_bytes: int = 0
+    folder: Path,
+    layout: Mapping[str, int] | None,
+    architecture: str,
+    promise: Promise = QUICK,
+    plan: Mapping[str, Any] | None = None,
+    *,
+    cache_bytes: int = 0,
 ) -> Iterator[Up]:
     """Serve it.
 
     Args:
         folder: of the run.
         layout: replicas by stage, of a core each, which stay as they are; one stage alone is the model whole. Without
-            any the model is parted, and the plan decides.
+            any the model is parted, and the plan decides how many replicas; None: the plan chooses the layout, too.
         architecture: of the model.
         promise: what is promised.
+        plan: what runs, instead of whoever plans.
         cache_bytes: of embeddings in each replica; 0 where each image is one that nobody has shown before.
     """
-    source = yaml.safe_load((FOLDER / ("pipeline.yaml" if len(layout) == 1 else "parted.yaml")).read_text())
+    source = yaml.safe_load((FOLDER / f"{_file(layout)}.yaml").read_text())
     spec = source["spec"]
     spec["slo"] = {"latency": "5s", "firstToken": f"{promise.first_token_seconds}s"}
     spec["slo"]["perToken"] = f"{promise.per_token_seconds}s"
-    spec["budget"] = {"cores": "4"}
+    spec["budget"] = {"cores": "4"} if layout is not None else {"cores": "2", "surgeCores": "1"}
     for stage in spec["stages"]:
+        if layout is None:
+            stage["variants"] = [_tuned(one, cache_bytes) for one in stage["variants"]]
+            stage["batchSizes"] = [1, 2, 4, 8, 16] if stage.get("writes") else [1, 2, 4, 8]
+            continue
         stage["variants"] = [_variant(stage["variants"], architecture, cache_bytes)]
         if layout:
             stage["variants"][0]["resources"]["cpu"] = "1"
@@ -58,14 +78,22 @@ def serving(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "pipeline.yaml"
     path.write_text(yaml.safe_dump(source))
-    with up(folder, run_folder=folder / "run", pipeline=path) as served:
+    arguments = []
+    if plan is not None:
+        (folder / "plan.json").write_text(json.dumps(plan))
+        arguments = ["--plan", str(folder / "plan.json")]
+    with up(folder, *arguments, run_folder=folder / "run", pipeline=path) as served:
         yield served
 
 
 def _variant(written: list[dict[str, Any]], architecture: str, cache_bytes: int) -> dict[str, Any]:
     found = next((one for one in written if one["name"] == architecture), written[0])
     weights = (FOLDER / "weights" / f"{architecture}.safetensors").resolve()
-    own = found | {"name": architecture, "storageUri": str(weights)}
+    return _tuned(found | {"name": architecture, "storageUri": str(weights)}, cache_bytes)
+
+
+def _tuned(variant: dict[str, Any], cache_bytes: int) -> dict[str, Any]:
+    own = variant | {"storageUri": str((FOLDER / variant["storageUri"]).resolve())}
     if not own["family"].endswith("encode"):
         own |= {"maxBatchSize": SLOTS}
     return own | {"parameters": {"slots": SLOTS, "cache_bytes": cache_bytes}}

@@ -110,6 +110,8 @@ def words(plan: PipelinePlan) -> list[str]:
         lines.append(f"not feasible: {spec.reason}; it carries {100 * spec.planned_fraction:.0f} % of the load")
     elif why.binding_constraint:
         lines.append(f"held back by: {why.binding_constraint}")
+    if why.layout:
+        lines.append(f"images of chats: {why.layout}")
     if why.runner_up is not None:
         other = ", ".join(f"{stage}: {line}" for stage, line in why.runner_up.stages.items())
         lines.append(f"next best: {other} (objective {why.runner_up.objective_loss:.4f} less)")

@@ -2,7 +2,7 @@
 
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
 
 
 def check_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
@@ -16,4 +16,15 @@ def check_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
                 stage.variant(planned.variant).point(point.name)
         except KeyError as error:
             raise DocumentError(f"spec.stages: {error.args[0]}") from error
+        if not planned.replicas and stage.name not in idle(plan, pipeline.spec):
+            raise DocumentError(f"spec.stages: {stage.name} has 0 replicas, and what it gives is read")
     return plan
+
+
+def idle(plan: PipelinePlan, spec: InferencePipelineSpec) -> frozenset[str]:
+    """The stages that nothing goes to under a plan: those that encode for one that reads images itself."""
+    return frozenset(
+        encoder
+        for writer, encoder in spec.encoders.items()
+        if spec.stage(writer).variant(plan.spec.stage(writer).variant).whole
+    )

@@ -74,7 +74,7 @@ def model_spec(
             else task.model_copy(update={"storage_uri": resolve_uri(task.storage_uri, pipeline_folder)})
             for task in variant.tasks
         ),
-        inputs=_inputs(pipeline.spec, stage),
+        inputs=_inputs(pipeline.spec, stage, stage.leaves_out(variant.name)),
         outputs=stage.outputs,
         max_batch_size=variant.max_batch_size,
         operating_points=tuple(point.without_evidence() for point in variant.points),
@@ -83,11 +83,12 @@ def model_spec(
     )
 
 
-def _inputs(spec: InferencePipelineSpec, stage: Stage) -> tuple[InputSpec, ...]:
+def _inputs(spec: InferencePipelineSpec, stage: Stage, left_out: str) -> tuple[InputSpec, ...]:
     """What a replica of a stage reads: one that encodes is told how many images a chat has and which each is."""
     read = tuple(
         InputSpec(name=read.name, datatype=source.datatype, shape=source.shape, optional=read.optional)
         for read in stage.inputs
+        if read.name != left_out
         for source in [_source(spec, read.source)]
     )
     return (*read, InputSpec(name=OF_CHAT, datatype="INT64", shape=(2,), optional=True)) if stage.encodes else read

@@ -35,7 +35,9 @@ class StagePlan(Model):
     name: Name
     variant: Name
     batch_size: int = Field(ge=1, description="Most rows in one batch")
-    replicas: int = Field(ge=1)
+    replicas: int = Field(
+        ge=0, description="0: nothing goes to it, since the stage that would read what it gives reads images itself"
+    )
     operating_point: Name = "default"
     upgrades: tuple[PointPlan, ...] = Field(
         default=(),
@@ -180,6 +182,11 @@ class Explanation(Model):
         max_length=1024,
         exclude_if=is_empty,
         description="Operating points that are not as accurate as they were measured to be, and what counts instead",
+    )
+    layout: str = Field(
+        default="",
+        exclude_if=is_empty,
+        description="Whether images are encoded apart, where the plan chooses, and what the other way would cost",
     )
     binding_constraint: str = Field(default="", description="What keeps the objective from being better")
     runner_up: RunnerUp | None = None

@@ -39,6 +39,40 @@ class LatencyFit(Model):
         return (self.quadratic * batch_size + self.linear) * batch_size + self.constant
 
 
+class Curve(Model):
+    """What was measured by batch size, and the law fitted to it."""
+
+    measurements: tuple[Measurement, ...] = Field(min_length=1, max_length=64)
+    fit: LatencyFit
+
+    def towards(self, other: "Curve", share: float) -> "Curve":
+        """On the straight line to another, of the batch sizes that both have: 0 is this one, 1 the other.
+
+        Seconds a row are what lies on the line, also of throughput. Beyond the other it goes on, but never below the
+        lesser of both.
+        """
+        pairs = {one.batch_size: one for one in other.measurements}
+        known = [(one, pairs[one.batch_size]) for one in self.measurements if one.batch_size in pairs]
+        return Curve(
+            measurements=tuple(_moved(one, to, share) for one, to in known),
+            fit=LatencyFit(
+                quadratic=_on_line(self.fit.quadratic, other.fit.quadratic, share),
+                linear=_on_line(self.fit.linear, other.fit.linear, share),
+                constant=_on_line(self.fit.constant, other.fit.constant, share),
+                mean_relative_error=max(self.fit.mean_relative_error, other.fit.mean_relative_error),
+            ),
+        )
+
+
+class ChatTimes(Model):
+    """Of what writes: beside whole answers to chats with an image, what else its times depend on."""
+
+    first: Curve = Field(description="Until the first piece of the answer")
+    text: Curve = Field(description="Of chats without images, the whole answer")
+    text_first: Curve = Field(description="Of chats without images, until its first piece")
+    tokens: float = Field(ge=1, description="Of a whole answer, on average")
+
+
 class PointProfile(Model):
     """One operating point of one variant with one allocation of cores."""
 
@@ -47,6 +81,32 @@ class PointProfile(Model):
     cores: Cores = Field(gt=0)
     measurements: tuple[Measurement, ...] = Field(min_length=1, max_length=64)
     fit: LatencyFit
+    chats: ChatTimes | None = Field(
+        default=None, exclude_if=lambda chats: chats is None, description="Of a stage that writes answers to chats"
+    )
+
+    def showing(self, images: float) -> "PointProfile":
+        """The same for chats that show so many images on average: measured at none and one, a line through both."""
+        if self.chats is None:
+            return self
+        own = self.chats.text.towards(Curve(measurements=self.measurements, fit=self.fit), images)
+        first = self.chats.text_first.towards(self.chats.first, images)
+        return self._of(own, self.chats.model_copy(update={"first": first}))
+
+    @property
+    def until_first(self) -> "PointProfile":
+        """The same with times that end with the first piece of an answer, where answers are written."""
+        return self if self.chats is None else self._of(self.chats.first, None)
+
+    def _of(self, curve: Curve, chats: ChatTimes | None) -> "PointProfile":
+        return PointProfile(
+            variant=self.variant,
+            operating_point=self.operating_point,
+            cores=self.cores,
+            measurements=curve.measurements,
+            fit=curve.fit,
+            chats=chats,
+        )
 
     @cached_property
     def _by_batch(self) -> dict[int, Measurement]:
@@ -77,6 +137,24 @@ class PointProfile(Model):
         if len(self._by_batch) != len(self.measurements):
             raise ValueError(f"profile of {self.variant}: a batchSize stands twice in measurements")
         return self
+
+
+def _moved(one: Measurement, to: Measurement, share: float) -> Measurement:
+    def line(before: float, after: float) -> float:
+        return max(_on_line(before, after, share), min(before, after))
+
+    return Measurement(
+        batch_size=one.batch_size,
+        latency_seconds_mean=line(one.latency_seconds_mean, to.latency_seconds_mean),
+        latency_seconds_p50=line(one.latency_seconds_p50, to.latency_seconds_p50),
+        latency_seconds_p99=line(one.latency_seconds_p99, to.latency_seconds_p99),
+        throughput_rps=1.0 / line(1.0 / one.throughput_rps, 1.0 / to.throughput_rps),
+        batches=min(one.batches, to.batches),
+    )
+
+
+def _on_line(one: float, to: float, share: float) -> float:
+    return one + share * (to - one)
 
 
 class Hardware(Model):

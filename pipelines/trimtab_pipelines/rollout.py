@@ -3,14 +3,14 @@
 The operator, the local runtime and the simulator roll out by this one rule: counts in, counts out.
 
 Make before break: what is no longer wanted keeps serving until what follows it is ready; the routers move by themselves
-in between. All replicas together never ask for more than the limit, those that are leaving included. Where the limit
-leaves no room, replicas are exchanged one by one, and a stage loses its last ready replica only where nothing else
-could ever make room. Level-triggered: call `decide` with what is true now, carry out what it returns, call it again
-when anything has changed.
+in between. A stage that the plan does without, as another does its work, goes last. All replicas together never ask for
+more than the limit, those that are leaving included. Where the limit leaves no room, replicas are exchanged one by one,
+and a stage loses its last ready replica only where nothing else could ever make room. Level-triggered: call `decide`
+with what is true now, carry out what it returns, call it again when anything has changed.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -106,10 +106,12 @@ def decide(targets: Sequence[Target], sets: Sequence[HostingSet], limit: Room) -
     missing = [HostingSet(t.name, t.stage, t.each, desired=0) for t in targets if t.name not in known]
     rollout = _Rollout([*sets, *missing], {target.stage: target for target in targets}, limit)
     rollout.give_up_what_found_no_node()
+    spared = {target.stage for target in targets if not target.replicas and not rollout.replaced(target)}
     for target in targets:
-        rollout.bring_up(target)
+        if target.stage not in spared:
+            rollout.bring_up(target)
     unmet = [target for target in targets if rollout.desired[target.name] < target.replicas]
-    rollout.retire(unmet)
+    rollout.retire(unmet, spared)
     if unmet and limit.holds(total(target.room for target in targets)) and not rollout.under_way(unmet):
         rollout.make_room(unmet)
     return rollout.desired
@@ -162,10 +164,17 @@ class _Rollout:
         while self.desired[target.name] < target.replicas and self.free.holds(target.each):
             self.desired[target.name] += 1
 
-    def retire(self, unmet: Sequence[Target]) -> None:
+    def replaced(self, idle: Target) -> bool:
+        """Whether all other stages run as the plan asks, so that nothing needs this one any more, which it asks not."""
+        return all(self.is_ready(target) for target in self.targets.values() if target is not idle and target.replicas)
+
+    def retire(self, unmet: Sequence[Target], spared: Container[str]) -> None:
         """Let go of what a ready successor replaces, of stages that are gone, of what is not ready and in the way."""
         for each in self.sets:
             target = self.targets.get(each.stage)
+            if each.stage in spared:
+                self.desired[each.name] = min(self.desired[each.name], each.ready)
+                continue
             if target is None:
                 self.desired[each.name] = 0
             elif each.name != target.name:
@@ -191,7 +200,15 @@ class _Rollout:
         )
 
     def make_room(self, unmet: Sequence[Target]) -> None:
-        """Give up one replica that the plan does not ask for: a spare one, else one whose place its heir can take."""
+        """Give up one replica that the plan does not ask for: a spare one, else one whose place its heir can take.
+
+        Of a stage that the plan does without any will do; what waits for it goes on once those that follow are ready.
+        """
+        for each in self.sets:
+            target = self.targets.get(each.stage)
+            if target is not None and not target.replicas and self.desired[each.name]:
+                self.desired[each.name] -= 1
+                return
         stale = [(target, each) for target in unmet for each in self.stale(target.stage)]
         spare = [each for _, each in stale if self.ready(each.stage) > 1]
         heirs = [each for target, each in stale if (each.each + self.free).holds(target.each)]

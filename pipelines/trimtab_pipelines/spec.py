@@ -272,8 +272,36 @@ class InferencePipelineSpec(Model):
                         f"stage {stage.name}: {read.name} from {read.source}: what a stage that encodes gives is read "
                         f"by one that writes, as {PULLED}, and by nobody else"
                     )
+            if stage.parts:
+                self._require_one_choice(stage)
         if any(output.source in kept for output in self.outputs):
             raise ValueError(f"outputs: {PULLED} of a stage that encodes are not for callers")
+
+    def _require_one_choice(self, stage: Stage) -> None:
+        """Where one stage reads images either way, it must be of the same images, and nobody else may need them."""
+        sources = {read.name: read.source for read in stage.inputs}
+        encoder = self.stage(graph.split_reference(sources[PULLED])[0])
+        shown = next(read.source for read in encoder.inputs if read.name == SHOWN)
+        if sources[SHOWN] != shown:
+            raise ValueError(
+                f"stage {stage.name}: {SHOWN} from {sources[SHOWN]}: its {PULLED} are of {shown}; read the same images"
+            )
+        others = [each.name for each in self.stages if each is not stage and encoder.name in _owners(each)]
+        if others:
+            raise ValueError(
+                f"stage {stage.name} may do without {encoder.name}, which {others[0]} reads: leave out either"
+            )
+
+    @cached_property
+    def encoders(self) -> dict[str, str]:
+        """Of each stage that reads images itself or pulls them, as the plan has it, the stage that encodes them."""
+        return {
+            stage.name: graph.split_reference(read.source)[0]
+            for stage in self.stages
+            if stage.parts
+            for read in stage.inputs
+            if read.name == PULLED
+        }
 
     def _require_plannable(self) -> None:
         ways = {stage.name: stage.ways for stage in self.stages}
@@ -285,12 +313,19 @@ class InferencePipelineSpec(Model):
             )
 
     def _require_affordable(self) -> None:
-        least = sum(s.min_replicas * min(v.resources.cpu for v in s.variants) for s in self.stages)
+        spared = set(self.encoders.values())  # by who is whole
+        least = sum(
+            s.min_replicas * min(v.resources.cpu for v in s.variants) for s in self.stages if s.name not in spared
+        )
         if least > self.budget.cores + 1e-9:
             raise ValueError(
                 f"budget.cores {self.budget.cores:g} cannot hold one set of the smallest replicas, "
                 f"which needs {least:g}; raise it or lower the variants' resources.cpu"
             )
+
+
+def _owners(stage: Stage) -> set[str]:
+    return {graph.split_reference(read.source)[0] for read in stage.inputs}
 
 
 class InferencePipeline(Resource):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.quantity import Seconds
 from trimtab_pipelines.resource import Model, Name, require_unique
 from trimtab_pipelines.tensors import StageOutput, TensorName, check_certainty, check_counts
 from trimtab_pipelines.variants import Variant
@@ -19,6 +20,9 @@ SHOWN = "images"
 """The input of a stage that encodes, of which each element is a row of its own there."""
 OF_CHAT = "chat_images"
 """What its replicas are told beside each, INT64 [2]: how many images its chat has, and which of them it is."""
+
+TRANSFER_SECONDS = 0.005
+"""Of embeddings, from replica to replica, where nothing else is known."""
 
 Reference = Annotated[
     str,
@@ -95,7 +99,25 @@ class Stage(Model):
         "own, goes to whichever replica is free, and its embeddings are kept there until the stage that writes pulls "
         "them. Its only output is references BYTES []",
     )
+    transfer_seconds: Seconds = Field(
+        default=TRANSFER_SECONDS,
+        alias="transfer",
+        ge=0,
+        exclude_if=lambda seconds: seconds == TRANSFER_SECONDS,
+        description="Of a stage that encodes: what bringing a chat's embeddings to who writes is planned to take",
+    )
     pin: Pin = Pin()
+
+    @property
+    def parts(self) -> bool:
+        """Whether the plan chooses if its images are encoded apart: it has variants that read them, and others."""
+        return any(variant.whole for variant in self.variants)
+
+    def leaves_out(self, variant: str) -> str:
+        """The input that batches of a variant go without; empty where they take all."""
+        if not self.parts:
+            return ""
+        return PULLED if self.variant(variant).whole else SHOWN
 
     @property
     def ways(self) -> int:
@@ -135,6 +157,7 @@ class Stage(Model):
         check_certainty(self.name, self.certainty, self.outputs)
         self._require_answers()
         self._require_references()
+        self._require_parts()
         if self.pin.variant is not None and self.pin.variant not in {v.name for v in self.variants}:
             known = ", ".join(variant.name for variant in self.variants)
             raise ValueError(f"{where}: pin.variant {self.pin.variant!r} is not one of its variants: {known}")
@@ -162,6 +185,16 @@ class Stage(Model):
             raise ValueError(f"stage {self.name} encodes, so its only output must be: {PULLED} BYTES []")
         if not any(read.name == SHOWN and read.source.startswith("request.") for read in self.inputs):
             raise ValueError(f"stage {self.name} encodes, so it needs an input {SHOWN} from the request")
+
+    def _require_parts(self) -> None:
+        if not self.parts:
+            return
+        read = {each.name for each in self.inputs if each.optional}
+        if not self.writes or not {SHOWN, PULLED} <= read:
+            raise ValueError(
+                f"stage {self.name} has a variant that is whole, so it must say writes: true and have the optional "
+                f"inputs {SHOWN}, from the request, and {PULLED}, from a stage that encodes"
+            )
 
     def _require_modalities(self) -> None:
         inputs = {tensor.name for tensor in self.inputs}

@@ -90,6 +90,12 @@ class Variant(Model):
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=16)
     runtime_class_name: str | None = Field(default=None, description="RuntimeClass of its pods, such as nvidia")
     max_batch_size: int = Field(default=64, ge=1, le=4096, description="Rows one batch may hold")
+    whole: bool = Field(
+        default=False,
+        exclude_if=lambda whole: not whole,
+        description="Reads images itself, in a stage that writes whose other variants pull what a stage that encodes "
+        "made of them. While it runs, that stage needs no replicas and images go straight to this one",
+    )
     operating_points: tuple[OperatingPoint, ...] = Field(
         default=(), max_length=32, description="Ways to run this variant; none listed means one, named default"
     )

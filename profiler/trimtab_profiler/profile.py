@@ -4,19 +4,20 @@ Stages are taken in the order of the pipeline, so that each is fed what the most
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 import psutil
 
 from trimtab_pipelines.documents import dump_yaml, write_atomically
-from trimtab_pipelines.profile import Measurement, ModelProfile, ModelProfileSpec, PointProfile
+from trimtab_pipelines.profile import ChatTimes, Curve, Measurement, ModelProfile, ModelProfileSpec, PointProfile
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
-from trimtab_profiler import inputs
+from trimtab_profiler import chats, inputs
 from trimtab_profiler.allocate import base_allocation, stage_slo_seconds
 from trimtab_profiler.fit import fit_latency
 from trimtab_profiler.grid import GridPoint, grid, share
@@ -104,6 +105,7 @@ class _Session:
     total: int = 0
     done: int = 0
     grids: dict[str, list[GridPoint]] = field(default_factory=dict)
+    strangers: Iterator[int] = field(default_factory=count)
 
     def tell(self, stage: Stage, point: GridPoint, measurement: Measurement) -> None:
         self.done += 1
@@ -138,6 +140,7 @@ async def profile(
         sizes = stage.batch_sizes if options.planned_batches_only else options.batch_sizes
         session.grids[stage.name] = grid(stage, options.cores, usable_cores(), sizes)
         visits = sum(len(point.batch_sizes) for point in session.grids[stage.name])
+        visits *= chats.KINDS if chats.may_differ(stage, inputs.stage_rows(pipeline, stage, rows, ROWS)) else 1
         session.total += visits * options.effort.rounds
     return {stage.name: await _profile_stage(session, stage) for stage in stages}
 
@@ -220,14 +223,45 @@ async def _profile_point(
 ) -> list[PointProfile]:
     """Measure all batch sizes of a point, then state them for each allocation it stands for.
 
-    Batches hold what the router would send: not the inputs that the point does not read.
+    Batches hold what the router would send: not the inputs that the point or its variant does not read. What writes is
+    also measured to the first piece of its answers, and with chats that show nothing.
     """
     carried = stage.variant(point.variant).point(point.operating_point).carried(stage.inputs)
-    rows = {name: array for name, array in rows.items() if carried is None or name in carried}
+    left_out = session.pipeline.spec.stage(stage.name).leaves_out(point.variant)  # also where not all are measured
+    rows = {name: array for name, array in rows.items() if name != left_out and (carried is None or name in carried)}
+    measurements = await _measure(session, stage, point, replica, rows)
+    if not chats.may_differ(stage, rows):
+        return [point_profile(point, cores, measurements) for cores in point.allocations]
+    sizes = replace(point, batch_sizes=tuple(m.batch_size for m in measurements))
+    text, begun, text_begun = [
+        await _measure(session, stage, sizes, replica, other)
+        for other in (chats.textual(rows), chats.begun(rows), chats.begun(chats.textual(rows)))
+    ]
+    batch = inputs.batch(rows, min(ROWS, sizes.batch_sizes[-1]), 0, inputs.datatypes(session.pipeline, stage))
+    tokens = chats.mean_tokens((await replica.infer(point.variant, point.operating_point, batch)).outputs)
+    return [
+        point_profile(point, cores, measurements).model_copy(
+            update={
+                "chats": ChatTimes(
+                    first=curve(begun, cores),
+                    text=curve(text, cores),
+                    text_first=curve(text_begun, cores),
+                    tokens=tokens,
+                )
+            }
+        )
+        for cores in point.allocations
+    ]
+
+
+async def _measure(
+    session: _Session, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows
+) -> list[Measurement]:
+    """Measure all batch sizes of a point with some rows."""
     options, datatypes = session.options, inputs.datatypes(session.pipeline, stage)
 
     async def serve(batch: Batch) -> None:
-        await replica.infer(point.variant, point.operating_point, batch)
+        await replica.infer(point.variant, point.operating_point, chats.of_strangers(batch, next(session.strangers)))
 
     visited = {size: Samples(size) for size in point.batch_sizes}
     for visit in range(options.effort.rounds):
@@ -243,17 +277,26 @@ async def _profile_point(
                 for other in larger:
                     del visited[other]
                 break
-    measurements = [samples.measurement() for samples in visited.values()]
-    return [point_profile(point, cores, measurements) for cores in point.allocations]
+    return [samples.measurement() for samples in visited.values()]
 
 
 def point_profile(point: GridPoint, cores: float, measurements: Sequence[Measurement]) -> PointProfile:
     """State what was measured with whole threads for an allocation of cores, with the law fitted to it."""
+    found = curve(measurements, cores)
+    return PointProfile(
+        variant=point.variant,
+        operating_point=point.operating_point,
+        cores=cores,
+        measurements=found.measurements,
+        fit=found.fit,
+    )
+
+
+def curve(measurements: Sequence[Measurement], cores: float) -> Curve:
+    """What was measured with whole threads, for an allocation of cores."""
     shared = tuple(share(measurement, cores) for measurement in measurements)
     law = fit_latency([m.batch_size for m in shared], [m.latency_seconds_mean for m in shared])
-    return PointProfile(
-        variant=point.variant, operating_point=point.operating_point, cores=cores, measurements=shared, fit=law
-    )
+    return Curve(measurements=shared, fit=law)
 
 
 async def _capture(
@@ -261,6 +304,8 @@ async def _capture(
 ) -> dict[str, inputs.Array]:
     """Run a variant over all rows, for the stages that read what it answers."""
     datatypes = inputs.datatypes(session.pipeline, stage)
+    left_out = session.pipeline.spec.stage(stage.name).leaves_out(variant.name)
+    rows = {name: array for name, array in rows.items() if name != left_out}
     size = min(variant.max_batch_size, ROWS)
     answers = [
         await replica.infer(variant.name, variant.points[0].name, inputs.batch(rows, size, start, datatypes))

@@ -5,12 +5,13 @@ when it does. The router's requests and the simulator's take the same course.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from trimtab_pipelines.spec import ServiceLevel
-from trimtab_pipelines.stages import PULLED
+from trimtab_pipelines.stages import PULLED, SHOWN
 from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.extensions import EXPECTED_ACCURACY, PROVISIONAL, StageParameters, parameters_of
 from trimtab_protocol.tensors import Array
@@ -38,20 +39,45 @@ class Course:
         self.desks = desks
         self.teller = graph.teller
         """The stage whose pieces are the answer's; None where answers come whole."""
+        self.encoding = tuple(name for name, desk in desks.items() if desk.stage.encodes)
+        """The stages that encode images."""
+        self.idle: frozenset[str] = frozenset()
+        """Those of them that nothing goes to, since who reads what they give reads images itself."""
         self._clock = clock
         self._graph = graph
         self._sizes = Sizes()
+        self._encoders = graph.encoders
         for name, desk in desks.items():
             desk.followed_by([desks[follower] for follower in graph.following(name)])
+        for name, encoder in self._encoders.items():
+            desks[name].layout.feeders.append(desks[encoder])
+            desks[name].layout.rearranged = partial(self._rearrange, desks[name], desks[encoder])
+            desks[encoder].layout.listeners.append(desks[name].look_around)
+        self._find_idle()
+
+    def _find_idle(self) -> None:
+        readers = {encoder: self.desks[name] for name, encoder in self._encoders.items()}
+        self.idle = frozenset(each for each, desk in readers.items() if desk.stage.leaves_out(desk.variant) == PULLED)
+
+    def _rearrange(self, writer: Desk, encoder: Desk) -> None:
+        """Images are encoded apart from now on, or are not: who waits for what will not come begins anew."""
+        self._find_idle()
+        if encoder.stage.name in self.idle:
+            waiting = [piece.work for piece in encoder.queue]
+        else:
+            waiting = [piece.work for piece in writer.queue if SHOWN in piece.work.inputs]
+            waiting = [work for work in waiting if PULLED not in work.inputs]
+        for work in dict.fromkeys(waiting):
+            if not work.closed:
+                work.owner.work_starved(work, counts=False)
 
     def advance(self, journey: "Journey") -> None:
         """Queue whatever became runnable; end the journey once nothing is left."""
         if journey.over:
             return
         now, walk = self._clock.now, journey.walk
-        for runnable in walk.advance():
-            work = self._work(journey, runnable, now)
-            if not self._taken(journey, work, now):
+        for runnable in walk.advance(self.idle):
+            if not self._taken(journey, self._work(journey, runnable, now), now):
                 return
         if walk.finished and journey.served:
             journey.end()
@@ -106,6 +132,8 @@ class Course:
             self._begin_early(journey, encoder, ahead.references())
 
     def _reads_ahead(self, encoder: str) -> bool:
+        if encoder in self.idle:
+            return False  # what it still encodes is for nobody
         return any(self.desks[name].reads_ahead for name in self._graph.following(encoder))
 
     def _begin_early(self, journey: "Journey", encoder: str, references: Array | None) -> None:
@@ -260,7 +288,8 @@ class Journey:
         self.waits_for_all = False
         """Whether nothing is begun any more before all are encoded: that was lost once."""
         self.served: dict[str, Sequence[Served]] = {}
-        self.rows_by_stage: dict[str, int] = {}
+        self.rows_by_stage = dict.fromkeys(course.encoding, images * walk.rows)
+        """Those of images count where nobody encodes them, too: the plan asks how many chats show."""
         self._course = course
         self._ended = ended
         self._hold = hold
@@ -284,17 +313,19 @@ class Journey:
     def work_completed(self, work: Work, outputs: Mapping[str, Array], served: Sequence[Served]) -> None:
         """Go on after a stage."""
         del self.works[work.stage]
-        encodes = self._course.desks[work.stage].stage.encodes
-        if encodes:
+        stage = self._course.desks[work.stage].stage
+        if stage.encodes:
             self.kept[work.stage] = outputs[PULLED]
             if self.early is None:
                 self._course.images_came(self, work.stage, 0, outputs[PULLED])
+        elif self.kept and any(stage.leaves_out(piece.variant) == PULLED for piece in served):
+            self._free_kept()  # whoever answered has read the images themselves
         self.served[work.stage] = served
         self.rows_by_stage[work.stage] = work.rows
         if self._hold is not None:
             self._hold(sum(array.nbytes for array in outputs.values()))
         self.walk.complete(work.stage, outputs)
-        if encodes:
+        if stage.encodes:
             self._course.all_images_came(self, outputs[PULLED])
         self._course.advance(self)
 
@@ -305,7 +336,8 @@ class Journey:
             what = f"stage {work.stage}: what was made of its images was lost {self.starved} times"
             self.work_refused(failure("ModelServerError", what, self.request_id, stage=work.stage))
             return
-        again = self.walk.reopen(work.stage)
+        begun = self.early if self.early is not None and not self.early.closed else work
+        again = self.walk.reopen(begun.stage)
         self._course.withdraw({stage: found for stage in again if (found := self.works.pop(stage, None)) is not None})
         work.close()
         self._free_kept()

@@ -6,7 +6,7 @@ whose needed input is absent is skipped and what it would have given is absent; 
 it would have given is empty. Pure: tensors in, tensors out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -69,6 +69,8 @@ class Graph:
         read = {split_reference(output.source)[0] for output in spec.outputs}
         self.teller = next((stage.name for stage in self.stages if stage.writes and stage.name in read), None)
         """The stage that writes the answer piece by piece; None where answers come whole."""
+        self.encoders = spec.encoders
+        """Of each stage that reads images itself or pulls them, as the plan has it, the stage that encodes them."""
         self.outputs = {output.name: _Read.of(output.name, output.source) for output in spec.outputs}
         self.needed = lru_cache(MOST_CHOICES)(self._needed)
         """The stages that must run for these pipeline outputs, in topological order."""
@@ -136,15 +138,15 @@ class Walk:
         reads = [_Read.of(each.name, each.source) for each in stage.inputs]
         return [read.name for read in reads if not read.of_request or read.key in self.inputs]
 
-    def advance(self) -> list[Runnable]:
-        """The stages that became runnable; they count as running from now on."""
+    def advance(self, idle: Container[str] = ()) -> list[Runnable]:
+        """The stages that became runnable; they count as running from now on. Those that are idle are skipped."""
         runnable: list[Runnable] = []
         waiting: list[_Node] = []
         for node in self._waiting:  # in topological order, so that one pass settles what is skipped
             if not node.feeders <= self._settled:
                 waiting.append(node)
                 continue
-            inputs = self._gather(node)
+            inputs = {} if node.name in idle else self._gather(node)
             if node.encodes and inputs:
                 inputs = images.spread(inputs)
             rows = len(next(iter(inputs.values()))) if inputs else 0

@@ -141,7 +141,7 @@ class Router:
     @property
     def ready(self) -> bool:
         """Whether every stage has a replica and callers are welcome."""
-        return self.welcomes_callers and all(desk.ready_replicas for desk in self._desks.values())
+        return self.welcomes_callers and all(desk.ready_replicas for desk in self._working)
 
     @property
     def welcomes_callers(self) -> bool:
@@ -150,7 +150,12 @@ class Router:
         A stage that lost its replicas is no reason to send callers away. All routers would at once, and where there is
         none left, connections are refused without a word; a router keeps requests a while, or says when to try again.
         """
-        return not (self.leaving or self.draining) and all(desk.had_replica for desk in self._desks.values())
+        return not (self.leaving or self.draining) and all(desk.had_replica for desk in self._working)
+
+    @property
+    def _working(self) -> list[Desk]:
+        """The desks that something goes to."""
+        return [desk for name, desk in self._desks.items() if name not in self._course.idle]
 
     @property
     def longest_seconds(self) -> float:
@@ -346,7 +351,7 @@ class Router:
         if self.pipeline.spec.drop_policy != "Predicted":
             return Bounds(MOST_REQUESTS, MOST_REQUESTS)  # who may be answered late may wait
         rows = self.accounts.rows.per_request(self._clock.now)
-        stages = [(desk.carries(), rows.get(name) or 1.0) for name, desk in self._desks.items()]
+        stages = [(desk.carries(), rows.get(desk.stage.name) or 1.0) for desk in self._working]
         if not all(carries.rows for carries, _ in stages):
             return None
         busy = 2.0 * sum(carries.rows / each for carries, each in stages)

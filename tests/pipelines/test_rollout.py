@@ -99,10 +99,13 @@ def a_target(stage: str, size: str, replicas: int) -> Target:
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[Room, list[list[Target]]]:
-    """A budget, and a few plans within it for the same stages."""
+    """A budget, and a few plans within it for the same stages; all but the first may do without replicas."""
     stages = [f"stage{n}" for n in range(draw(st.integers(1, 3)))]
     found = [
-        [a_target(stage, draw(st.sampled_from(sorted(SIZES))), draw(st.integers(1, 4))) for stage in stages]
+        [
+            a_target(stage, draw(st.sampled_from(sorted(SIZES))), draw(st.integers(0 if n else 1, 4)))
+            for n, stage in enumerate(stages)
+        ]
         for _ in range(draw(st.integers(2, 4)))
     ]
     return Room(max(total(t.room for t in plan).cores for plan in found)), found
@@ -118,10 +121,10 @@ def step(cluster: Cluster, targets: list[Target]) -> dict[str, int]:
 
 def roll(cluster: Cluster, targets: list[Target], data: st.DataObject, *, keep_ready: bool = False) -> None:
     """Walk to a plan and check every step."""
+    kept = [target for target in targets if keep_ready and target.replicas and cluster.ready(target.stage)]
     for _ in range(400):
         step(cluster, targets)
-        if keep_ready:
-            assert all(cluster.ready(target.stage) >= 1 for target in targets)
+        assert all(cluster.ready(target.stage) >= 1 for target in kept)
         if cluster.arrived(targets):
             return
         cluster.progress(data)
@@ -246,3 +249,22 @@ def test_a_changed_template_may_surge_only_where_there_is_room() -> None:
     assert surge_allowed(own, [other], Room(1.5))
     assert not surge_allowed(own, [other], Room(1.0))
     assert surge_allowed(replace(own, surging=True), [other], Room(1.5))
+
+
+def test_a_stage_that_the_plan_does_without_goes_once_those_that_do_its_work_are_ready() -> None:
+    plan = [a_target("encode", "m", 0), a_target("write", "l", 1)]
+    encoders, old = a_set("encode-m", 2), a_set("write-m", 1)
+
+    assert decide(plan, [encoders, old], Room(4.0)) == {"encode-m": 2, "write-m": 1, "write-l": 1}
+    starting = a_set("write-l", 1, ready=0)
+    assert decide(plan, [encoders, old, starting], Room(4.0)) == {"encode-m": 2, "write-m": 1, "write-l": 1}
+    ready = a_set("write-l", 1)
+    assert decide(plan, [encoders, old, ready], Room(4.0)) == {"encode-m": 0, "write-m": 0, "write-l": 1}
+
+
+def test_where_there_is_no_room_it_goes_before_who_still_serves() -> None:
+    plan = [a_target("encode", "m", 0), a_target("write", "l", 1)]
+    encoders, old = a_set("encode-m", 2, ready=1), a_set("write-m", 1)
+
+    assert decide(plan, [encoders, old], Room(1.5)) == {"encode-m": 1, "write-m": 1, "write-l": 0}
+    assert decide(plan, [a_set("encode-m", 1), old], Room(1.0)) == {"encode-m": 0, "write-m": 1, "write-l": 0}

@@ -1,11 +1,13 @@
 """A short profile on real replicas, and the errors of variants that cannot be measured."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.profiler.builders import a_pipeline, a_variant
-from trimtab_pipelines.documents import load_profiles
+from trimtab_pipelines.documents import load_pipeline, load_profiles
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.fit import fit_latency
 from trimtab_profiler.hardware import this_machine
 from trimtab_profiler.measure import Effort
@@ -76,3 +78,30 @@ def test_the_machine_is_named(tmp_path: Path) -> None:
     assert this_machine(tmp_path / "cpuinfo").processor == "Some Core 9"
     assert this_machine(tmp_path / "absent").processor
     assert this_machine().node_cores >= 1
+
+
+async def test_who_writes_is_measured_to_the_first_piece_and_without_images(tmp_path: Path) -> None:
+    file = Path("pipelines/lmm-digits/planned.yaml")
+    document = load_pipeline(file).model_dump(mode="json", by_alias=True, exclude_none=True)
+    for stage in document["spec"]["stages"]:
+        stage["batchSizes"] = [1, 2]
+    pipeline = InferencePipeline.model_validate(document)
+    options = ProfileOptions(effort=Effort(0.02, 2, 0.1, rounds=1), planned_batches_only=True)
+    told: list[Progress] = []
+
+    profiles = await profile(pipeline, file.parent, options, told.append)
+
+    assert [(p.done, p.total) for p in told] == [(n, 18) for n in range(1, 19)]  # 2 of an encoder, 4 × 2 of each writer
+    assert profiles["encode"].spec.points[0].chats is None
+    for name in ("decoder-only", "whole"):
+        point = profiles["answer"].spec.point(name, "default", 1.0)
+        assert point is not None
+        assert point.chats is not None
+        assert point.chats.tokens > 1
+        for curve in (point.chats.first, point.chats.text, point.chats.text_first):
+            assert [each.batch_size for each in curve.measurements] == [1, 2]
+    write_profiles(profiles, tmp_path)
+    assert load_profiles(tmp_path) == profiles
+
+    alone = await profile(pipeline, file.parent, replace(options, only={"answer": ["decoder-only"]}))
+    assert [point.variant for point in alone["answer"].spec.points] == ["decoder-only"]

@@ -34,6 +34,7 @@ class Situation:
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # measured, by stage and variant
     accuracies: Mapping[tuple[str, str, str], float] = field(default_factory=dict)  # drifted, by stage, variant, point
     joined: Mapping[tuple[str, str, str], Mapping[str, float]] = field(default_factory=dict)  # of tasks, by the same
+    strain: float = 1.0  # of the load, what is planned for where answers are written and promises are broken
 
 
 def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation) -> PipelinePlan:
@@ -60,7 +61,8 @@ def question_of(
         pipeline.spec.adaptation.hold_seconds,
     )
     spec = with_joined(corrected(pipeline.spec, situation.accuracies), situation.joined)
-    question = Question(spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current)
+    strain = situation.strain if any(stage.writes for stage in spec.stages) else 1.0
+    question = Question(spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current, strain)
     hold_seconds = pipeline.spec.adaptation.hold_seconds
     held = why_more(situation.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
     return question, situation.forecast.model_copy(update={"peak_rps": load_rps, "held": held})
@@ -99,6 +101,7 @@ def plan_of(
     changed = current is None or _lines(current.spec.stages) != _lines(stages)
     cause = f"planned for {forecast.peak_rps:.3g} requests/s by {forecast.source}"
     cause += f": {forecast.held}" if forecast.held else ""
+    cause += f"; for {question.strain:.3g} times that, since promises were broken" if question.strain > 1.0 else ""
     spec = PipelinePlanSpec(
         pipeline=pipeline.name,
         generation=before + 1 if changed else before,

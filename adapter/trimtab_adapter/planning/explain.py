@@ -16,6 +16,7 @@ def explain(answer: Answer, stages: Sequence[StagePlan], current: PipelinePlan |
     """Explain a solution against the plan before it."""
     return Explanation(
         change=_change(stages, current, cause),
+        layout=layout(answer),
         binding_constraint=binding_constraint(answer),
         runner_up=runner_up(answer),
         solver=_solver(answer.solution),
@@ -39,6 +40,8 @@ def _solver(solution: Solution) -> str:
 
 def line(option: Option | StagePlan) -> str:
     """A short line such as `read-l ×2 batch 8`."""
+    if not option.replicas:
+        return "no replicas"
     point = "" if option.operating_point == "default" else f"/{option.operating_point}"
     again = "" if option.escalation is None else f" > {option.escalation}"
     return f"{option.variant}{point}{again} ×{option.replicas} batch {option.batch_size}"
@@ -48,7 +51,7 @@ def binding_constraint(answer: Answer) -> str:
     """Name the constraint whose absence would gain most."""
     program, objective = answer.program, answer.solution.objective
     relaxations = {
-        "slo.latency": replace(program, slo_seconds=1e9),
+        answer.promise_is: replace(program, slo_seconds=1e9),
         answer.cores_are: replace(program, cores=1e12),
         "objective.accuracyFloor": replace(program, accuracy_floor=0.0),
         answer.gpus_are: replace(program, gpus=10**9),
@@ -78,6 +81,23 @@ def runner_up(answer: Answer) -> RunnerUp | None:
         stages={stage.name: line(other) for stage, option, other in named if other != option},
         objective_loss=max(0.0, solution.objective - second.objective),
     )
+
+
+def layout(answer: Answer) -> str:
+    """Say whether images are encoded apart, and what the other way would cost; nothing where there is no choice."""
+    program, solution = answer.program, answer.solution
+    apart = next((option.apart for option in solution.choice if option.apart is not None), None)
+    if apart is None or not program.divided:
+        return ""
+    chosen, other = ("parted", "whole") if apart else ("whole", "parted")
+    elsewhere = program.laid_out(apart=not apart)
+    if not all(stage.options for stage in elsewhere.stages):  # a pin leaves no choice
+        return ""
+    found = solve(elsewhere)
+    if found is None:
+        return f"{chosen}; {other}, no plan carries this load in time"
+    lines = ", ".join(f"{stage.name} {line(o)}" for stage, o in zip(program.stages, found.choice, strict=True))
+    return f"{chosen}; {other} ({lines}) the objective would be {solution.objective - found.objective:.4g} less"
 
 
 def _change(stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> str:

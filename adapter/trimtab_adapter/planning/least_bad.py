@@ -28,6 +28,7 @@ class Answer:
     reason: str = "Optimal"
     cores_are: str = "budget.cores"  # whose cores and GPUs the program's are
     gpus_are: str = "budget.gpus"
+    promise_is: str = "slo.latency"
 
     @property
     def feasible(self) -> bool:
@@ -39,12 +40,13 @@ def answer(question: Question) -> Answer:
     """The optimal plan, or the least bad one; raise PlanningError where the budget cannot hold any."""
     program = pose(question)
     solution = solver_of(question.spec.adaptation.solver)(program)
+    promise_is, _ = question.promise
     if solution is not None:
-        return Answer(program, solution)
+        return Answer(program, solution, promise_is=promise_is)
     for give_up in (_floor, _load, _slo, _sizes, _pins):
         found = give_up(question)
         if found is not None:
-            return found
+            return replace(found, promise_is=promise_is)
     raise PlanningError(
         f"no plan fits budget.cores {question.spec.budget.cores:g} and budget.gpus {question.spec.budget.gpus}: "
         "not even the smallest replica of each stage; raise the budget"
@@ -125,12 +127,12 @@ def _largest_share(
 
 
 def _overload(question: Question, fraction: float) -> str:
-    spec = question.spec
+    spec, (name, seconds) = question.spec, question.promise
     if fraction >= 1.0:
         return "the load fits"
     return (
         f"overload: {spec.budget.cores:g} cores carry {fraction:.0%} of {question.load_rps:.3g} requests/s "
-        f"within slo.latency {spec.slo.latency_seconds * 1e3:.4g} ms"
+        f"within {name} {seconds * 1e3:.4g} ms"
     )
 
 
@@ -151,10 +153,8 @@ def _fastest(question: Question, relaxed: Relaxation, prefix: str) -> Answer | N
             best = replace(best, program=program, solution=solution)
             high = program.latency_seconds(solution.choice)
     seconds = best.program.latency_seconds(best.solution.choice)
-    reason = (
-        f"{prefix}slo.latency {question.spec.slo.latency_seconds * 1e3:.4g} ms is out of reach; "
-        f"the fastest plan needs {seconds * 1e3:.4g} ms"
-    )
+    name, promised = question.promise
+    reason = f"{prefix}{name} {promised * 1e3:.4g} ms is out of reach; the fastest plan needs {seconds * 1e3:.4g} ms"
     if best.fraction < 1.0:
         reason += f" and carries {best.fraction:.0%} of {question.load_rps:.3g} requests/s"
     # From here on this latency is the constraint: nothing may make the plan slower again.

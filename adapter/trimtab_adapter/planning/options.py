@@ -20,7 +20,7 @@ from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile, PointProfile
 from trimtab_pipelines.second_look import LookPlan
-from trimtab_pipelines.spec import InferencePipelineSpec
+from trimtab_pipelines.spec import InferencePipelineSpec, ServiceLevel
 from trimtab_pipelines.stages import Pin, Stage
 from trimtab_pipelines.variants import Variant
 
@@ -39,11 +39,12 @@ class Question:
     rows_per_request: Mapping[str, float] = field(default_factory=dict)  # measured; else as the spec expects
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by stage and variant
     current: PipelinePlan | None = None
+    strain: float = 1.0  # of the load, what is planned for
 
     @property
     def busiest_rps(self) -> float:
         """The requests of the busiest second, headroom included."""
-        return self.load_rps * (1.0 + self.spec.adaptation.headroom)
+        return self.strain * self.load_rps * (1.0 + self.spec.adaptation.headroom)
 
     def stage_rps(self, stage: str) -> float:
         """The rows per second a stage must carry, headroom included."""
@@ -55,7 +56,27 @@ class Question:
 
     def rows(self, stage: str) -> float:
         """The rows a request brings to a stage, as measured or else as expected."""
-        return self.rows_per_request.get(stage, self.spec.expected_rows[stage])
+        known = self.rows_per_request.get(stage)
+        if known is None or (not known and not self.spec.stage(stage).encodes):  # chats may well show nothing
+            return self.spec.expected_rows[stage]
+        return known
+
+    def images(self, stage: str) -> float:
+        """The images a chat shows, for who writes; 1, as was measured, where the pipeline does not tell."""
+        encoder = next((reads for reads in _reads(self.spec.stage(stage)) if self.spec.stage(reads).encodes), None)
+        return 1.0 if encoder is None else self.rows(encoder)
+
+    @property
+    def promise(self) -> tuple[str, float]:
+        """What is planned for, and its seconds: of who writes the first piece, where it was measured."""
+        slo, writers = self.spec.slo, [stage for stage in self.spec.stages if stage.writes]
+        if slo.first_token_seconds is None or not all(self._knows_first(stage) for stage in writers):
+            return "slo.latency", slo.latency_seconds
+        return "slo.firstToken", slo.first_token_seconds
+
+    def _knows_first(self, stage: Stage) -> bool:
+        profile = self.profiles.get(stage.name)
+        return profile is not None and all(point.chats is not None for point in profile.spec.points)
 
     def running(self, stage: str) -> StagePlan | None:
         """What runs in a stage now, if anything."""
@@ -90,7 +111,7 @@ def pose(question: Question, relaxed: Relaxation = NOTHING) -> Program:
             )
             for stage in spec.order
         ),
-        slo_seconds=spec.slo.latency_seconds if relaxed.slo_seconds is None else relaxed.slo_seconds,
+        slo_seconds=question.promise[1] if relaxed.slo_seconds is None else relaxed.slo_seconds,
         cores=spec.budget.cores,
         gpus=spec.budget.gpus,
         metric=spec.objective.accuracy_metric,
@@ -100,8 +121,12 @@ def pose(question: Question, relaxed: Relaxation = NOTHING) -> Program:
 
 
 def point_profile(question: Question, stage: Stage, variant: Variant, point: OperatingPoint) -> PointProfile | None:
-    """What was measured of an operating point with the cores its replicas get, or None."""
-    return question.profiles[stage.name].spec.point(variant.name, point.name, variant.resources.cpu)
+    """What was measured of an operating point with the cores its replicas get, or None.
+
+    Of who writes it is for chats that show as many images as they do now.
+    """
+    found = question.profiles[stage.name].spec.point(variant.name, point.name, variant.resources.cpu)
+    return found if found is None or not stage.writes else found.showing(question.images(stage.name))
 
 
 def keeps_to_one_point(question: Question, stage: Stage) -> bool:
@@ -113,8 +138,11 @@ def service_ratio(question: Question, stage: Stage, variant: Variant, profile: P
     """Observed over profiled service time of a variant, as far as it may be planned with.
 
     A replica that asks for a fraction of a core is faster than its share while the node has time to spare. That is no
-    capacity to count on: if all replicas were planned so, there would be none to spare.
+    capacity to count on: if all replicas were planned so, there would be none to spare. Of who writes it is observed to
+    the first piece of a row beside others, which is no measure of how long a batch takes.
     """
+    if stage.writes:
+        return 1.0
     ratio = _measured_ratio(question, stage, variant, profile)
     return max(ratio, 1.0) if variant.resources.cpu < 1.0 else ratio
 
@@ -168,6 +196,35 @@ def _options(question: Question, stage: Stage, relaxed: Relaxation) -> Iterator[
             once = _Candidate(variant, point, own, (own, *others.values()), most)
             for candidate in (once, *_twice(question, once, others)):
                 yield from _sizes(question, stage, relaxed, candidate)
+    if stage.name in question.spec.encoders.values():
+        yield _idle(question, stage)
+
+
+def _idle(question: Question, stage: Stage) -> Option:
+    """No replicas: who would read what it encodes reads images itself."""
+    running = question.running(stage.name)
+    variant = stage.variant(running.variant if running is not None else stage.pin.variant or stage.variants[0].name)
+    return Option(
+        variant=variant.name,
+        operating_point=variant.points[0].name,
+        batch_size=1,
+        replicas=0,
+        cores=0.0,
+        gpus=0,
+        accuracy=1.0,
+        value=1.0,
+        latency_seconds=0.0,
+        throughput_rps=0.0,
+        penalty=0.0 if running is None or not running.replicas else question.spec.adaptation.switching_cost,
+        apart=False,
+    )
+
+
+def _apart(question: Question, stage: Stage, variant: Variant) -> bool | None:
+    """Whether a variant is for images that are encoded apart; None where there is no such choice."""
+    if stage.parts:
+        return not variant.whole
+    return True if stage.name in question.spec.encoders.values() else None
 
 
 def profiled_points(question: Question, stage: Stage) -> list[tuple[Variant, OperatingPoint, PointProfile]]:
@@ -208,8 +265,18 @@ class _Speed:
         return self.profile.throughput_rps(batch_size) / self.service_ratio
 
     def seconds(self, batch_size: int, quantile: float) -> float:
-        """The service time of a full batch."""
-        return self.profile.latency_seconds(batch_size, quantile) * self.service_ratio
+        """The service time of a full batch, until its answers begin."""
+        return self.profile.until_first.latency_seconds(batch_size, quantile) * self.service_ratio
+
+    def goes_on_in_time(self, batch_size: int, slo: ServiceLevel) -> bool:
+        """Whether answers, once begun, keep their pace and are whole in time; of who does not write it is not asked."""
+        chats = self.profile.chats
+        if chats is None or slo.first_token_seconds is None:
+            return True
+        whole, begun = (one.latency_seconds(batch_size, 0.5) for one in (self.profile, self.profile.until_first))
+        pace = (whole - begun) / max(chats.tokens - 1.0, 1.0)
+        kept = slo.per_token_seconds is None or pace <= slo.per_token_seconds
+        return kept and self.profile.latency_seconds(batch_size, slo.quantile) <= slo.latency_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +340,7 @@ def _sizes(question: Question, stage: Stage, relaxed: Relaxation, candidate: _Ca
     sustained_rps = question.sustained_stage_rps(stage.name) * relaxed.fraction
     utilisation = question.spec.adaptation.target_utilization
     for batch_size in stage.batch_sizes if pin.batch_size is None else (pin.batch_size,):
-        if batch_size > candidate.most_rows:
+        if batch_size > candidate.most_rows or not candidate.allowed[0].goes_on_in_time(batch_size, question.spec.slo):
             continue
         least = max(
             least_replicas(load_rps, candidate.most_rps(batch_size), utilisation),
@@ -312,8 +379,21 @@ def _option(
         gpus=replicas * variant.resources.gpu,
         accuracy=accuracy,
         value=value,
-        latency_seconds=planned_seconds(candidate.own.seconds(batch_size, quantile), replicas, backlog, quantile),
+        latency_seconds=_latency_seconds(question, stage, candidate, batch_size, replicas, backlog),
         throughput_rps=replicas * candidate.most_rps(batch_size),
         penalty=0.0 if kept else question.spec.adaptation.switching_cost,
         escalation=look,
+        apart=_apart(question, stage, variant),
     )
+
+
+def _latency_seconds(
+    question: Question, stage: Stage, candidate: _Candidate, batch_size: int, replicas: int, backlog: float
+) -> float:
+    """Of a row in a stage; who writes has a place for each of so many rows, and none waits for a batch to end."""
+    quantile = question.spec.slo.quantile
+    service = candidate.own.seconds(batch_size, quantile)
+    if stage.writes and question.promise[0] == "slo.firstToken":
+        return service + backlog
+    transfer = stage.transfer_seconds if stage.encodes else 0.0
+    return planned_seconds(service, replicas, backlog, quantile) + transfer

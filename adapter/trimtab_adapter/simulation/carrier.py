@@ -8,7 +8,7 @@ import numpy as np
 
 from trimtab_adapter.simulation.chance import DrawnTimes, FanOut
 from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
-from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.stages import PULLED, Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.endings import Answered, Ending, Lost
@@ -60,6 +60,14 @@ class Batches:
 def rows_of(count: int) -> Array:
     """An array of so many rows; only its length means anything."""
     return np.zeros(count, dtype=np.int8)
+
+
+@lru_cache(maxsize=64)
+def _references(rows: int) -> Array:
+    """What is told of so many images, of which nothing is kept."""
+    told = np.empty(rows, dtype=object)
+    told[:] = [b"{}"] * rows
+    return told
 
 
 class DrawnCarrier:
@@ -169,6 +177,8 @@ class DrawnCarrier:
         given = dict.fromkeys(self._whole, rows_of(rows))
         for count, fan_out in self._fan_outs.items():
             given |= dict.fromkeys(self._counted[count], rows_of(fan_out.draw(rows)))
+        if self.stage.encodes:
+            given[PULLED] = _references(rows)
         if self.stage.certainty is not None:
             given[self.stage.certainty] = _certainties(point, self._certainties.random(rows))
         return given

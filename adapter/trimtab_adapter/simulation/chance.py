@@ -43,6 +43,30 @@ class DrawnTimes:
             self._normals = self._random.standard_normal(_BLOCK).tolist()
         return median * math.exp(deviation * self._normals.pop())
 
+    def draw_chat(self, variant: str, point: str, beside: int, images: int) -> tuple[float, float, float]:
+        """Until the first piece of an answer and until it is whole, in seconds, and its tokens.
+
+        Args:
+            variant: what writes.
+            point: how it runs.
+            beside: rows that its replica writes, this one included.
+            images: that its chat shows.
+        """
+        profile = self._profiled(variant, point).showing(images)
+        begun, tokens = profile.until_first, 1.0 if profile.chats is None else profile.chats.tokens
+        own = self._measured(variant) * self._conditions.service_ratios.get((self._stage.name, variant), 1.0)
+        deviation = _deviation(begun, beside) * self._conditions.spread
+        drawn = own * math.exp(deviation * float(self._random.standard_normal()))
+        first = between_sizes(begun, beside, 0.5)
+        whole = max(between_sizes(profile, beside, 0.5), first)
+        return drawn * first, drawn * whole, tokens
+
+    def _profiled(self, variant: str, point: str) -> PointProfile:
+        found = self._profile.spec.point(variant, point, self._stage.variant(variant).resources.cpu)
+        if found is None:
+            raise PlanningError(f"stage {self._stage.name}: variant {variant} was not profiled with its cores")
+        return found
+
     def _measured(self, variant: str) -> float:
         """Over what is expected, one of those that were measured; 1 where none was."""
         drawn = self._factors.get(variant)
@@ -52,9 +76,7 @@ class DrawnTimes:
         return drawn.pop()
 
     def _law(self, variant: str, point: str, rows: int) -> tuple[float, float]:
-        found = self._profile.spec.point(variant, point, self._stage.variant(variant).resources.cpu)
-        if found is None:
-            raise PlanningError(f"stage {self._stage.name}: variant {variant} was not profiled with its cores")
+        found = self._profiled(variant, point)
         conditions, key = self._conditions, (self._stage.name, variant)
         median = between_sizes(found, rows, 0.5) * conditions.service_ratios.get(key, 1.0)
         if sizes := conditions.size_ratios.get(key):

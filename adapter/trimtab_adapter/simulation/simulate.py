@@ -17,6 +17,7 @@ from trimtab_adapter.planning.options import PlanningError
 from trimtab_adapter.simulation.agenda import Agenda
 from trimtab_adapter.simulation.carrier import Batches, DrawnCarrier, rows_of
 from trimtab_adapter.simulation.chance import DrawnTimes, fan_outs
+from trimtab_adapter.simulation.chats import WritingCarrier, shown, usual_images
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.fleet import SimulatedFleet
 from trimtab_adapter.simulation.outcome import Second, Simulated
@@ -26,6 +27,7 @@ from trimtab_pipelines.ends import FAILED, LATE, OK, End
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import SHOWN
 from trimtab_protocol.tensors import Array
 from trimtab_router.course import Course, Journey
 from trimtab_router.graph import Graph, Walk
@@ -57,6 +59,7 @@ class Scenario:
         rows: of the requests, which take turns with these; one row each where there are none.
         wishes: of the requests, in turns too; nothing but an answer where there are none.
         lacks: the optional inputs that requests come without, in turns too.
+        images: that chats show, in turns too; what the pipeline expects where there are none.
         seed: of service times, fan-outs and certainties.
     """
 
@@ -73,6 +76,7 @@ class Scenario:
     rows: tuple[int, ...] = ()
     wishes: tuple[Wish, ...] = ()
     lacks: tuple[frozenset[str], ...] = ()
+    images: tuple[int, ...] = ()
     seed: int = 0
 
 
@@ -93,7 +97,8 @@ def carriers_of(
     for stage, certainty in zip(stages, certainties, strict=True):
         if stage.name not in scenario.profiles:
             raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
-        carriers[stage.name] = DrawnCarrier(
+        made = WritingCarrier if stage.writes else DrawnCarrier
+        carriers[stage.name] = made(
             stage,
             clock=clock,
             times=DrawnTimes(stage, scenario.profiles[stage.name], conditions, next(streams)),
@@ -123,7 +128,9 @@ class _Simulation:
         spec, conditions = scenario.pipeline.spec, scenario.conditions
         limit = spec.budget.cores + spec.budget.surge_cores
         self.fleet = SimulatedFleet(self.carriers, limit, conditions.startup_seconds, self.agenda)
-        self.slo_seconds = spec.slo.latency_seconds
+        self.slo = spec.slo
+        self.slo_seconds = spec.slo.start_seconds
+        self.images = scenario.images or (usual_images(spec),)
         self.wanted = tuple(output.name for output in spec.outputs)
         self.names = tuple(tensor.name for tensor in spec.inputs)
         self.request_rows = scenario.rows or (1,)
@@ -166,7 +173,7 @@ class _Simulation:
         agenda.run(scenario.duration_seconds)
         self.fleet.settle()
         mean_cores = self.fleet.core_seconds / max(scenario.duration_seconds, 1e-9)
-        agenda.run(scenario.duration_seconds + 2.0 * self.slo_seconds + GRACE_SECONDS)
+        agenda.run(scenario.duration_seconds + 2.0 * self.slo.latency_seconds + GRACE_SECONDS)
         return self._outcome(mean_cores)
 
     def _build_desks(self) -> dict[str, Desk]:
@@ -201,7 +208,16 @@ class _Simulation:
         deadline = now + self._promised_seconds(wish)
         walk = Walk(self.graph, self._inputs(index), self.wanted)
         ended = partial(self._ended, index)
-        journey = Journey(self.course, walk, deadline=deadline, arrived_at=now, ended=ended, wish=wish)
+        journey = Journey(
+            self.course,
+            walk,
+            deadline=deadline,
+            arrived_at=now,
+            ended=ended,
+            wish=wish,
+            ends_by=now + max(self.slo.latency_seconds, deadline - now) if self.course.teller else None,
+            images=self.images[index % len(self.images)],
+        )
         refusal = self.course.refusal_of(wish, walk)
         if refusal is not None:
             journey.work_refused(refusal)
@@ -229,11 +245,19 @@ class _Simulation:
         self.variants[index], self.points[index] = variants, points
         if self.scenario.adaptation is not None:
             self.rows.record(self.agenda.now, journey.rows_by_stage)
-        self._end(index, OK if latency <= self._promised_seconds(journey.wish) else LATE)
+        kept = latency <= self._promised_seconds(journey.wish)
+        if self.course.teller is not None:
+            kept = journey.in_time(self.agenda.now, self.slo)
+        self._end(index, OK if kept else LATE)
 
     def _inputs(self, index: int) -> Mapping[str, Array]:
         rows, lacks = self.request_rows[index % len(self.request_rows)], self.lacks[index % len(self.lacks)]
-        return {name: rows_of(rows) for name in self.names if name not in lacks}
+        images = self.images[index % len(self.images)]
+        given: dict[str, Array] = {name: rows_of(rows) for name in self.names if name not in lacks}
+        if SHOWN in given and self.course.teller is not None:
+            del given[SHOWN]
+            given |= {SHOWN: shown(rows, images)} if images else {}
+        return given
 
     def _promised_seconds(self, wish: Wish) -> float:
         return wish.timeout_seconds or self.slo_seconds

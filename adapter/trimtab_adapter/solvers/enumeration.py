@@ -31,6 +31,9 @@ def best_of_all(program: Program, table: Table) -> list[int] | None:
         possible &= sum(_axes([column.gpus for column in columns])) <= program.gpus
     if table.differs:
         possible &= ~functools.reduce(np.logical_and, _axes([column.same for column in columns]))
+    if table.divided:
+        either = [functools.reduce(np.logical_or, _axes([c.apart == kind for c in columns])) for kind in (0, 1)]
+        possible = possible & ~(either[0] & either[1])
     objective = program.weights.accuracy * value - sum(_axes([column.cost for column in columns]))
     best = int(np.where(possible, objective, -math.inf).argmax())
     if not possible.ravel()[best]:

@@ -150,6 +150,9 @@ class _Search:
             possible &= labels.cores[:, None] + column.cores + table.least_cores[k + 1] <= program.cores + TOLERANCE
         if table.gpus_bind:
             possible &= labels.gpus[:, None] + column.gpus + table.least_gpus[k + 1] <= program.gpus + TOLERANCE
+        if table.divided:
+            apart = labels.apart[:, None]
+            possible &= (apart == column.apart) | (apart < 0) | (column.apart < 0)
         parent, option = np.nonzero(possible)
         return self._grow(labels, k, parent, option, finish[parent, option])
 
@@ -175,6 +178,7 @@ class _Search:
             gpus=labels.gpus[parent] + column.gpus[option],
             flow_seconds=labels.flow_seconds[parent] + table.flow[k] * column.seconds[option],
             same=labels.same[parent] & column.same[option],
+            apart=np.maximum(labels.apart[parent], column.apart[option]),
             finish=np.array(rows).reshape(len(rows), parent.size),
             parent=parent,
             option=option,
@@ -230,6 +234,8 @@ def _respects(table: Table, labels: Labels) -> list[Floats]:
         respects.append(labels.gpus)
     if table.differs:
         respects.append(labels.same.astype(np.float64))
+    if table.divided:
+        respects += [labels.apart.astype(np.float64), -labels.apart.astype(np.float64)]
     return respects
 
 

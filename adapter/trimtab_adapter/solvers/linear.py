@@ -111,6 +111,7 @@ def linear(program: Program, table: Table) -> Linear:
     for stage in stages:
         built.rows.add(dict.fromkeys(stage, 1.0), lower=1.0, upper=1.0)
     _budgets(program, table, built)
+    _layout(table, built)
     _latency(program, table, built)
     _accuracy(program, table, built)
     return built
@@ -124,6 +125,18 @@ def _budgets(program: Program, table: Table, built: Linear) -> None:
     if table.differs:
         same = [column.same.astype(np.float64) for column in table.columns]
         built.rows.add(_over(built, same), upper=len(program.stages) - 1.0)
+
+
+def _layout(table: Table, built: Linear) -> None:
+    """No stage runs for one layout where another runs for the other."""
+    if not table.divided:
+        return
+    kinds = [[np.nonzero(column.apart == kind)[0] for kind in (0, 1)] for column in table.columns]
+    for one, other in itertools.permutations(range(len(kinds)), 2):
+        whole, parted = kinds[one][0], kinds[other][1]
+        if whole.size and parted.size:
+            chosen = [*(built.stages[one][n] for n in whole), *(built.stages[other][n] for n in parted)]
+            built.rows.add(dict.fromkeys(chosen, 1.0), upper=1.0)
 
 
 def _over(built: Linear, figures: Sequence[Floats]) -> Entries:

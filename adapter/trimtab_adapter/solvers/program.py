@@ -5,7 +5,7 @@ settled inside each option, so the problem is a multiple-choice knapsack over a 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trimtab_pipelines.accuracy import pipeline_accuracy
 from trimtab_pipelines.second_look import LookPlan
@@ -31,6 +31,7 @@ class Option:
     throughput_rps: float  # rows per second of all replicas, saturated
     penalty: float = 0.0  # objective lost by choosing it: the price of a change
     escalation: LookPlan | None = None  # the least certain rows are answered again
+    apart: bool | None = None  # images are encoded apart, or are not; None: goes with either
 
     @property
     def model(self) -> tuple[str, str]:
@@ -96,6 +97,23 @@ class Program:
             and sum(option.gpus for option in choice) <= self.gpus
             and self.value(choice) >= self.accuracy_floor - TOLERANCE
             and (self.other_than is None or models(choice) != self.other_than)
+            and len({option.apart for option in choice} - {None}) <= 1
+        )
+
+    @property
+    def divided(self) -> bool:
+        """Whether there is a choice of layout: options of both kinds, which no choice mixes."""
+        return {True, False} <= {option.apart for stage in self.stages for option in stage.options}
+
+    def laid_out(self, *, apart: bool) -> "Program":
+        """The program of one layout alone."""
+        kept = {None, apart}
+        return replace(
+            self,
+            stages=tuple(
+                replace(stage, options=tuple(option for option in stage.options if option.apart in kept))
+                for stage in self.stages
+            ),
         )
 
 

@@ -23,6 +23,7 @@ class Column:
     gpus: Floats
     value: Floats  # factor of the product, or share of the mean
     same: NDArray[np.bool_]  # runs the model that `Program.other_than` names
+    apart: NDArray[np.int8]  # 1: images are encoded apart; 0: they are not; −1: goes with either
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Table:
     cores_bind: bool  # whether the dearest choice exceeds the budget at all
     gpus_bind: bool
     differs: bool  # whether `Program.other_than` is asked for
+    divided: bool  # whether options of both layouts are there
 
 
 def tabulate(program: Program) -> Table | None:
@@ -62,6 +64,7 @@ def tabulate(program: Program) -> Table | None:
         cores_bind=sum(float(column.cores.max()) for column in columns) > program.cores + TOLERANCE,
         gpus_bind=sum(float(column.gpus.max()) for column in columns) > program.gpus,
         differs=program.other_than is not None,
+        divided=program.divided,
     )
 
 
@@ -80,11 +83,14 @@ def _column(program: Program, k: int, *, is_product: bool) -> Column:
     if program.other_than is not None:
         same = np.array([option.model == program.other_than[k] for option in options], dtype=np.bool_)
         respects.append(same.astype(np.float64))
+    apart = np.array([-1 if o.apart is None else int(o.apart) for o in options], dtype=np.int8)
+    if program.divided:  # one of a layout is no better than one of the other: what else there is decides
+        respects += [apart.astype(np.float64), -apart.astype(np.float64)]
     fitting = np.nonzero(alone)[0]
     kept = fitting[undominated([respect[fitting] for respect in respects])]
     kept = kept[np.argsort(value[kept], kind="stable")]
     share = value if is_product else value / len(program.stages)
-    return Column(kept, seconds[kept], cost[kept], cores[kept], gpus[kept], share[kept], same[kept])
+    return Column(kept, seconds[kept], cost[kept], cores[kept], gpus[kept], share[kept], same[kept], apart[kept])
 
 
 def _suffix_sum(parts: Sequence[float]) -> Floats:

@@ -63,6 +63,10 @@ def command(
     fail: Annotated[
         list[str] | None, typer.Option("--fail", help="Lose a replica: STAGE@SECONDS; may be given several times")
     ] = None,
+    images: Annotated[
+        list[int] | None,
+        typer.Option("--images", min=0, max=16, help="Images that a chat shows; given several times, chats take turns"),
+    ] = None,
     out: OutFolderOption = None,
 ) -> int:
     """Simulate a pipeline under a load with the router's own code: what would be late or dropped, and at what cost."""
@@ -89,6 +93,7 @@ def command(
         plan=fixed or initial_plan(document, found_profiles, now_seconds=started_at),
         adaptation=adaptation,
         conditions=Conditions(startup_seconds=startup, failures=failures),
+        images=tuple(images or ()),
         seed=seed,
     )
     began = time.perf_counter()

@@ -34,6 +34,11 @@ class StageProgress:
     trouble: Trouble | None = None
     rolling: bool = False
 
+    @property
+    def missing(self) -> bool:
+        """Whether nobody serves what should be served."""
+        return self.wanted > 0 and self.serving == 0
+
 
 def stages_ready(stages: Sequence[StageProgress]) -> Finding:
     """Judge the replicas; a stage that serves while it changes is well."""
@@ -43,7 +48,7 @@ def stages_ready(stages: Sequence[StageProgress]) -> Finding:
     for stage in sorted(stages, key=lambda stage: stage.serving):
         if stage.trouble is not None and stage.ready < stage.wanted:
             return ill(kind, stage.trouble.reason, f"stage {stage.name}: {stage.trouble.message}")
-    starting = [stage for stage in stages if stage.serving == 0]
+    starting = [stage for stage in stages if stage.missing]
     if starting:
         names = ", ".join(stage.name for stage in starting)
         return ill(kind, "Starting", f"no replica is ready yet in: {names}")
@@ -56,7 +61,7 @@ def stages_ready(stages: Sequence[StageProgress]) -> Finding:
 def route_ready(router_pods: Sequence[PodState], ready_replicas: int, stages: Sequence[StageProgress]) -> Finding:
     """Judge the way in."""
     kind = "RouteReady"
-    without = [stage.name for stage in stages if stage.serving == 0]
+    without = [stage.name for stage in stages if stage.missing]
     if ready_replicas > 0 and not without:
         return well(kind, "RouterReady", "the router takes requests")
     trouble = next((pod.trouble for pod in router_pods if pod.trouble is not None), None)

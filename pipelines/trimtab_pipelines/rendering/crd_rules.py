@@ -121,6 +121,11 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             f"self.inputs.exists(i, i.name == '{SHOWN}' && i.from.startsWith('request.')))",
             f"a stage that encodes has the only output {PULLED} BYTES [] and an input {SHOWN} from the request",
         ),
+        Rule(
+            "!self.variants.exists(v, has(v.whole) && v.whole) || (has(self.writes) && self.writes && "
+            f"['{SHOWN}', '{PULLED}'].all(n, self.inputs.exists(i, i.name == n && has(i.optional) && i.optional)))",
+            f"a variant is whole only in a stage that writes and has the optional inputs {SHOWN} and {PULLED}",
+        ),
     ),
     OperatingPoint: (
         Rule(

@@ -30,7 +30,7 @@ async def counted(course: Course, carriers: Mapping[str, HttpCarrier], inputs: M
     if writer is None:
         raise _nobody()
     own = _given(writer.stage, inputs)
-    encoders = [desk.stage for desk in course.desks.values() if desk.stage.encodes]
+    encoders = [desk.stage for name, desk in course.desks.items() if desk.stage.encodes and name not in course.idle]
     for encoder in encoders:
         shown = _given(encoder, inputs)
         if SHOWN in shown:
@@ -43,16 +43,19 @@ async def _asked(
     carriers: Mapping[str, HttpCarrier],
     stage: Stage,
     inputs: Mapping[str, Array],
-    read: Callable[[Any], Told],
+    told: Callable[[Any], Told],
 ) -> Told:
     slot = next((slot for slot in course.desks[stage.name].slots if slot.ready_variants), None)
     if slot is None or stage.name not in carriers:
         raise _nobody()
-    status, body = await carriers[stage.name].count(slot.name, min(slot.ready_variants), inputs)
+    current = course.desks[stage.name].variant
+    variant = current if current in slot.ready_variants else min(slot.ready_variants)
+    read = {name: array for name, array in inputs.items() if name != stage.leaves_out(variant)}
+    status, body = await carriers[stage.name].count(slot.name, variant, read)
     if status in CALLERS_FAULT:
         raise invalid(f"stage {stage.name}: {message_in(body)}")
     try:
-        return read(json.loads(body) if status == 200 else {})
+        return told(json.loads(body) if status == 200 else {})
     except (ValueError, KeyError, TypeError) as error:
         message = f"stage {stage.name}: its replica does not count; try again later"
         raise Refusal(Code.UNAVAILABLE, "NotCounted", message, stage=stage.name, retry_after_seconds=1.0) from error

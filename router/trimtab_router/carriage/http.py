@@ -60,6 +60,7 @@ class HttpCarrier:
         self._stage = stage
         self._datatypes = {**datatypes, OF_CHAT: "INT64"} if stage.encodes else datatypes
         self._pulls = stage.writes and any(read.name == PULLED for read in stage.inputs)
+        self._left_out = {variant.name: stage.leaves_out(variant.name) for variant in stage.variants}
         self._hang_seconds = hang_seconds
         self._max_answer_bytes = max_answer_bytes
         self._tls = tls
@@ -274,12 +275,12 @@ class HttpCarrier:
         return shared
 
     def _request(self, parcel: Parcel) -> BatchRequest:
-        batch, point = parcel.batch, parcel.point
+        batch, point, left_out = parcel.batch, parcel.point, self._left_out[parcel.variant]
         predicted_seconds = point.seconds(parcel.rows)
         inputs = [
             [Tensor(name, self._datatypes[name], piece.array(name)) for piece in batch]
             for name in batch[0].work.inputs
-            if point.reads is None or name in point.reads
+            if name != left_out and (point.reads is None or name in point.reads)
         ]
         least = self._hang_seconds if predicted_seconds else FIRST_BATCH_FACTOR * self._hang_seconds
         name = secrets.token_hex(8)

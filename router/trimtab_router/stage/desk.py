@@ -20,6 +20,7 @@ from trimtab_router.stage.audits import Audits
 from trimtab_router.stage.door import Door, Standing
 from trimtab_router.stage.early import Early
 from trimtab_router.stage.endings import Answered, Ending
+from trimtab_router.stage.layout import Layout
 from trimtab_router.stage.outlook import Carries, Outlook
 from trimtab_router.stage.pace import Pace
 from trimtab_router.stage.policies.view import ANSWER_SECONDS, Departure, DropPolicy, NotBefore, Policy, View
@@ -78,10 +79,11 @@ class Desk:
         """Replicas that could serve."""
         self.had_replica = False
         """Whether there ever was one."""
+        self.layout = Layout(stage, plan.variant)
         self.watch = AccuracyWatch()
         self._audits = Audits(stage, self.watch)
         self._returns = Returns(stage, self.queue, tally, suspects)
-        self._writing = _writing(stage, self.outlook, clock, carrier, tally)
+        self._writing = Writing(self.outlook, clock, cast("Writer", carrier), tally) if stage.writes else None
         self._door = Door(stage, self.queue, self.outlook, self._writing, drop_policy, suspects)
         self._sharing = Sharing(cast("Keeper", carrier), self._found) if stage.encodes else None
         self._early = Early(cast("Writer", carrier))
@@ -128,7 +130,9 @@ class Desk:
     def look_around(self) -> None:
         """See what the slots can serve: call it whenever that changed. It is asked for at every batch."""
         self.ready_replicas = sum(bool(slot.ready_variants) for slot in self.slots)
-        self.outlook.variant = binding.effective_variant(self.slots, self.plan.variant, self.variant)
+        before = self.variant
+        self.outlook.variant = self.layout.effective(self.slots, self.plan.variant, before)
+        self.layout.tell(before, self.variant, self.ready_replicas)
         if self.ready_replicas:
             self.had_replica, self._unready_since = True, None
         elif self._unready_since is None:
@@ -248,7 +252,7 @@ class Desk:
         self._awake = False
         now, queue = self._clock.now, self.queue
         while queue.rows:
-            slot = binding.least_loaded(self.slots, self.plan.variant)
+            slot = self.layout.least_loaded(self.slots, self.variant)
             if slot is None or not self._send_next(slot, now):
                 break
         for slot in self.slots:
@@ -264,7 +268,9 @@ class Desk:
         waiting = self._early.queue() if slot is not None else None
         if slot is None or waiting is None:
             return False
-        variant = binding.variant_for(slot.ready_variants, self.plan.variant, self.variant) or self.variant
+        variant = self.layout.variant_of(slot, self.variant)
+        if variant is None or self.layout.is_whole(variant):  # it is about to read the images itself
+            return False
         decision = self._policy.decide(replace(self._view(variant, now, slot.point), waiting=waiting))
         self._early.left(waiting.pop().work)
         if isinstance(decision, Departure):
@@ -275,10 +281,10 @@ class Desk:
         """Where nobody waits and a replica is free, let rows leave that are only compared."""
         if self.queue.rows or not self._audits.waiting:
             return
-        slot = binding.least_loaded(self.slots, self.plan.variant)
+        slot = self.layout.least_loaded(self.slots, self.variant)
         batch = self._audits.ready(now, self.outlook.most_rows(self.variant)) if slot is not None else []
         if slot is not None and batch:
-            variant = binding.variant_for(slot.ready_variants, self.plan.variant, self.variant) or self.variant
+            variant = self.layout.variant_of(slot, self.variant) or self.variant
             best = max(self.outlook.points(variant), key=lambda point: point.accuracy)
             self._send(slot, variant, Departure(best, batch), now)
 
@@ -313,7 +319,7 @@ class Desk:
 
     def _send_next(self, slot: Slot, now: float) -> bool:
         """Let one batch leave for a slot; False where none does."""
-        variant = binding.variant_for(slot.ready_variants, self.plan.variant, self.variant) or self.variant
+        variant = self.layout.variant_of(slot, self.variant) or self.variant
         view = self._view(variant, now, slot.point)
         self._drop_hopeless(view)
         decision = self._decide(view)
@@ -442,7 +448,3 @@ class Desk:
         if not work.closed and work.answered:
             work.accept(0, work.rows)
             self.queue.discard(work)
-
-
-def _writing(stage: Stage, outlook: Outlook, clock: Clock, carrier: Carrier | Writer, tally: Tally) -> Writing | None:
-    return Writing(outlook, clock, cast("Writer", carrier), tally) if stage.writes else None

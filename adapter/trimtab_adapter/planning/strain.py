@@ -1,0 +1,48 @@
+"""More than the profiles say is planned for while promises are broken: up at once, down after quiet decisions. Pure.
+
+A profile is content where a machine is not: others use it, or chats are not like those that were measured. How much is
+wrong nobody knows, so as much is added as was not kept, and one in eight at the least (`token_pools.scale` does that to
+replicas).
+"""
+
+from dataclasses import dataclass
+
+from trimtab_adapter.planning.token_pools import LEAST_ATTAINMENT, QUIET_PERIODS
+from trimtab_pipelines.router_state import Served
+
+STEP = 1.125
+MOST = 4.0
+LEAST_ANSWERS = 50
+"""Of fewer, one that was late says nothing of one in a hundred."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strain:
+    """How much more than the load is planned for.
+
+    Attributes:
+        factor: of the load, 1.0 to 4.0: a machine that is farther from its profile needs a new one.
+        attainment: share of promises kept when it was last raised; 1.0 where it was not, or it has recovered.
+        quiet: decisions since then at which promises were kept.
+    """
+
+    factor: float = 1.0
+    attainment: float = 1.0
+    quiet: int = 0
+
+    def after(self, served: Served) -> "Strain":
+        """The next one, by what became of the requests of the last minute.
+
+        That minute also has those from before it was raised: so it is raised again only while no more are kept.
+        """
+        ended = served.ok + served.late + served.dropped
+        if ended < LEAST_ANSWERS:
+            return self
+        attainment = served.ok / ended
+        if attainment < LEAST_ATTAINMENT:
+            if attainment >= self.attainment < LEAST_ATTAINMENT:
+                return Strain(self.factor, self.attainment)
+            return Strain(min(self.factor * max(STEP, 1.0 / max(attainment, 1.0 / MOST)), MOST), attainment)
+        if self.quiet + 1 < QUIET_PERIODS:
+            return Strain(self.factor, self.attainment, self.quiet + 1)
+        return Strain(max(self.factor / STEP, 1.0))

@@ -1,0 +1,83 @@
+"""Chats in simulated time: what they show, and the rows that a replica writes beside each other."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from trimtab_adapter.simulation.carrier import DrawnCarrier, Ended, rows_of
+from trimtab_adapter.simulation.replica import SimulatedReplica
+from trimtab_pipelines.spec import InferencePipelineSpec
+from trimtab_pipelines.stages import ANSWER, PULLED, SHOWN
+from trimtab_protocol.chat.inner import LastPiece, Piece, Usage
+from trimtab_protocol.tensors import Array
+from trimtab_router.stage.endings import Abandoned, Answered, Ending
+from trimtab_router.stage.ports import Wrote
+from trimtab_router.stage.slot import Parcel
+
+NOTHING_TOLD = Usage(prompt=0, image=0, text=0)
+
+
+def usual_images(spec: InferencePipelineSpec) -> int:
+    """How many images a chat shows where nothing else is said: what the stage that encodes expects, else one."""
+    expected = (round(stage.outputs[0].expected_rows) for stage in spec.stages if stage.encodes)
+    return next(expected, 1)
+
+
+def shown(rows: int, images: int) -> Array:
+    """The images of chats that show so many each; only the shape means anything."""
+    return np.zeros((rows, images), dtype=np.int8)
+
+
+def images_in(inputs: Mapping[str, Array]) -> int:
+    """How many images the chat of a row shows, who writes it told by what it reads."""
+    if SHOWN in inputs:
+        return int(inputs[SHOWN].shape[1])
+    return len(json.loads(inputs[PULLED][0])) if PULLED in inputs else 0
+
+
+class WritingCarrier(DrawnCarrier):
+    """The replicas of a stage that writes.
+
+    What a row takes until its first piece, and in all, is drawn when it begins: for as many rows as its replica then
+    writes, and for the images of its chat.
+    """
+
+    def write(self, parcel: Parcel, wrote: Wrote, ended: Ended) -> None:
+        """Draw when a row begins to be told and when it is whole."""
+        replica = self._by_slot[parcel.slot]
+        replica.held.append((parcel, ended))
+        self._machine.busy += len(replica.held) == 1
+        images = images_in(parcel.batch[0].work.inputs)
+        first, whole, tokens = self._draws.draw_chat(*parcel.key, len(replica.held), images)
+        slowed = 1.0 + self._machine.contention * (self._machine.busy - 1)
+        now, rest = self._clock.now, max(round(tokens) - 1, 1)
+        self._clock.at(now + slowed * first, partial(self._tell, replica, parcel, wrote, Piece("", 1)))
+        more = partial(self._tell, replica, parcel, wrote, Piece("", rest))
+        self._clock.at(now + slowed * whole, more)
+        self._clock.at(now + slowed * whole, partial(self._written, replica, parcel, wrote))
+
+    def abandon(self, parcel: Parcel) -> None:
+        """Write no more of a row."""
+        self._end(self._by_slot[parcel.slot], parcel, Abandoned())
+
+    def _tell(self, replica: SimulatedReplica, parcel: Parcel, wrote: Wrote, piece: Piece | LastPiece) -> None:
+        if any(held is parcel for held, _ in replica.held):
+            wrote(parcel, piece)
+
+    def _written(self, replica: SimulatedReplica, parcel: Parcel, wrote: Wrote) -> None:
+        self._tell(replica, parcel, wrote, LastPiece("", "stop", NOTHING_TOLD))
+        given = {name: rows_of(1) for name, *_ in ANSWER}
+        self._end(replica, parcel, Answered((given,), parcel.point.name))
+
+    def _end(self, replica: SimulatedReplica, parcel: Parcel, ending: Ending) -> None:
+        """End a row that the replica still has; one that died with it has ended already."""
+        found = next((each for each in replica.held if each[0] is parcel), None)
+        if found is None:
+            return
+        replica.held.remove(found)
+        self._machine.busy -= not replica.held
+        found[1](parcel, ending)
+        if replica.state == "draining" and not replica.held:
+            self._on_idle(replica)

@@ -1,0 +1,67 @@
+"""What else the times of a stage that writes depend on: whether its chats show images, and where an answer ends. Pure.
+
+A plan needs the time until an answer begins, which is what is promised, beside that of the whole answer; and chats show
+another number of images each hour. Both are measured at the ends of a line: no images and one, one token and all.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_pipelines.stages import PULLED, SHOWN, Stage
+from trimtab_protocol import Tensor
+
+KINDS: Final = 4
+"""With and without images, each to the first piece and to the end."""
+MESSAGES, OPTIONS, USAGE, COMPLETION = "messages", "options", "usage", 1
+Rows = Mapping[str, NDArray[Any]]
+
+
+def may_differ(stage: Stage, rows: Rows) -> bool:
+    """Whether chats of a stage show images, and may be told where to end."""
+    return stage.writes and {MESSAGES, OPTIONS} <= rows.keys() and bool({SHOWN, PULLED} & rows.keys())
+
+
+def textual(rows: Rows) -> dict[str, NDArray[Any]]:
+    """The same chats without their images."""
+    kept = {name: array for name, array in rows.items() if name not in {SHOWN, PULLED}}
+    return kept | {MESSAGES: _each(rows[MESSAGES], _without_images)}
+
+
+def begun(rows: Rows) -> dict[str, NDArray[Any]]:
+    """The same chats, of which the first token is the last."""
+    return {**rows, OPTIONS: _each(rows[OPTIONS], lambda options: options | {"max_tokens": 1})}
+
+
+def of_strangers(batch: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...]:
+    """A batch of a tenant whom nobody has seen, where it tells options: nothing that replicas keep may be reused."""
+    return tuple(
+        replace(tensor, array=_each(tensor.array, lambda options: options | {"tenant": f"stranger-{number}"}))
+        if tensor.name == OPTIONS and tensor.datatype == "BYTES" and tensor.array.ndim == 1
+        else tensor
+        for tensor in batch
+    )
+
+
+def mean_tokens(outputs: Sequence[Tensor]) -> float:
+    """Tokens of an answer, on average, at least one."""
+    usage = next(tensor.array for tensor in outputs if tensor.name == USAGE)
+    return max(float(np.mean(usage[:, COMPLETION])), 1.0)
+
+
+def _without_images(messages: Any) -> Any:
+    return [message | {"content": _text(message["content"])} for message in messages]
+
+
+def _text(content: Any) -> Any:
+    return content if isinstance(content, str) else [part for part in content if part["type"] != "image"]
+
+
+def _each(array: NDArray[Any], change: Any) -> NDArray[Any]:
+    changed = np.empty(len(array), dtype=object)
+    changed[:] = [json.dumps(change(json.loads(one))).encode() for one in array]
+    return changed

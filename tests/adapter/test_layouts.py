@@ -1,0 +1,262 @@
+"""Layouts as options of one program: no choice mixes them, and the plan follows load and images a chat."""
+
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+import pytest
+
+from tests.adapter.problems import a_large_program, a_program, brute_force
+from tests.builders import a_point_profile, a_profile, a_variant
+from tests.router.chats import a_chat_pipeline
+from tests.router.layouts import PULLS, WHOLE, a_choosing_writer
+from tests.router.parted import an_encoder
+from trimtab_adapter.planning.decide import Situation, decide
+from trimtab_adapter.planning.options import Question
+from trimtab_adapter.planning.strain import Strain
+from trimtab_adapter.planning.token_pools import CapacityPoint, PoolProfile, divide
+from trimtab_adapter.solvers import exact, highs
+from trimtab_adapter.solvers.program import Option, Program, StageOptions, Weights
+from trimtab_adapter.solvers.table import tabulate
+from trimtab_pipelines.plan import ForecastRecord
+from trimtab_pipelines.profile import ChatTimes, Curve, PointProfile
+from trimtab_pipelines.router_state import Served
+
+
+def divided(seed: int, program: Program) -> Program:
+    """A program in which some options of some stages are of one layout or the other."""
+    random = np.random.default_rng([seed, 9])
+    return replace(
+        program,
+        stages=tuple(
+            replace(
+                stage,
+                options=tuple(replace(o, apart=(None, True, False)[int(random.integers(3))]) for o in stage.options),
+            )
+            for stage in program.stages
+        ),
+    )
+
+
+@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("solve", [exact.solve, highs.solve], ids=["exact", "HiGHS"])
+def test_no_choice_mixes_layouts_and_the_best_is_found(block, solve):
+    feasible = mixed = 0
+    for seed in range(block * 100, block * 100 + 100):
+        program = divided(seed, a_program(seed))
+        best, found = brute_force(program), solve(program)
+        assert (best is None) == (found is None)
+        if best is not None and found is not None:
+            assert program.is_feasible(found.choice)
+            assert found.objective == pytest.approx(program.objective(best), abs=1e-7)
+            free = brute_force(a_program(seed))
+            mixed += free is not None and program.objective(free) > found.objective + 1e-9
+            feasible += 1
+    assert feasible > 30
+    assert mixed > 5  # the layout kept some from the choice that would be best without it
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_search_by_labels_is_the_better_of_both_layouts(seed):
+    program = divided(seed, a_large_program(seed, stages=5))
+    table = tabulate(program)
+    assert table is not None
+    found = exact.search(program, table)
+    apart = [exact.solve(program.laid_out(apart=apart)) for apart in (True, False)]
+    best = max((one.objective for one in apart if one is not None), default=None)
+
+    assert (found is None) == (best is None)
+    if found is not None:
+        assert program.is_feasible(found.choice)
+        assert found.objective == pytest.approx(best, abs=1e-7)
+
+
+def a_choosing_pipeline(transfer: str = "5ms", pin: str | None = None, **changes):
+    core = {"cpu": "1"}
+    encoder = an_encoder() | {"variants": [a_variant(accuracy=1.0, resources=core)], "transfer": transfer}
+    writer = a_choosing_writer() | {
+        "variants": [a_variant(PULLS, resources=core), a_variant(WHOLE, whole=True, resources=core)],
+        "pin": {"variant": pin},
+    }
+    slo = {"latency": "10s", "firstToken": "200ms", "perToken": "100ms"}
+    return a_chat_pipeline([encoder, writer], **({"slo": slo, "budget": {"cores": "16"}} | changes))
+
+
+def a_chat_profile(variant: str, text_ms: float, image_ms: float) -> PointProfile:
+    """Answers begin after so many milliseconds a chat and an image, and take three times as long in all."""
+
+    def curve(images: int, times: float) -> PointProfile:
+        return a_point_profile(variant, 0.001 * times, 0.001 * times * (text_ms + images * image_ms))
+
+    full, first, text, text_first = curve(1, 3), curve(1, 1), curve(0, 3), curve(0, 1)
+    others = [Curve(measurements=each.measurements, fit=each.fit) for each in (first, text, text_first)]
+    times = ChatTimes(first=others[0], text=others[1], text_first=others[2], tokens=9.0)
+    return full.model_copy(update={"chats": times})
+
+
+PROFILES = {
+    "encode": a_profile("encode", [a_point_profile("small", 0.001, 0.003)]),
+    "text": a_profile("text", [a_chat_profile(PULLS, 2.0, 0.5), a_chat_profile(WHOLE, 2.0, 12.0)]),
+}
+
+
+def planned(rps: float, images: float, current=None, strain: float = 1.0, **changes):
+    situation = Situation(
+        ForecastRecord(peak_rps=rps, source="reactive"),
+        0.0,
+        current,
+        rows_per_request={"encode": images},
+        strain=strain,
+    )
+    return decide(a_choosing_pipeline(**changes), PROFILES, situation)
+
+
+def test_without_images_no_encoder_runs_and_with_many_they_are_encoded_apart():
+    none, many = planned(100, 0.0), planned(40, 8.0)
+
+    assert none.spec.stage("encode").replicas == 0
+    assert none.spec.stage("text").variant == WHOLE
+    assert none.spec.explanation.layout.startswith("whole; parted (encode small ×1")
+    assert none.spec.expected.cores == none.spec.stage("text").replicas
+    assert many.spec.stage("encode").replicas > 0
+    assert many.spec.stage("text").variant == PULLS
+    assert many.spec.explanation.layout.startswith("parted; whole")
+    turned = planned(100, 0.0, current=many)
+    assert "encode: small ×2 batch 8 → no replicas" in turned.spec.explanation.change
+
+
+def test_the_runner_up_names_the_other_layout_and_a_change_costs():
+    none = planned(20, 0.0)
+    runner_up = none.spec.explanation.runner_up
+    assert runner_up is not None
+    assert runner_up.stages == {"encode": "small ×1 batch 1", "text": "small ×1 batch 2"} or "text" in runner_up.stages
+
+    many = planned(20, 8.0)
+    assert planned(20, 0.0, current=many).spec.stage("text").variant == WHOLE
+    best = {"goal": "MaxAccuracy"}  # to which a core is worth less than a change
+    assert planned(20, 0.0, current=many, objective=best).spec.stage("text").variant == PULLS
+
+
+def test_bringing_embeddings_over_is_part_of_the_time_to_the_first_piece():
+    quick, slow = planned(40, 8.0), planned(40, 8.0, transfer="180ms")
+
+    assert quick.spec.stage("text").variant == PULLS
+    assert slow.spec.stage("text").variant == WHOLE
+    assert slow.spec.explanation.layout.endswith("no plan carries this load in time")
+
+
+def test_a_pinned_variant_decides():
+    pinned = planned(20, 0.0, pin=PULLS)
+
+    assert pinned.spec.stage("encode").replicas == 1
+    assert pinned.spec.explanation.layout == ""
+
+
+def test_a_chat_that_shows_nothing_counts_and_a_fan_out_to_nothing_does_not():
+    pipeline = a_choosing_pipeline()
+
+    assert Question(pipeline.spec, PROFILES, 1.0, {"encode": 0.0, "text": 0.0}).rows("encode") == 0.0
+    assert Question(pipeline.spec, PROFILES, 1.0, {"encode": 0.0, "text": 0.0}).rows("text") == 1.0
+    assert Question(pipeline.spec, PROFILES, 1.0, {"encode": 7.0}).images("text") == 7.0
+
+
+def test_without_times_to_the_first_piece_the_whole_answer_is_planned_for():
+    old = PROFILES | {"text": a_profile("text", [a_point_profile(PULLS), a_point_profile(WHOLE)])}
+    pipeline = a_choosing_pipeline()
+
+    assert Question(pipeline.spec, PROFILES, 1.0).promise == ("slo.firstToken", 0.2)
+    assert Question(pipeline.spec, old, 1.0).promise == ("slo.latency", 10.0)
+
+
+def test_answers_that_would_go_on_too_slowly_are_not_planned():
+    slo = {"latency": "10s", "firstToken": "200ms", "perToken": "2ms"}
+
+    brisk = planned(20, 0.0, slo=slo)  # 2 × (2 b + 1) ms over eight tokens
+    assert brisk.spec.stage("text").batch_size <= 2
+    assert planned(20, 0.0).spec.stage("text").batch_size > 2
+
+
+def test_broken_promises_ask_for_more_than_the_profile_says():
+    calm, strained = planned(300, 0.0), planned(300, 0.0, strain=2.0)
+
+    assert strained.spec.stage("text").replicas > calm.spec.stage("text").replicas
+    assert "for 2 times that, since promises were broken" in strained.spec.explanation.change
+
+
+def test_strain_rises_at_once_rests_while_it_recovers_and_falls_after_quiet_decisions():
+    def after(strain, ok, late):
+        return strain.after(Served(ok=ok, late=late))
+
+    start = Strain()
+    assert after(start, 10, 10) == start  # too few to tell one in a hundred
+    raised = after(start, 90, 10)
+    assert raised.factor == 1.125
+    assert after(raised, 95, 5).factor == 1.125  # of the same minute, and fewer are late
+    assert after(raised, 89, 11).factor == 1.125**2
+    assert after(start, 50, 50).factor == 2.0
+    assert after(start, 0, 100).factor == 4.0
+    worst = start
+    for late in range(2, 50):
+        worst = after(worst, 100 - late, late)
+    assert worst.factor == 4.0
+    calm = raised
+    for _ in range(2):
+        calm = after(calm, 100, 0)
+    assert calm.factor == 1.125
+    assert after(calm, 100, 0) == start
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_program_divides_the_budget_between_pools_as_tokens_do(seed):
+    """Where each number of replicas is an option with the least time it keeps to, both are as cheap."""
+    random = np.random.default_rng(seed)
+    budget, image_load, text_load = float(random.uniform(0.4, 4)), *map(float, random.uniform(100, 5000, 2))
+
+    def drawn(gpus: int) -> PoolProfile:
+        tokens, seconds = np.cumsum(random.uniform(50, 400, 6)), np.cumsum(random.uniform(0.02, 0.6, 6))
+        return PoolProfile(tuple(map(CapacityPoint, tokens.tolist(), seconds.tolist())), gpus)
+
+    image, text = drawn(1), drawn(3)
+
+    def options(pool: PoolProfile, load: float) -> tuple[Option, ...]:
+        tokens = [point.tokens_per_second for point in pool.points]
+        seconds = [point.p99_seconds for point in pool.points]
+        counts = range(ceil(load / tokens[-1] - 1e-9), ceil(load / tokens[0]) + 1)
+        return tuple(
+            Option(
+                variant="v",
+                operating_point="default",
+                batch_size=1,
+                replicas=count,
+                cores=float(count * pool.gpus),
+                gpus=0,
+                accuracy=1.0,
+                value=1.0,
+                latency_seconds=float(np.interp(load / count, tokens, seconds)),
+                throughput_rps=load,
+            )
+            for count in counts
+            if count > 0
+        )
+
+    program = Program(
+        (StageOptions("image", (), options(image, image_load)), StageOptions("text", (0,), options(text, text_load))),
+        budget,
+        1e9,
+        0,
+        "Product",
+        Weights(0.0, 1.0, 0.0),
+    )
+    found = exact.solve(program)
+    split = divide(
+        image,
+        text,
+        image_tokens_per_second=image_load,
+        text_tokens_per_second=text_load,
+        slo_seconds=budget,
+    )
+
+    assert (found is None) == (split is None)
+    if found is not None and split is not None:
+        assert sum(option.cores for option in found.choice) == split.gpus
+        assert found.choice[0].replicas + 3 * found.choice[1].replicas == split.image_replicas + 3 * split.text_replicas

@@ -1,0 +1,108 @@
+"""Chats in simulated time: exact where it can be computed by hand, and plans that choose a layout by the load."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.adapter.test_layouts import PROFILES, a_choosing_pipeline, planned
+from tests.adapter.test_simulation import EXACT, poisson
+from tests.router.layouts import PULLS, WHOLE, laid_out
+from trimtab_adapter.simulation.conditions import Failure
+from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_adapter.simulation.slow_loop import SlowLoop
+from trimtab_pipelines.ends import LATE, OK
+from trimtab_predictor.forecaster import ReactiveForecaster
+
+PIPELINE = a_choosing_pipeline(adaptation={"interval": "5s", "forecaster": "Reactive", "hold": "5s"})
+
+
+def a_scenario(arrivals, *, apart: bool, images=(2,), **changes) -> Scenario:
+    """An encoder of 1 + 3 b ms, and a writer whose answers take three times as long as until they begin."""
+    return Scenario(
+        pipeline=changes.pop("pipeline", PIPELINE),
+        profiles=PROFILES,
+        arrivals_seconds=np.asarray(arrivals, dtype=np.float64),
+        duration_seconds=changes.pop("duration", 10.0),
+        plan=laid_out(PIPELINE, apart=apart),
+        conditions=changes.pop("conditions", EXACT),
+        images=images,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("apart", "images", "seconds"),
+    [
+        (False, 0, 3 * (0.001 + 0.001 * 2.0)),
+        (False, 2, 3 * (0.001 + 0.001 * (2.0 + 2 * 12.0))),
+        (True, 0, 3 * (0.001 + 0.001 * 2.0)),
+        (True, 2, 0.001 + 2 * 0.003 + 3 * (0.001 + 0.001 * (2.0 + 2 * 0.5))),
+    ],
+)
+def test_a_lone_chat_takes_what_its_layout_takes(apart, images, seconds):
+    found = simulate(a_scenario([1.0], apart=apart, images=(images,)))
+
+    assert found.ends.tolist() == [OK]
+    assert found.latency_seconds[0] == pytest.approx(seconds)
+    assert set(found.variants[0]) == ({"encode", "text"} if apart and images else {"text"})
+
+
+def test_the_promise_is_of_the_first_piece_and_of_the_pace():
+    hurried = {"latency": "10s", "firstToken": "20ms"}  # 27 ms until it begins, 81 in all
+    slow = {"latency": "10s", "firstToken": "50ms", "perToken": "5ms"}  # eight more tokens in 54 ms
+
+    assert simulate(a_scenario([1.0], apart=False)).ends.tolist() == [OK]
+    late = a_scenario([1.0], apart=False, pipeline=a_choosing_pipeline(slo=hurried, dropPolicy="Never"))
+    assert simulate(late).ends.tolist() == [LATE]
+    paced = a_scenario([1.0], apart=False, pipeline=a_choosing_pipeline(slo=slow, dropPolicy="Never"))
+    assert simulate(paced).ends.tolist() == [LATE]
+
+
+def test_changes_of_layout_lose_no_chat():
+    arrivals = poisson(5, 60)
+    changes = tuple((10.0 * n, laid_out(PIPELINE, apart=bool(n % 2), generation=n + 1)) for n in range(1, 6))
+    found = simulate(
+        a_scenario(
+            arrivals, apart=False, duration=60.0, changes=changes, conditions=replace(EXACT, startup_seconds=2.0)
+        )
+    )
+
+    assert (found.ends <= LATE).all()
+    assert found.share(OK) >= 0.95
+    assert {variants["text"] for variants in found.variants} == {PULLS, WHOLE}
+    at = {second.at_seconds: second.stages["text"][0] for second in found.seconds}
+    assert (at[11.0], at[13.0]) == (WHOLE, PULLS)  # images are encoded apart once there is who encodes
+
+
+def test_a_writer_that_dies_loses_no_chat():
+    conditions = replace(EXACT, failures=(Failure(1.015, "text"),), startup_seconds=0.5)
+    found = simulate(
+        a_scenario(
+            [1.0, 1.01, 3.0], apart=True, conditions=conditions, pipeline=a_choosing_pipeline(slo={"latency": "9s"})
+        )
+    )
+
+    assert found.ends.tolist() == [OK, OK, OK]
+    assert found.latency_seconds[0] > 0.5
+
+
+@pytest.mark.parametrize(("images", "variant"), [(0, WHOLE), (8, PULLS)])
+def test_the_plan_comes_to_the_layout_that_its_load_asks_for(images, variant):
+    found = simulate(
+        a_scenario(
+            poisson(40, 60),
+            apart=variant == WHOLE,  # at first the other one
+            images=(images,),
+            duration=60.0,
+            conditions=replace(EXACT, startup_seconds=1.0),
+            adaptation=SlowLoop(ReactiveForecaster()),
+        )
+    )
+
+    last = found.plans[-1].spec
+    assert last.stage("text").variant == variant
+    assert (last.stage("encode").replicas == 0) == (variant == WHOLE)
+    assert last.stage("text").variant == planned(40, float(images)).spec.stage("text").variant
+    settled = found.ends[found.arrivals_seconds > 30]
+    assert (settled == OK).mean() >= 0.99

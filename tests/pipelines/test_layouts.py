@@ -1,0 +1,110 @@
+"""Variants that read images themselves: where they may stand, what they read, and plans that do without encoders."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders import a_point_profile, a_variant
+from tests.router.chats import a_chat_pipeline, a_writer
+from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, a_choosing_writer, laid_out
+from tests.router.parted import an_encoder
+from trimtab_pipelines.acceptance import check_plan, idle
+from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.model_spec import model_spec
+from trimtab_pipelines.profile import ChatTimes, Curve, PointProfile
+
+
+def test_each_variant_reads_what_is_its_own(tmp_path):
+    pipeline = a_choosing_pipeline()
+    text = pipeline.spec.stage("text")
+
+    def read(name):
+        return [each.name for each in model_spec(pipeline, tmp_path, text, text.variant(name), 1.0).inputs]
+
+    assert read(PULLS) == ["messages", "options", "references"]
+    assert read(WHOLE) == ["messages", "options", "images"]
+    assert pipeline.spec.encoders == {"text": "encode"}
+
+
+def two_writers():
+    second = a_choosing_writer() | {"name": "second", "variants": [a_variant()]}
+    return [an_encoder(), a_choosing_writer(), second]
+
+
+def other_images():
+    writer = a_choosing_writer()
+    writer["inputs"][2]["from"] = "request.inputs.others"
+    return [an_encoder(), writer]
+
+
+def needed():
+    writer = a_choosing_writer()
+    writer["inputs"][2]["optional"] = False
+    return [an_encoder(), writer]
+
+
+OTHERS = {"name": "others", "datatype": "BYTES", "shape": [-1], "optional": True}
+WRONG = {
+    "where nothing is pulled": ([a_writer(variants=[a_variant(whole=True)])], "optional inputs images"),
+    "where nothing is written": ([an_encoder() | {"variants": [a_variant(whole=True)]}, a_writer()], "writes: true"),
+    "images that are needed": (needed(), "optional inputs images"),
+    "another reader of what is encoded": (two_writers(), "may do without encode, which second reads"),
+    "of other images": (other_images(), "read the same images"),
+}
+
+
+@pytest.mark.parametrize(("stages", "words"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_chosen_is_refused_by_name(stages, words):
+    inputs = [*a_choosing_pipeline().spec.model_dump(by_alias=True)["inputs"], OTHERS]
+    with pytest.raises(ValueError, match=words):
+        a_chat_pipeline(stages, inputs=inputs)
+
+
+def test_a_plan_does_without_encoders_only_where_images_are_read_whole():
+    pipeline = a_choosing_pipeline()
+    whole, apart = (laid_out(pipeline, apart=apart) for apart in (False, True))
+
+    assert idle(check_plan(whole, pipeline), pipeline.spec) == {"encode"}
+    assert idle(check_plan(apart, pipeline), pipeline.spec) == frozenset()
+    starving = apart.model_copy(deep=True)
+    starving.spec.stages[0].__dict__["replicas"] = 0
+    with pytest.raises(DocumentError, match="encode has 0 replicas, and what it gives is read"):
+        check_plan(starving, pipeline)
+
+
+def test_a_budget_need_not_hold_encoders_that_a_whole_reader_does_without():
+    core = {"cpu": "1"}
+    encoder = an_encoder() | {"variants": [a_variant(resources=core)]}
+    writer = a_choosing_writer() | {"variants": [a_variant(PULLS, resources=core), a_variant(WHOLE, whole=True)]}
+
+    assert a_chat_pipeline([encoder, writer], budget={"cores": "1"}).spec.budget.cores == 1
+
+
+def a_chat_profile() -> PointProfile:
+    """Whole answers to chats with an image take 8 + 4b ms, without 4 + 2b; they begin after half of it."""
+    full, text = a_point_profile("whole", 0.008, 0.004), a_point_profile("whole", 0.004, 0.002)
+    first, text_first = a_point_profile("whole", 0.004, 0.002), a_point_profile("whole", 0.002, 0.001)
+    curves = [Curve(measurements=each.measurements, fit=each.fit) for each in (first, text, text_first)]
+    return full.model_copy(
+        update={"chats": ChatTimes(first=curves[0], text=curves[1], text_first=curves[2], tokens=3.0)}
+    )
+
+
+@given(images=st.floats(0, 16), size=st.sampled_from([1, 4, 8, 3]))
+def test_times_of_chats_lie_on_a_line_through_no_image_and_one(images, size):
+    shown = a_chat_profile().showing(images)
+
+    expected = (1 + images) * (0.004 + 0.002 * size)
+    assert shown.latency_seconds(size) == pytest.approx(expected)
+    assert shown.until_first.latency_seconds(size) == pytest.approx(expected / 2)
+    assert shown.throughput_rps(size) == pytest.approx(size / expected)
+    assert shown.showing(images).chats is not None
+
+
+def test_what_was_measured_by_chance_the_wrong_way_round_is_no_gain_of_many_images():
+    slow, fast = a_point_profile("whole", 0.008, 0.004), a_point_profile("whole", 0.004, 0.002)
+    one, none = (Curve(measurements=each.measurements, fit=each.fit) for each in (fast, slow))
+
+    assert none.towards(one, 16.0).measurements[0].latency_seconds_p50 == fast.latency_seconds(1, 0.5)
+    assert a_point_profile().showing(3.0) == a_point_profile()
+    assert a_point_profile().until_first == a_point_profile()

@@ -1,0 +1,119 @@
+"""Whether images are encoded apart is in the plan: routers follow it, and a change loses nothing."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from tests.router.chats import ChatReplica, a_png
+from tests.router.fakes import a_rig, endpoints_of, until
+from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, laid_out
+from tests.router.parted import Encoder, ask, references
+
+
+@asynccontextmanager
+async def serving(encoders, writers, *, apart: bool):
+    pipeline = a_choosing_pipeline()
+    async with a_rig(pipeline, {"encode": encoders, "text": writers}, ready=False) as rig:
+        rig.router.apply_plan(laid_out(pipeline, apart=apart))
+        await rig.until_ready()
+        await until(lambda: rig.router.state().stages["text"].variant == (PULLS if apart else WHOLE))
+        yield rig
+
+
+def both(name: str = "writer") -> ChatReplica:
+    """A replica that has both variants loaded."""
+    return ChatReplica(name=name, variants=(PULLS, WHOLE))
+
+
+async def test_without_encoders_images_go_straight_to_who_reads_them_itself():
+    writer = both()
+    async with serving([], [writer], apart=False) as rig:
+        assert rig.router.ready
+        image = a_png()
+        assert (await ask(rig, image, a_png(9, 9)))[0] == 200
+
+        assert writer.written[0].images[0] == image
+        assert "references" not in writer.written[0].inputs
+        assert (await ask(rig))[0] == 200
+        assert rig.router.state().stages["encode"].rows_per_request == 1.0  # two images in two chats: plans know
+
+
+async def test_images_that_are_encoded_apart_are_not_sent_to_who_pulls_them():
+    encoder, writer = Encoder(), both()
+    async with serving([encoder], [writer], apart=True) as rig:
+        assert (await ask(rig, a_png()))[0] == 200
+
+        assert len(references(writer)) == 1
+        assert "images" not in writer.written[0].inputs
+        assert rig.router.state().stages["encode"].rows_per_request == 1.0
+
+
+async def test_who_reads_images_itself_goes_on_until_there_is_who_encodes():
+    encoder, writer = Encoder(), both()
+    async with serving([], [writer], apart=False) as rig:
+        rig.router.apply_plan(laid_out(rig.router.pipeline, apart=True, generation=2))
+        assert (await ask(rig, a_png()))[0] == 200
+        assert writer.written[-1].images
+
+        await encoder.start()
+        rig.router.apply_endpoints(endpoints_of({"encode": [encoder], "text": [writer]}))
+        await until(lambda: rig.router.state().stages["text"].variant == PULLS)
+        assert (await ask(rig, a_png()))[0] == 200
+        assert not writer.written[-1].images
+        assert len(references(writer)) == 1
+        await encoder.stop()
+
+
+async def test_who_waits_for_a_whole_reader_is_encoded_once_images_are_read_apart():
+    encoder, writer = Encoder(), both()
+    async with serving([encoder], [writer], apart=False) as rig:
+        writer.gate.clear()
+        asked = [asyncio.create_task(ask(rig, a_png(9, 9 + number))) for number in range(12)]
+        await until(lambda: writer.running == 8 and rig.router.state().stages["text"].queue_rows == 4)
+
+        rig.router.apply_plan(laid_out(rig.router.pipeline, apart=True, generation=2))
+        await until(lambda: len(encoder.shown) == 4)
+        writer.gate.set()
+
+        assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 12
+        assert sum("references" in chat.inputs for chat in writer.written) == 4
+        assert sum(bool(chat.images) for chat in writer.written) == 8
+        assert await rig.outcomes() == {"ok": 12}
+
+
+async def test_images_that_wait_for_encoders_go_to_the_whole_reader_once_there_are_none():
+    encoder, writer = Encoder(), both()
+    async with serving([encoder], [writer], apart=True) as rig:
+        encoder.gate.clear()
+        asked = [asyncio.create_task(ask(rig, a_png()))]
+        await until(lambda: encoder.running == 1)
+        asked += [asyncio.create_task(ask(rig, a_png(9, 9 + number))) for number in range(2)]
+        await until(lambda: rig.router.state().stages["encode"].queue_rows == 2)
+
+        rig.router.apply_plan(laid_out(rig.router.pipeline, apart=False, generation=2))
+        await until(lambda: sum(bool(chat.images) for chat in writer.written) == 2)
+        encoder.gate.set()
+
+        assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 3
+        assert not any("references" in chat.inputs for chat in writer.written)
+        await until(lambda: not encoder.kept)  # nobody pulls what was made of the first one
+        assert await rig.outcomes() == {"ok": 3}
+
+
+async def test_a_replica_that_cannot_read_images_gets_none_before_they_are_encoded():
+    whole, pulling = ChatReplica(name="old", variants=(WHOLE,)), ChatReplica(name="new", variants=(PULLS,))
+    async with serving([], [whole, pulling], apart=False) as rig:
+        rig.router.apply_plan(laid_out(rig.router.pipeline, apart=True, generation=2))
+        answers = await asyncio.gather(*(ask(rig, a_png(9, 9 + number)) for number in range(4)))
+
+        assert [status for status, _ in answers] == [200] * 4
+        assert (len(whole.written), len(pulling.written)) == (4, 0)
+
+
+async def test_a_dry_run_asks_who_reads_images_itself_and_no_encoder():
+    writer = both()
+    writer.counts = {"prompt_tokens": 14, "text_tokens": 6, "image_tokens": [8]}
+    async with serving([], [writer], apart=False) as rig:
+        status, answer = await ask(rig, a_png(), dry_run=True)
+
+        assert (status, answer["usage"]["prompt_tokens"]) == (200, 14)
+        assert writer.counted == []

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from tests.router.chats import ChatReplica, a_png
 from tests.router.fakes import a_rig, endpoints_of, until
 from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, laid_out
-from tests.router.parted import Encoder, ask, references
+from tests.router.parted import Beginner, Encoder, a_picture, ask, references
 
 
 @asynccontextmanager
@@ -97,6 +97,29 @@ async def test_images_that_wait_for_encoders_go_to_the_whole_reader_once_there_a
         assert not any("references" in chat.inputs for chat in writer.written)
         await until(lambda: not encoder.kept)  # nobody pulls what was made of the first one
         assert await rig.outcomes() == {"ok": 3}
+
+
+async def test_who_began_on_the_first_image_begins_anew_once_images_are_read_whole():
+    encoder, writer = Encoder(), Beginner(name="writer", variants=(PULLS, WHOLE))
+    async with serving([encoder], [writer], apart=True) as rig:
+        plan = laid_out(rig.router.pipeline, apart=True, generation=2)
+        stages = (plan.spec.stages[0].model_copy(update={"batch_size": 1}), plan.spec.stages[1])
+        rig.router.apply_plan(plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages})}))
+        assert (await ask(rig, a_picture(250), a_picture(251)))[0] == 200  # now the router knows their size
+        turns = encoder.stepped()
+        asked = asyncio.create_task(ask(rig, *(a_picture(number) for number in range(3))))
+        turns.let()
+        await until(lambda: writer.running == 1)
+        assert rig.router.state().stages["encode"].queue_rows == 1
+
+        rig.router.apply_plan(laid_out(rig.router.pipeline, apart=False, generation=3))
+
+        assert (await asked)[0] == 200
+        assert [len(chat.images) for chat in writer.written[-2:]] == [0, 3]
+        turns.set()
+        await until(lambda: not encoder.running and not writer.running)
+        await until(lambda: not any(slot.inflight for desk in rig.router._desks.values() for slot in desk.slots))
+        assert await rig.outcomes() == {"ok": 2}
 
 
 async def test_a_replica_that_cannot_read_images_gets_none_before_they_are_encoded():

@@ -2,12 +2,20 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from tests.router.chats import a_png
 from tests.router.fakes import until
-from tests.router.parted import Beginner, Encoder, a_picture, ask, reading, references, shown_by
+from tests.router.parted import Beginner, Encoder, a_picture, ask, parted, reading, references, shown_by
+from tests.router.test_queue import Caller
+from trimtab_router.carriage.http import HttpCarrier
+from trimtab_router.graph import Runnable
+from trimtab_router.stage.policies.view import Point
+from trimtab_router.stage.slot import Parcel, Slot
+from trimtab_router.stage.work import Slice, Work
 
 AWAITED = "awaited:"
 
@@ -81,6 +89,19 @@ async def test_who_waits_for_images_takes_no_place_from_who_has_all_he_needs():
         turns.let()
         assert (await early)[0] == 200
         assert nothing_is_left(rig, [encoder], [writer])
+
+
+@pytest.mark.parametrize(("early", "seconds"), [(False, 30.0), (True, 37.5)])
+async def test_a_replica_has_as_long_as_the_request_where_it_waits_for_images(early, seconds):
+    stage = parted().spec.stage("text")
+    inputs = {name: np.array([b"[]"], dtype=object) for name in ("messages", "references")}
+    work = Work(cast("Any", Caller()), Runnable("text", 1, inputs), deadline=11.5, now=0.0)
+    point = Point("default", 1.0, lambda _: 0.001)
+    parcel = Parcel(Slot("one"), "small", point, [Slice(work, 0, 1)], 1, 4.0, found_idle=False, early=early)
+    datatypes = dict.fromkeys(inputs, "BYTES")
+    carrier = HttpCarrier(stage, datatypes=datatypes, hang_seconds=30.0, max_answer_bytes=2**20)
+
+    assert carrier._request(parcel).timeout_seconds == seconds
 
 
 async def test_nobody_begins_early_before_others_who_have_all_they_need():

@@ -154,12 +154,13 @@ async def test_an_image_that_is_none_is_refused_to_each_who_shows_it():
 async def test_who_cannot_share_after_all_is_encoded_by_himself():
     encoders, writer = two_encoders(shares=False), ChatReplica(name="writer")
     async with reading(encoders, [writer]) as rig:
-        chats = await many(rig, 3, a_picture(1))
+        chats = await many(rig, 6, a_picture(1))
         for encoder in encoders:
             encoder.gate.set()
-        assert [(await chat)[0] for chat in chats] == [200] * 3
-        assert await rig.outcomes() == {"ok": 3}
-        assert shown(encoders) > 1
+        assert [(await chat)[0] for chat in chats] == [200] * 6
+        assert await rig.outcomes() == {"ok": 6}
+        assert shown(encoders) == 6
+        assert sum(len(encoder.seen) for encoder in encoders) <= 3  # side by side, not one after the other
 
 
 @pytest.mark.parametrize("fault", [(500, "broken"), (503, "not now")])

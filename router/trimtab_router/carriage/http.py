@@ -122,9 +122,10 @@ class HttpCarrier:
         came: Callable[[Mapping[str, Array] | None], None],
     ) -> None:
         found: dict[str, Array] | None = None
-        if replica is not None and replica.slot is slot and not piece.work.closed:
+        if replica is not None and replica.slot is slot and piece.work.identities:
             url = replica.kept_at(variant, kept_as(secrets.token_hex(8), 0))
-            told = await replica.fetch(url, images.asked_for(piece.work.identities[piece.start]))
+            asked = await asyncio.to_thread(images.asked_for, piece.work.identities[piece.start])  # megabytes are read
+            told = await replica.fetch(url, asked)
             if told.get("rows"):
                 found = {PULLED: images.reference(url, told)}
                 if piece.work.closed:

@@ -107,6 +107,7 @@ class Returns:
         point = self._point_served(parcel, answer)
         for piece, own in zip(parcel.riders, answer.shared, strict=True):
             if own is None:
+                piece.work.identities = ()  # an encoder that does not share will not do so the next time
                 self._return(piece, "NotShared", alone=False, attempts=0)
                 continue
             waited = max(parcel.departed_at - piece.work.enqueued_at, 0.0)

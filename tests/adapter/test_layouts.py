@@ -180,7 +180,7 @@ def test_broken_promises_ask_for_more_than_the_profile_says():
     calm, strained = planned(300, 0.0), planned(300, 0.0, strain=2.0)
 
     assert strained.spec.stage("text").replicas > calm.spec.stage("text").replicas
-    assert "for 2 times that, since promises were broken" in strained.spec.explanation.change
+    assert "with 2 times the profiled seconds, since promises were broken" in strained.spec.explanation.change
 
 
 def test_strain_rises_at_once_rests_while_it_recovers_and_falls_after_quiet_decisions():

@@ -103,5 +103,7 @@ async def test_who_writes_is_measured_to_the_first_piece_and_without_images(tmp_
     write_profiles(profiles, tmp_path)
     assert load_profiles(tmp_path) == profiles
 
-    alone = await profile(pipeline, file.parent, replace(options, only={"answer": ["decoder-only"]}))
+    alone = await profile(
+        pipeline, file.parent, replace(options, only={name: ["decoder-only"] for name in ("encode", "answer")})
+    )
     assert [point.variant for point in alone["answer"].spec.points] == ["decoder-only"]

@@ -34,7 +34,7 @@ class Situation:
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # measured, by stage and variant
     accuracies: Mapping[tuple[str, str, str], float] = field(default_factory=dict)  # drifted, by stage, variant, point
     joined: Mapping[tuple[str, str, str], Mapping[str, float]] = field(default_factory=dict)  # of tasks, by the same
-    strain: float = 1.0  # of the load, what is planned for where answers are written and promises are broken
+    strain: float = 1.0  # over profiled times of who writes, as broken promises tell
 
 
 def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation) -> PipelinePlan:
@@ -61,7 +61,7 @@ def question_of(
         pipeline.spec.adaptation.hold_seconds,
     )
     spec = with_joined(corrected(pipeline.spec, situation.accuracies), situation.joined)
-    strain = situation.strain if any(stage.writes for stage in spec.stages) else 1.0
+    strain = situation.strain
     question = Question(spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current, strain)
     hold_seconds = pipeline.spec.adaptation.hold_seconds
     held = why_more(situation.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
@@ -101,7 +101,8 @@ def plan_of(
     changed = current is None or _lines(current.spec.stages) != _lines(stages)
     cause = f"planned for {forecast.peak_rps:.3g} requests/s by {forecast.source}"
     cause += f": {forecast.held}" if forecast.held else ""
-    cause += f"; for {question.strain:.3g} times that, since promises were broken" if question.strain > 1.0 else ""
+    strained = question.strain > 1.0 and any(stage.writes for stage in question.spec.stages)
+    cause += f"; with {question.strain:.3g} times the profiled seconds, since promises were broken" if strained else ""
     spec = PipelinePlanSpec(
         pipeline=pipeline.name,
         generation=before + 1 if changed else before,

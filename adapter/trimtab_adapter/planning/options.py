@@ -39,12 +39,12 @@ class Question:
     rows_per_request: Mapping[str, float] = field(default_factory=dict)  # measured; else as the spec expects
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by stage and variant
     current: PipelinePlan | None = None
-    strain: float = 1.0  # of the load, what is planned for
+    strain: float = 1.0  # over profiled times of who writes
 
     @property
     def busiest_rps(self) -> float:
         """The requests of the busiest second, headroom included."""
-        return self.strain * self.load_rps * (1.0 + self.spec.adaptation.headroom)
+        return self.load_rps * (1.0 + self.spec.adaptation.headroom)
 
     def stage_rps(self, stage: str) -> float:
         """The rows per second a stage must carry, headroom included."""
@@ -139,10 +139,10 @@ def service_ratio(question: Question, stage: Stage, variant: Variant, profile: P
 
     A replica that asks for a fraction of a core is faster than its share while the node has time to spare. That is no
     capacity to count on: if all replicas were planned so, there would be none to spare. Of who writes it is observed to
-    the first piece of a row beside others, which is no measure of how long a batch takes.
+    the first piece of a row beside others, which is no measure of how long a batch takes; there broken promises tell.
     """
     if stage.writes:
-        return 1.0
+        return question.strain
     ratio = _measured_ratio(question, stage, variant, profile)
     return max(ratio, 1.0) if variant.resources.cpu < 1.0 else ratio
 

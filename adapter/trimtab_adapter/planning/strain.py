@@ -1,8 +1,8 @@
-"""More than the profiles say is planned for while promises are broken: up at once, down after quiet decisions. Pure.
+"""Who writes is taken to be slower than profiled while promises are broken: at once, less after quiet decisions. Pure.
 
 A profile is content where a machine is not: others use it, or chats are not like those that were measured. How much is
-wrong nobody knows, so as much is added as was not kept, and one in eight at the least (`token_pools.scale` does that to
-replicas).
+wrong nobody knows, so as much is added to the seconds as was not kept, and one in eight at the least
+(`token_pools.scale` adds that to replicas). Both layouts count as slower, so that the one with more to spare is found.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ LEAST_ANSWERS = 50
 
 @dataclass(frozen=True, slots=True)
 class Strain:
-    """How much more than the load is planned for.
+    """How much slower than profiled who writes is taken to be.
 
     Attributes:
-        factor: of the load, 1.0 to 4.0: a machine that is farther from its profile needs a new one.
+        factor: of the profiled seconds, 1.0 to 4.0: a machine that is farther from its profile needs a new one.
         attainment: share of promises kept when it was last raised; 1.0 where it was not, or it has recovered.
         quiet: decisions since then at which promises were kept.
     """

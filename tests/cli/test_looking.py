@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.tokens.test_family import IMAGE, OUTPUTS, answers, images, spec
 from tests.tokens.test_family import weights as weights  # noqa: PLC0414  (a fixture)
-from trimtab.accuracies.attribution import Heard
+from trimtab.accuracies.attribution import Choice, Heard
 from trimtab.accuracies.looking import looks
 from trimtab.commands import run
 from trimtab_loadtester.payload import Score
@@ -25,7 +26,7 @@ POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "fast", "accuracy": 0.8}]
 
 def a_document(certainty: str | None = "sure", stages: int = 1) -> InferencePipeline:
     outputs = [{"name": "y", "datatype": "FP32"}, {"name": "sure", "datatype": "FP32"}]
-    told = {"outputs": outputs, "variants": [a_variant("one", accuracy=0.9, operatingPoints=POINTS)]}
+    told: dict[str, Any] = {"outputs": outputs, "variants": [a_variant("one", accuracy=0.9, operatingPoints=POINTS)]}
     if certainty is not None:
         told["certainty"] = certainty
     named = [a_stage("first", **told), a_stage("second", "first.outputs.y", **told)]
@@ -37,7 +38,7 @@ def heard_of(certainty: np.ndarray, right: np.ndarray, rows: int = 1) -> list[He
     return [Heard(Score(hit * rows, rows), {"first": ",".join([f"{sure:.4g}"] * rows)}) for sure, hit in pairs]
 
 
-def both_points(rows: int = 1) -> dict:
+def both_points(rows: int = 1) -> dict[Choice, list[Heard]]:
     """`fast` is wrong on what it is least certain of, where `full` is right."""
     certainty = np.random.default_rng(0).random(ROWS)
     right = certainty > 0.3

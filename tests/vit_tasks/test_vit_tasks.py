@@ -11,7 +11,7 @@ from trimtab_model_servers.model import load_model
 from trimtab_model_servers.tokens.transformer import VisionTransformer
 from trimtab_model_servers.vit_tasks import sources, train
 from trimtab_model_servers.vit_tasks.fit import Training, features_of, fit_head, fit_transformer, initialise
-from trimtab_model_servers.vit_tasks.measure import at_points, report
+from trimtab_model_servers.vit_tasks.measure import at_points, hits_of, report
 from trimtab_model_servers.vit_tasks.points import COMPARED, FULL, POINTS
 from trimtab_model_servers.vit_tasks.samples import HeldOut
 from trimtab_model_servers.vit_tasks.sources import CLASSES, PHOTOS, TASKS, Images
@@ -147,7 +147,7 @@ def test_a_report_names_every_point_and_what_one_rule_wins_over_the_other(monkey
     head = fit_head(transformer, some_images(), len(PHOTOS), train.HEADS)
     held_out = dict.fromkeys(TASKS, some_images(8))
     stored = with_heads(transformer, head, lambda _: None)
-    found = report(at_points(stored, [*POINTS, *COMPARED], held_out, lambda _: None))
+    found = report(hits_of(at_points(stored, [*POINTS, *COMPARED], held_out, lambda _: None)))
 
     assert found["variants"]["vit-small"]["n"] == 8 * len(TASKS)
     assert list(found["points"]) == [point.name for point in POINTS]

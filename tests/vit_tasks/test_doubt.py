@@ -109,7 +109,7 @@ def test_the_pipeline_offers_second_looks_where_merging_costs_and_the_model_says
     variant = stage.variant(finer.VARIANT)
     offered = {point.name: point.second_looks for point in variant.operating_points if point.second_looks}
 
-    assert set(offered) == {"merge-32", "merge-48-prompts"}
+    assert set(offered) == {"merge-32", "merge-40-prompts", "merge-48-prompts"}
     for name, looks in offered.items():
         for look in looks:
             assert look.samples == 3080

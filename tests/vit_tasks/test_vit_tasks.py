@@ -88,6 +88,16 @@ def test_images_are_grey_bytes_and_every_label_there_is(task):
         assert images.pixels.float().flatten(1).std(dim=1).median() > 5
 
 
+@pytest.mark.parametrize("task", ["digits", "turned"])
+def test_the_first_held_out_digits_are_like_the_others(task):
+    """Of each label about as many: by source and label, as they are stored, the first thousand lack some."""
+    images = TASKS[task]("held-out", 10_000, 2)
+    first, rest = (torch.bincount(labels, minlength=10) / len(labels) for labels in images.labels.split([1000, 1039]))
+
+    assert len(images) == 2039
+    assert (first - rest).abs().max() < 0.04
+
+
 def test_no_training_crop_shows_a_column_that_is_held_out(monkeypatch):
     """On photos that are black where training may look and white elsewhere, every crop is of one colour."""
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.otas.paper import GAMMAS, MERGED, MODELS, PLAIN, PROMPTED, TABLE_RPS, Option
+from benchmarks.otas.paper import GAMMAS, MERGED, MODELS, PLAIN, PROMPTED, TABLE_RPS, Option, trained_with_merging
 from trimtab_router.stage.policies import infaas, otas, pets, slack_fit, token_adaptive
 from trimtab_router.stage.policies.fixed import fixed
 from trimtab_router.stage.policies.view import Point, Policy, View
@@ -43,9 +43,13 @@ def _policy(policy: Policy, **changes: object) -> Policy:
 
 
 _PLAIN = [option for option in GAMMAS if option.name == PLAIN]
+_STRONG = [option for option in GAMMAS if option.rps >= 1000.0]
+AWARE = [*GAMMAS, *(trained_with_merging(option, _PLAIN[0]) for option in _STRONG)]
+"""The paper's list, and its two strongest numbers with prompts that knew of the merging."""
 OURS, OTAS, TOME, VPT = "TokenAdaptive", "OTAS", "ToMe −15", "VPT 2"
 PETS, PETS_EVICTS, INFAAS = "PetS-like", "PetS-like, evicting", "INFaaS-like"
 EXACT, MYOPIC, WHOLE, LOOKS = "OTAS, exact solver", "ours, λ = 0", "ours, fixed batches", "ours, second looks"
+PROMPTS = "ours, merge-aware prompts"
 METHODS = {
     OURS: Method(token_adaptive.POLICY),
     OTAS: Method(_policy(otas.POLICY, table=by_table)),
@@ -59,5 +63,6 @@ METHODS = {
     MYOPIC: Method(_policy(token_adaptive.POLICY, priced=False)),
     WHOLE: Method(_policy(token_adaptive.POLICY, joins=False)),
     LOOKS: Method(token_adaptive.POLICY, looks=True),
+    PROMPTS: Method(token_adaptive.POLICY, AWARE),
 }
 """By the names the page has for them; ours first."""

@@ -1,11 +1,13 @@
 """One transformer at many speeds, served: the same queries by ours, OTAS as printed, and every point alone.
 
-Phases, each within six minutes; the first finds the load at which three in ten queries at the plain point are not
+Phases, each within ten minutes; the first finds the load at which three in ten queries at the plain point are not
 answered in time, and the others use it:
 
 - load: that load;
 - shape: plateaus and bursts around it, every point alone and the policies;
 - queued: more than that, so that twenty batches wait;
+- looks: a merged pass for all and a better one for the doubted, beside every point alone, on images nobody has seen,
+  saturated and in turns. Needs no load from before;
 - tasks: tasks registered under load, mixed in batches, and after all replicas have died. Needs no load from before.
 """
 
@@ -16,13 +18,18 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import aiohttp
+
+from benchmarks.tokens_served.direct import Direct
 from benchmarks.tokens_served.driving import BATCH, STAGE, VARIANT, serving
+from benchmarks.tokens_served.looks import HEADS as LOOK_HEADS
+from benchmarks.tokens_served.looks import LEAST_SPEED, MOST_LOST, Rows, compared, in_turns, ways
 from benchmarks.tokens_served.outcome import HEADS, Run
 from benchmarks.tokens_served.queries import Queries
 from benchmarks.tokens_served.tasks import Tasks
 from trimtab.decisions import terminal_table
 from trimtab.options import console
-from trimtab_pipelines.documents import load_pipeline, load_profiles
+from trimtab_pipelines.documents import load_endpoints, load_pipeline, load_profiles
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 from trimtab_profiler.profile import PROFILE_FILE, ProfileOptions, profile, write_profiles
@@ -100,6 +107,35 @@ class Bench:
             bar("queued: utility over OTAS as printed, %", _gain(ours, theirs), ">=", 10.0),
         ]
 
+    async def looks(self) -> None:
+        """Second looks beside single points, saturated."""
+        folder, rows = self.folder / "looks", Rows.drawn()
+        async with serving(SOURCE, folder, OURS, POLICIES[OURS], self.profiles, self.queries) as served:
+            tried = ways(served.points)
+            async with aiohttp.ClientSession() as session:
+                (replica,) = load_endpoints(served.local.fleet.site.endpoints_file).stages[STAGE]
+                url = f"http://{replica.address}/v2/models/{VARIANT}"
+                await in_turns(Direct(session, url, rows.pixels), tried, rows, self.given.rows)
+        found = list(compared(tried))
+        console.print(terminal_table(LOOK_HEADS, [one.line() for one in found], "looks"))
+        for one in found:
+            name = f"looks: {one.way.name}"
+            self.figures |= {
+                f"{name}: rows": len(one.way.right),
+                f"{name}: rows/s": one.rows_per_second,
+                f"{name}: times the plain point": one.speeds[1],
+                f"{name}: points lost (95 %)": "{1:+.2f} ({0:+.2f} to {2:+.2f})".format(*(100 * x for x in one.lost)),
+            }
+        alone = [one.way.name for one in found if one.way.again is None and one.meets]
+        self.figures["looks: points that meet the bar alone"] = ", ".join(alone) or "none"
+        twice = max((one for one in found if one.way.again is not None), key=lambda one: (one.meets, one.speeds[1]))
+        self.figures["looks: the bars are of"] = twice.way.name
+        self.bars += [
+            bar("looks: throughput over the plain point's", twice.speeds[1], ">=", LEAST_SPEED),
+            bar("looks: accuracy lost, points", 100 * twice.lost[1], "<=", 100 * MOST_LOST),
+            bar("looks: rows by each way, least", min(len(one.way.right) for one in found), ">=", 2_000),
+        ]
+
     async def tasks(self) -> None:
         """Tasks that join while others are served."""
         found = Tasks(SOURCE, self.folder / "tasks", self.queries)
@@ -156,11 +192,12 @@ def main() -> int:
     """Run it; 0 where every bar holds."""
     parser = argparse.ArgumentParser(prog="benchmarks.tokens_served", description=__doc__)
     parser.add_argument(
-        "--phase", choices=["load", "shape", "queued", "tasks"], action="append", help="only this; repeatable"
+        "--phase", choices=["load", "shape", "queued", "looks", "tasks"], action="append", help="only this; repeatable"
     )
     parser.add_argument("--seconds", type=int, default=16, help="of load in each run")
     parser.add_argument("--deadline", type=float, default=1.2, help="seconds, of queries in a hurry")
     parser.add_argument("--first-rps", type=float, default=200.0, help="where the search for the load begins")
+    parser.add_argument("--rows", type=int, help="of phase looks; default: all there are, some 3,100")
     parser.add_argument("--out", type=Path, default=Path("out/tokens-served"))
     given = parser.parse_args()
     outcome = event_loop.run(_measured(given))
@@ -178,7 +215,13 @@ async def _measured(given: argparse.Namespace) -> Outcome:
         write_profiles(await profile(pipeline, SOURCE, options, lambda _: None), given.out)
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
         bench = Bench(given, Path(folder), load_profiles(given.out / PROFILE_FILE))
-        phases = {"load": bench.load, "shape": bench.shape, "queued": bench.queued, "tasks": bench.tasks}
+        phases = {
+            "load": bench.load,
+            "shape": bench.shape,
+            "queued": bench.queued,
+            "looks": bench.looks,
+            "tasks": bench.tasks,
+        }
         for name in given.phase or phases:
             await phases[name]()
     return Outcome(name="bench-tokens-served", figures=bench.figures, bars=tuple(bench.bars))

@@ -46,13 +46,15 @@ class Serving:
     queries: Queries
 
     async def keep_to(self, point: PointPlan) -> None:
-        """From now on one point alone."""
+        """From now on one point alone, without second looks."""
         stage = self.plan.spec.stages[0].model_copy(
             update={
                 "operating_point": point.name,
                 "accuracy": point.accuracy,
                 "accuracy_by_task": point.accuracy_by_task,
                 "service_seconds": point.service_seconds,
+                "looks": (),
+                "escalation": None,
                 "upgrades": (),
                 "fallbacks": (),
             }

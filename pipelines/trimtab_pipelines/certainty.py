@@ -7,6 +7,7 @@ look again at everything to those that look at nothing, and each must reject, by
 below the floor. The first that does not ends it. So all that passed hold together with the confidence of one.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.floors import at_least
-from trimtab_pipelines.second_look import SecondLook
+from trimtab_pipelines.second_look import MOST_LOOKS, SecondLook
 
 CONFIDENCE = 0.95
 STEPS = 100
@@ -122,35 +123,50 @@ LEAST_GAIN = 0.005
 def second_looks(points: Mapping[str, Seen], confidence: float = CONFIDENCE) -> dict[str, tuple[SecondLook, ...]]:
     """Return what looking again is worth from each point, at thresholds that keep a ladder of floors.
 
-    Only points that read more than the first are looked at again with: a row that is doubted needs other senses.
+    Only points that read all that the first reads look again: a row that is doubted needs more senses, not others.
+    Where both read the same, such as one transformer that merges more or fewer tokens, accuracy alone decides.
 
     Args:
         points: the same held-out rows, as each point of a variant sees them.
         confidence: with which each floor holds for rows that nobody has seen yet.
     """
+    pairs = [
+        (first, then)
+        for first, then in permutations(points, 2)
+        if _sees_better(points[then], points[first], confidence)
+    ]
+    most = MOST_LOOKS // max(1, *Counter(first for first, _ in pairs).values(), 0)
     found: dict[str, tuple[SecondLook, ...]] = dict.fromkeys(points, ())
-    for first, then in permutations(points, 2):
-        if _reads_more(points[then], points[first]):
-            looks = Looks(points[first].certainty, points[first].right, points[then].right)
-            found[first] += _ladder(then, looks, confidence)
+    for first, then in pairs:
+        looks = Looks(points[first].certainty, points[first].right, points[then].right)
+        found[first] += _ladder(then, looks, confidence)[-most:]
     return found
 
 
-def _reads_more(one: Seen, other: Seen) -> bool:
-    return bool(other.reads) and (not one.reads or one.reads > other.reads)
+def _sees_better(one: Seen, other: Seen, confidence: float) -> bool:
+    """Whether a point reads all that another does, and is right more often on the very same rows, not by chance.
+
+    By chance: of the rows on which they differ, each would be right on half (McNemar's test, exact and one-sided).
+    """
+    if one.reads and not (other.reads and one.reads >= other.reads):
+        return False
+    better, worse = int((one.right & ~other.right).sum()), int((other.right & ~one.right).sum())
+    gain = (better - worse) / one.right.size
+    return gain >= LEAST_GAIN and at_least(better, better + worse, 0.5) <= 1 - confidence
 
 
 def _ladder(then: str, looks: Looks, confidence: float) -> tuple[SecondLook, ...]:
-    """One second look for each floor that a threshold keeps; of floors with the same threshold the highest."""
+    """One second look for each floor that a threshold keeps; of floors with the same threshold the highest.
+
+    The ladder leads from what the first point surely has to what the better one surely has.
+    """
     first, rows = float(looks.right.mean()), looks.certainty.size
-    most = _surest_floor(int(looks.right_again.sum()), rows, confidence)
-    if most - first < LEAST_GAIN:
-        return ()
+    least, most = (_surest_floor(int(hits.sum()), rows, confidence) for hits in (looks.right, looks.right_again))
     kept: dict[float, SecondLook] = {}
     for part in LADDER:
-        floor = first + part * (most - first)
+        floor = least + part * (most - least)
         look = safe_threshold(looks, floor, confidence)
-        if look is not None and 0 < look.share < 1:
+        if look is not None and 0 < look.share < 1 and look.accuracy >= first + LEAST_GAIN:
             kept[look.below] = SecondLook(
                 point=then,
                 below=look.below,

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.otas import load
 from benchmarks.otas.cells import BURSTY, SYNTHETIC, Cell, Source, measure
 from benchmarks.otas.evaluation import Evaluation, judge
-from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, TOME, VPT
+from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, PROMPTS, TOME, VPT
 from benchmarks.otas.page import render
 
 SHORT = Source(None, 0, 5)
@@ -41,6 +41,13 @@ def test_a_model_that_must_be_loaded_keeps_its_queries_waiting():
 
     assert {"small", "base"} <= set(one.shares)
     assert one.types[2] + one.types[3] > 0.02
+
+
+def test_prompts_that_knew_of_merging_are_taken_under_load_and_are_worth_it(overloaded):
+    one = measure(SHORT, Cell(SYNTHETIC, PROMPTS, 1.6))
+
+    assert {name for name in one.shares if "aware" in name}
+    assert one.utility > overloaded[OURS].utility
 
 
 def test_the_loads_are_the_papers():

@@ -1,14 +1,21 @@
 """Queries of three tasks with deadlines and utilities, and what is counted of what became of them."""
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import pytest
 
 from benchmarks.tokens_served.direct import mixed, split
+from benchmarks.tokens_served.looks import Rows, Way, compared, serve, ways
 from benchmarks.tokens_served.outcome import Run
 from benchmarks.tokens_served.queries import QUERIES, Queries
 from benchmarks.tokens_served.tasks import ratio_interval
 from trimtab_loadtester.results import Record, Results, RunFacts
+from trimtab_model_servers.vit_tasks.samples import HeldOut
 from trimtab_pipelines.ends import End
+from trimtab_pipelines.plan import PointPlan
+from trimtab_pipelines.second_look import LookPlan
+from trimtab_protocol import InferResponse, Tensor
 
 
 def a_run(*records, deadlines, utilities):
@@ -69,3 +76,91 @@ def test_the_ratio_of_two_p99s_has_an_interval_around_it():
 
     assert 1.2 < low < 1.5 < high < 1.9
     assert np.allclose(ratio_interval(calm, calm)[0], 1.0, atol=0.2)
+
+
+def a_point(name, accuracy, row_seconds, *looks):
+    return PointPlan(name=name, accuracy=accuracy, service_seconds={8: 8 * row_seconds}, looks=looks)
+
+
+def a_look(then, share, accuracy):
+    return LookPlan(point=then, below=share, share=share, accuracy=accuracy)
+
+
+def test_from_each_point_the_fewest_rows_that_may_meet_the_bar_go_again():
+    points = [
+        a_point("full", 0.8, 1.0),
+        a_point("middle", 0.795, 0.6, a_look("full", 0.5, 0.8)),
+        a_point(
+            "fast",
+            0.7,
+            0.3,
+            a_look("full", 0.3, 0.79),
+            a_look("full", 0.4, 0.798),
+            a_look("full", 0.6, 0.799),
+            a_look("middle", 0.2, 0.75),
+            a_look("middle", 0.4, 0.78),
+        ),
+    ]
+    found = ways(points)
+
+    assert [way.name for way in found] == [
+        "full",
+        "middle",
+        "fast",
+        "fast, 40% again at full",  # the least share that loses no more than 0.3 points
+        "fast, 40% again at middle",  # none reaches that: the most accurate
+    ], "middle with half of the rows again at full is slower than full"
+    assert [way.promised for way in found[3:]] == [0.798, 0.78]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """Certain of even rows; right of all at `full`, of even rows alone at `fast`."""
+
+    pixels: np.ndarray
+    seen: list = field(default_factory=list)
+
+    async def infer(self, tasks, point):
+        row = self.pixels[:, 0]
+        assert row.tolist() == tasks
+        self.seen.append((point, len(row)))
+        label = np.where((row % 2 == 0) | (point == "full"), row, -1)
+        certainty = np.where(row % 2 == 0, 0.9, 0.1).astype(np.float32)
+        return InferResponse("m", outputs=(Tensor.of("label", label), Tensor.of("certainty", certainty)))
+
+
+async def test_doubted_rows_are_gathered_into_full_batches_and_none_is_left():
+    numbers = np.arange(40)
+    rows = Rows(numbers[:, None], numbers, numbers)
+    replica = Replica(rows.pixels)
+    way = Way("w", a_point("fast", 0.5, 1.0, a_look("full", 0.5, 1.0)), a_point("full", 1.0, 2.0))
+    await serve(replica, way, rows, numbers[:36])
+
+    assert [rows for point, rows in replica.seen if point == "fast"] == [8, 8, 8, 8, 4]
+    assert [rows for point, rows in replica.seen if point == "full"] == [8, 8, 2]
+    assert all(way.right)
+    assert (way.doubted, len(way.right), len(way.seconds)) == (18, 36, 1)
+
+
+def test_a_way_is_held_against_the_plain_point_turn_by_turn_and_row_by_row():
+    plain = Way("plain", a_point("full", 0.8, 1.0), seconds=[2.0, 4.0, 2.0], right=[True] * 800 + [False] * 200)
+    fast = Way("fast", a_point("fast", 0.8, 1.0), seconds=[1.0, 2.0, 2.0], right=[True] * 790 + [False] * 210)
+    first, second = compared([plain, fast])
+
+    assert (first.meets, first.speeds) == (False, (1.0, 1.0, 1.0))
+    assert second.speeds == (1.0, 2.0, 2.0)
+    assert second.lost[1] == pytest.approx(0.01)
+    assert second.lost[0] < 0.01 < second.lost[2]
+    assert not second.meets, "it loses a point"
+    assert second.rows_per_second == 200.0
+
+
+def test_rows_of_the_second_set_are_none_that_figures_of_the_pipeline_are_of():
+    rows = Rows.drawn()
+    first = HeldOut()
+    known = {first[place][0]["image"].tobytes() for place in range(len(first) - 80)}  # faces are all there are
+
+    assert len(rows.labels) > 3000
+    assert np.mean([pixels.tobytes() in known for pixels in rows.pixels]) < 0.01, "some crops are drawn twice"
+    assert len(np.concatenate(rows.turns())) == len(rows.labels)
+    assert len(np.concatenate(rows.turns(200))) == 200

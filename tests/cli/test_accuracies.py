@@ -8,13 +8,13 @@ import pytest
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
 from tests.cli.pipelines import echo_pipeline
 from trimtab.accuracies.attribution import NothingRight, Tally, accuracies, choices
-from trimtab.accuracies.writing import with_accuracies
 from trimtab.commands import run
 from trimtab_loadtester.payload import Score
 from trimtab_pipelines.accuracy import sources
 from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_pipelines.evidence import Accuracy, wilson_interval
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.writing import with_accuracies
 
 DIGEST = f"sha256:{64 * 'a'}"
 BEST = (("slow", "default"), ("slow", "default"))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from trimtab_pipelines.certainty import Looks, Seen, at_threshold, curve, safe_threshold, second_looks
+from trimtab_pipelines.second_look import MOST_LOOKS
 
 
 def a_sample(rng, rows, shift=0.0):
@@ -88,3 +89,50 @@ def test_a_point_that_reads_other_senses_is_no_second_look():
         "v": Seen(sample.certainty, sample.right_again, frozenset("v")),
     }
     assert second_looks(points) == {"a": (), "v": ()}
+
+
+def merged(rng, rows, loses):
+    """One model at three points that all read the same: what merging loses is among the least certain rows."""
+    certainty = rng.beta(4, 1.2, rows)
+    right = rng.random(rows) < certainty
+    spoilt = right & (rng.random(rows) < loses * 2 * (certainty < np.median(certainty)))
+    return {"full": Seen(certainty, right), "merged": Seen(certainty, right & ~spoilt)}
+
+
+def test_points_that_read_the_same_look_again_where_they_are_surely_more_accurate():
+    found, truth = (merged(np.random.default_rng(seed), rows, 0.1) for seed, rows in ((8, 3000), (9, 400_000)))
+    looks = second_looks(found)
+
+    assert looks["full"] == ()
+    assert {look.point for look in looks["merged"]} == {"full"}
+    first, again = truth["merged"], truth["full"]
+    for look in looks["merged"]:
+        kept = at_threshold(Looks(first.certainty, first.right, again.right), look.below)
+
+        assert look.accuracy >= found["merged"].right.mean() + 0.0049
+        assert look.low is not None
+        assert kept.accuracy >= look.low
+    assert min(look.share for look in looks["merged"]) < 0.5
+
+
+def test_a_better_point_by_chance_is_no_second_look():
+    """Ten rows of a thousand more are right, but those on which the two differ are as many that it gets wrong."""
+    rng = np.random.default_rng(10)
+    certainty, right = rng.random(1000), rng.random(1000) < 0.6
+    other = right.copy()
+    other[:60] = True
+    right[:60], other[60:110], right[60:110] = False, False, True
+
+    assert other.mean() - right.mean() == pytest.approx(0.01)
+    assert second_looks({"a": Seen(certainty, right), "b": Seen(certainty, other)}) == {"a": (), "b": ()}
+
+
+def test_so_many_points_have_no_more_second_looks_than_a_document_holds():
+    rng = np.random.default_rng(11)
+    certainty = rng.random(4000)
+    chance = rng.random(4000)
+    points = {f"p{n}": Seen(certainty, chance < 0.3 + 0.05 * n + 0.2 * certainty) for n in range(9)}
+    found = second_looks(points)
+
+    assert len({look.point for look in found["p0"]}) == 8
+    assert max(len(looks) for looks in found.values()) <= MOST_LOOKS

@@ -1,5 +1,7 @@
 """A vision transformer as a replica serves it: points, tasks, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -176,3 +178,24 @@ def test_torchvisions_weights_are_served_as_they_are(tmp_path):
         got = model.network.infer({"image": pictures}, model.spec.operating_points[0])["logits"]
 
         assert torch.allclose(got, stock(pictures), atol=1e-5)
+
+
+def test_logits_are_divided_by_the_temperature_of_point_and_task_before_they_are_a_certainty(weights, tmp_path):
+    stored, pictures, tasks = load(weights), images(4), [0, 1, 1, 0]
+    given = {"merge-4": {"signs": 2.0}, "replace-2": {"letters": 0.5, "signs": 3.0}}
+    save(replace(stored, temperatures=given), tmp_path / "cooled.safetensors", {})
+    before, after = load_model(spec(weights)), load_model(spec(tmp_path / "cooled.safetensors"))
+    for point, by_task in {"full": {}, "fast": given["merge-4"], "fine": given["replace-2"], "both": {}}.items():
+        raw, cooled = (answers(model, point, pictures, tasks) for model in (before, after))
+        divisor = torch.tensor([by_task.get(("letters", "signs")[task], 1.0) for task in tasks])
+
+        assert torch.equal(raw["label"], cooled["label"])
+        assert torch.equal(raw["logits"], cooled["logits"])
+        expected = (raw["logits"] / divisor[:, None]).softmax(dim=1).amax(dim=1)
+        assert torch.allclose(cooled["certainty"], expected, atol=1e-5)
+
+
+def test_a_temperature_that_is_none_is_refused(weights, tmp_path):
+    save(replace(load(weights), temperatures={"plain": {"signs": 0.0}}), tmp_path / "cold.safetensors", {})
+    with pytest.raises(ModelError, match="metadata do not tell what to build"):
+        load(tmp_path / "cold.safetensors")

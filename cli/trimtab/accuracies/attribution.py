@@ -7,7 +7,7 @@ the N-th root of A; another variant in one stage, the rest the best, gives share
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trimtab_loadtester.payload import Score
 from trimtab_pipelines.evidence import Accuracy, wilson_interval
@@ -21,6 +21,14 @@ DIGITS = 4
 
 class NothingRight(UsersMistake):
     """Not one answer was right, so that nothing can be told of single variants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What came of one sample: its score, and how certain each stage said it is, row by row, parted by commas."""
+
+    score: Score
+    certainties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trimtab.accuracies.attribution import Choice, Tally, choices
+from trimtab.accuracies.attribution import Choice, Heard, choices
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_loadtester.labelled import LabelledPayloads, SamplesError
-from trimtab_loadtester.payload import Score
 from trimtab_loadtester.wire import RestWire
 from trimtab_pipelines.documents import dump_yaml, write_atomically, write_json
 from trimtab_pipelines.model_spec import resolve_uri
@@ -39,8 +38,8 @@ class Order:
     count: int
 
 
-async def measure(order: Order, folder: Path, on_progress: OnProgress) -> dict[Choice, Tally]:
-    """Serve the pipeline in a folder and return what came of the samples with each choice.
+async def measure(order: Order, folder: Path, on_progress: OnProgress) -> dict[Choice, Sequence[Heard]]:
+    """Serve the pipeline in a folder and return what came of each sample with each choice, in the samples' order.
 
     Raises:
         StartError: something did not come up, or a sample got no answer.
@@ -50,16 +49,15 @@ async def measure(order: Order, folder: Path, on_progress: OnProgress) -> dict[C
     write_atomically(pipeline_file, dump_yaml(measured))
     tried = choices(measured)
     first = plan_of(measured, tried[0], 1)
-    tallies: dict[Choice, Tally] = {}
+    heard: dict[Choice, Sequence[Heard]] = {}
     async with Supervisor(Setup(pipeline_file, folder / "run", None, first, door=False)) as local:
         await local.ready(PATIENCE_SECONDS)
         for number, choice in enumerate(tried, 1):
             write_json(local.plan_file, plan_of(measured, choice, number))
             await _in_force(local, choice, number)
-            scores = await _send(order, local.rest_port, choice, partial(on_progress, len(tried)))
-            tallies[choice] = Tally.of(scores)
+            heard[choice] = await _send(order, local.rest_port, choice, partial(on_progress, len(tried)))
             local.raise_failure()
-    return tallies
+    return heard
 
 
 def unhurried(pipeline: InferencePipeline, home: Path) -> InferencePipeline:
@@ -119,11 +117,12 @@ def _serves(local: Supervisor, wanted: Mapping[str, tuple[str, str]], generation
     return running == wanted
 
 
-async def _send(order: Order, port: int, choice: Choice, on_progress: Callable[[str], None]) -> Sequence[Score]:
+async def _send(order: Order, port: int, choice: Choice, on_progress: Callable[[str], None]) -> Sequence[Heard]:
     """Send every sample, a few at once; each answer must come from the choice."""
-    scores: list[Score] = []
+    heard: dict[int, Heard] = {}
     outputs = tuple(output.name for output in order.pipeline.spec.outputs)
-    served_by = {parameters_of(s.name): c for s, c in zip(order.pipeline.spec.order, choice, strict=True)}
+    parameters = {stage.name: parameters_of(stage.name) for stage in order.pipeline.spec.order}
+    served_by = dict(zip(parameters.values(), choice, strict=True))
     room, words = asyncio.Semaphore(AT_ONCE), ", ".join(f"{v} {p}" for v, p in choice)
 
     async def one(number: int) -> None:
@@ -139,7 +138,8 @@ async def _send(order: Order, port: int, choice: Choice, on_progress: Callable[[
                 raise StartError(f"sample {number} was served by {told.get(named.variant)}, not by {variant} {point}")
         found = {tensor.name: tensor.array for tensor in answer.response.outputs}
         try:
-            scores.append(order.samples.score(payload.truth, found))
+            certainties = {stage: str(told.get(named.certainties, "")) for stage, named in parameters.items()}
+            heard[number] = Heard(order.samples.score(payload.truth, found), certainties)
         except (KeyError, ValueError, TypeError) as error:
             raise SamplesError(f"sample {number}: its answer cannot be scored: {error!r}") from error
         on_progress(words)
@@ -151,4 +151,4 @@ async def _send(order: Order, port: int, choice: Choice, on_progress: Callable[[
                 group.create_task(one(number))
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return scores
+    return [heard[number] for number in range(order.count)]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import yaml
 
-from trimtab.accuracies.writing import with_accuracies
 from trimtab.points.choice import Trial
 from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.writing import content_end, with_accuracies
 
 KNOBS = ("merging", "prompts", "precision")
 
@@ -26,10 +26,10 @@ def with_points(text: str, stage: str, variant: str, kept: Sequence[Trial]) -> s
     block = f"operatingPoints:{listed}"
     old = next((pair for pair in node.value if pair[0].value == "operatingPoints"), None)
     if old is not None:
-        start, end = old[0].start_mark.index, _end(old[1])
+        start, end = old[0].start_mark.index, content_end(old[1])
         text = text[:start] + block + text[end:]
     else:
-        end = _end(node.value[-1][1])
+        end = content_end(node.value[-1][1])
         text = text[:end] + f"\n{' ' * column}{block}" + text[end:]
     measured = {(stage, variant, trial.point.name): trial.accuracy for trial in kept}
     return with_accuracies(text, measured)
@@ -52,11 +52,3 @@ def _only_variant(root: yaml.Node | None) -> yaml.MappingNode | None:
             items = node.value if isinstance(node, yaml.SequenceNode) else []
             node = items[step] if len(items) > step else None
     return node if isinstance(node, yaml.MappingNode) else None
-
-
-def _end(node: yaml.Node) -> int:
-    """Where a node's own text ends; a block's mark lies behind the line ends and comments that follow it."""
-    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
-        last = node.value[-1]
-        return _end(last[1] if isinstance(last, tuple) else last)
-    return int(node.end_mark.index)

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trimtab.accuracies.attribution import accuracies
+from trimtab.accuracies.attribution import Tally, accuracies
+from trimtab.accuracies.looking import looks
 from trimtab.accuracies.measuring import Order, measure
-from trimtab.accuracies.writing import with_accuracies
 from trimtab.decisions import terminal_table
 from trimtab.options import PipelineArgument, SeedOption, console
 from trimtab.preparation import prepare
@@ -19,6 +19,7 @@ from trimtab_pipelines.documents import load_pipeline, write_atomically
 from trimtab_pipelines.evidence import Accuracy
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.verdict import Outcome
+from trimtab_pipelines.writing import with_accuracies, with_second_looks
 
 COLUMNS = ("stage", "variant", "point", "before", "measured", "95 % interval")
 
@@ -36,7 +37,8 @@ def command(
 ) -> int:
     """Measure the accuracy of every variant and operating point on your own samples; write it into the pipeline.
 
-    Of a pipeline of several stages, each variant is tried with the best of the other stages.
+    Of a pipeline of several stages, each variant is tried with the best of the other stages. A single stage that says
+    how certain it is gets second looks too: what it is worth to ask a more accurate point about the least certain rows.
     """
     document = prepare(pipeline)
     source = LabelledPayloads(document, samples, seed)
@@ -52,14 +54,25 @@ def command(
         def show(of: int, words: str) -> None:
             shown.update(bar, total=of * count, advance=1, description=words)
 
-        tallies = asyncio.run(measure(order, folder, show))
-    measured = accuracies(document, tallies, digest)
+        heard = asyncio.run(measure(order, folder, show))
+    tallies = {choice: Tally.of([one.score for one in found]) for choice, found in heard.items()}
+    measured, again = accuracies(document, tallies, digest), looks(document, heard)
     console.print(terminal_table(COLUMNS, [_row(document, place, found) for place, found in measured.items()]))
     written = out or file
-    write_atomically(written, with_accuracies(file.read_text(), measured))
+    write_atomically(written, with_second_looks(with_accuracies(file.read_text(), measured), again))
     load_pipeline(written)  # what was written can be read
+    for (_, variant, point), found in again.items():
+        if found:
+            best = found[-1]
+            console.print(
+                f"{variant} {point}: {len(found)} second looks, up to {best.accuracy:.4f} "
+                f"with {best.share:.0%} of the samples again at {best.point}"
+            )
     console.print(f"written to {written}")
-    figures = {f"accuracy_{'_'.join(place)}": found.value for place, found in measured.items()}
+    figures: dict[str, float | int | str | None] = {
+        f"accuracy_{'_'.join(place)}": found.value for place, found in measured.items()
+    }
+    figures |= {f"second_looks_{'_'.join(place)}": len(found) for place, found in again.items()}
     Outcome(name="accuracy", figures={"samples": count, "samples_digest": digest, **figures}).print()
     return 0
 

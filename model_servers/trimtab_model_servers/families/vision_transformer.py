@@ -6,7 +6,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +27,7 @@ from trimtab_model_servers.tokens.schedule import in_each_layer
 from trimtab_model_servers.tokens.shape import SHAPES
 from trimtab_model_servers.tokens.stored import Stored, load, randomly
 from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
-from trimtab_model_servers.tokens.ways import ways
+from trimtab_model_servers.tokens.ways import way, ways
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tasks import MOST_BYTES, Task
@@ -61,6 +61,8 @@ class Prepared:
     """Whose heads and prompts it runs with."""
     halved: bool
     """Whether products are computed in BF16; the weights stay as they are, so that no second copy is needed."""
+    temperatures: Mapping[str, float] = field(default_factory=dict)
+    """By task: that logits are divided by before they are a certainty; 1 for the others."""
 
 
 @dataclass(slots=True)
@@ -85,7 +87,8 @@ class ServedTransformer:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=ready.halved):
             features = self.transformer(prepared(images, self.normalisation), course)
         logits = bank.logits(features.to(bank.weight.dtype), places)
-        certainty, label = logits.softmax(dim=1).max(dim=1)
+        temperatures = now.by_place(ready.temperatures, 1.0).to(logits.device)
+        certainty, label = (logits / temperatures[places, None]).softmax(dim=1).max(dim=1)
         return {
             "label": label.where(known, NO_LABEL),
             "certainty": certainty.where(known, 0.0),
@@ -165,7 +168,8 @@ def _prepared(point: OperatingPoint, stored: Stored) -> Prepared:
     accumulate = point.prompts is not None and point.prompts.mode == "Accumulate"
     if point.precision is not None and point.precision not in PRECISIONS:
         raise ModelError(f"{where}: this family computes with {' or '.join(PRECISIONS)}, not {point.precision}")
-    return Prepared(merged, RULES[rule], accumulate, known[0], halved=point.precision == "BF16")
+    cooled = stored.temperatures.get(way(point), {})
+    return Prepared(merged, RULES[rule], accumulate, known[0], point.precision == "BF16", cooled)
 
 
 def _require_images(spec: ModelSpec, stored: Stored) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.tokens.prompting import Labelled, Lesson, answered, fit_prompts
+from trimtab_model_servers.tokens.prompting import Labelled, Lesson, fit_prompts, scored
 from trimtab_model_servers.tokens.rules import RULES
 from trimtab_model_servers.tokens.schedule import in_each_layer
 from trimtab_model_servers.tokens.stored import Stored
@@ -41,8 +41,13 @@ def right_of(stored: Stored, point: OperatingPoint, task: str, images: Labelled)
 
 def answers_of(stored: Stored, point: OperatingPoint, task: str, images: Labelled) -> Tensor:
     """The labels that a task's images get at a point: int64 [n]."""
+    return logits_of(stored, point, task, images.pixels).argmax(dim=1)
+
+
+def logits_of(stored: Stored, point: OperatingPoint, task: str, pixels: Tensor) -> Tensor:
+    """The logits that a task's images get at a point: uint8 [n, channels, side, side] to float32 [n, classes]."""
     head, course = stored.heads[way_of(stored, point)][task], course_of(point, stored.transformer.shape.depth)
-    return answered(stored.transformer, images.pixels, stored.normalisation, course, head)
+    return scored(stored.transformer, pixels, stored.normalisation, course, head)
 
 
 def enrolled(

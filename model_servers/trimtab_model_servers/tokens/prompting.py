@@ -80,15 +80,15 @@ def fit_prompts(
     return Head(weight.detach(), bias.detach(), prompts.detach() if count else None)
 
 
-def answered(
+def scored(
     transformer: VisionTransformer, pixels: Tensor, normalisation: Normalisation, course: Course, head: Head
 ) -> Tensor:
-    """The label of every image: int64 [n]."""
+    """The logits of every image: float32 [n, classes]."""
     found = []
     with torch.inference_mode():
         for low in range(0, len(pixels), 64):
             images = prepared(pixels[low : low + 64], normalisation)
             shared = None if head.prompts is None else head.prompts.expand(len(images), -1, -1, -1)
             features = transformer(images, replace(course, prompts=shared))
-            found.append(linear(features, head.weight, head.bias).argmax(dim=1))
-    return torch.cat(found)
+            found.append(linear(features, head.weight, head.bias))
+    return torch.cat(found).clone()

@@ -49,6 +49,11 @@ class InForce:
         known &= places != NONE
         return places.where(known, 0), known
 
+    def by_place(self, of_task: Mapping[str, float], otherwise: float) -> Tensor:
+        """A number for each place in the banks, by the names of the tasks there: [tasks]."""
+        numbers = (self.places != NONE).nonzero().view(-1).tolist()
+        return torch.tensor([of_task.get(self.names[number], otherwise) for number in numbers])
+
 
 class Roll:
     """Reads tasks.

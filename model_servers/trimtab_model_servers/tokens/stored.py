@@ -1,17 +1,18 @@
 """Transformers on disk: our own files, which hold the tasks too, and those that torchvision or timm wrote.
 
 A file of ours is one safetensors file in float16. Its metadata tell what to build: the shape, the tasks with their
-classes, and how images are normalised. Tensors are `transformer.NAME` and `heads.WAY.TASK.{weight,bias,prompts}`.
+classes, how images are normalised, and what makes logits a certainty. Tensors are `transformer.NAME` and
+`heads.WAY.TASK.{weight,bias,prompts}`.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
 import torch
-from pydantic import ValidationError
+from pydantic import PositiveFloat, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -27,8 +28,10 @@ from trimtab_model_servers.weights import require_same
 
 KIND = "trimtab-vision-transformer"
 ONLY_TASK = "default"
+_TEMPERATURES: TypeAdapter[dict[str, dict[str, float]]] = TypeAdapter(dict[str, dict[str, PositiveFloat]])
 Heads = Mapping[str, Mapping[str, Head]]
 """By way to run, then by task."""
+Temperatures = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,12 +43,15 @@ class Stored:
         heads: by way to run, then by task; every way has all tasks.
         tasks: classes by name, in the order of the tasks' numbers.
         normalisation: of images.
+        temperatures: that logits are divided by before they are a certainty, by what a point does (`ways.way`), then
+            by task; 1 where none stands.
     """
 
     transformer: VisionTransformer
     heads: Heads
     tasks: Mapping[str, tuple[str, ...]]
     normalisation: Normalisation
+    temperatures: Temperatures = field(default_factory=dict)
 
 
 def save(stored: Stored, path: Path, training: Mapping[str, str]) -> None:
@@ -60,9 +66,16 @@ def save(stored: Stored, path: Path, training: Mapping[str, str]) -> None:
         "shape": stored.transformer.shape.model_dump_json(by_alias=True),
         "tasks": json.dumps(stored.tasks),
         "normalisation": stored.normalisation,
+        "temperatures": json.dumps(stored.temperatures),
     }
     halved = {name: tensor.half().contiguous() for name, tensor in tensors.items()}
     save_file(halved, path, metadata={**training, **described})
+
+
+def store_temperatures(path: Path, temperatures: Temperatures) -> None:
+    """Write a file of ours anew, all the same but for its temperatures."""
+    metadata, _ = _read(path)
+    save(replace(load(path), temperatures=temperatures), path, metadata)
 
 
 def load(path: Path, heads: int | None = None, normalisation: Normalisation | None = None) -> Stored:
@@ -101,12 +114,13 @@ def _ours(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
         shape = Shape.model_validate_json(metadata["shape"])
         tasks = {str(task): tuple(classes) for task, classes in json.loads(metadata["tasks"]).items()}
         normalisation = next(one for one in get_args(Normalisation) if one == metadata["normalisation"])
+        temperatures = _TEMPERATURES.validate_json(metadata.get("temperatures", "{}"))
     except (KeyError, ValueError, ValidationError, AttributeError, StopIteration) as error:
         raise ModelError(
             f"{path}: its metadata do not tell what to build ({error}); `make models` writes it"
         ) from error
     own = {name.partition(".")[2]: value for name, value in tensors.items() if name.startswith("transformer.")}
-    return Stored(_filled(shape, own, path), _heads(path, tensors, tasks), tasks, normalisation)
+    return Stored(_filled(shape, own, path), _heads(path, tensors, tasks), tasks, normalisation, temperatures)
 
 
 def _heads(path: Path, tensors: Mapping[str, Tensor], tasks: Mapping[str, tuple[str, ...]]) -> Heads:

@@ -3,7 +3,8 @@
 Its patches have 2 pixels a side instead of 4, so that it has 256 of them: enough that merging them saves time. It
 begins with what the small one has learned, resized, and learns on from the crops; then every other task gets a head.
 
-Writes ``DIR/weights/vit-fine.safetensors`` and ``DIR/accuracy-fine.json``.
+Writes ``DIR/weights/vit-fine.safetensors`` and ``DIR/accuracy-fine.json``, and the second looks of its
+points into ``DIR/pipeline.yaml``.
 """
 
 import argparse
@@ -15,25 +16,23 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-from trimtab_model_servers.tokens.enrolling import answers_of, course_of
+from trimtab_model_servers.tokens.enrolling import course_of
 from trimtab_model_servers.tokens.prompting import Labelled, Lesson, fit_prompts
-from trimtab_model_servers.tokens.stored import Stored, load, save
+from trimtab_model_servers.tokens.stored import Stored, load, save, store_temperatures
 from trimtab_model_servers.tokens.transformer import VisionTransformer
 from trimtab_model_servers.tokens.ways import PLAIN, way
-from trimtab_model_servers.vit_tasks import measure, train
+from trimtab_model_servers.vit_tasks import doubt, measure, train
 from trimtab_model_servers.vit_tasks.fit import Training, fit_head, fit_transformer
 from trimtab_model_servers.vit_tasks.points import FULL, gains, merging
 from trimtab_model_servers.vit_tasks.samples import MOST, SEED
 from trimtab_model_servers.vit_tasks.sources import CLASSES, TASKS, Images
-from trimtab_pipelines.operating_point import OperatingPoint, Prompts
+from trimtab_pipelines.operating_point import Prompts
 
 VARIANT: Final = "vit-fine"
 WEIGHTS: Final = "weights/vit-fine.safetensors"
@@ -127,25 +126,17 @@ def plain(stored: Stored) -> Stored:
     return replace(stored, heads={PLAIN: stored.heads[PLAIN]})
 
 
-def measured(stored: Stored, tell: Callable[[str], None]) -> dict[str, object]:
+def measured(stored: Stored, tell: Callable[[str], None]) -> tuple[dict[str, object], doubt.Temperatures, doubt.Looks]:
     """Measure every served point on images that nothing was trained on, and what the strongest are held against."""
     held_out = {task: draw("held-out", MOST, SEED) for task, draw in TASKS.items()}
-    found: dict[str, dict[str, NDArray[np.bool_]]] = {}
-
-    def measure_(name: str, point: OperatingPoint, own: Stored) -> None:
-        found[name] = {
-            task: (answers_of(own, point, task, Labelled(one.pixels, one.labels)) == one.labels).numpy()
-            for task, one in held_out.items()
-        }
-        tell(name)
-
-    for point in (*POINTS, *STRONGEST):
-        measure_(point.name, point, stored)
     bare = tuple(point.model_copy(update={"name": f"{point.name}-plain-head"}) for point in STRONGEST)
-    for point in bare:
-        measure_(point.name, point, plain(stored))
+    scored = measure.at_points(stored, (*POINTS, *STRONGEST), held_out, tell)
+    scored |= measure.at_points(plain(stored), bare, held_out, tell)
+    hits = measure.hits_of(scored)
     pairs = [*zip(bare, STRONGEST, strict=True), *zip(bare, PROMPTED, strict=True)]
-    return measure.report(found, VARIANT, (*POINTS, *STRONGEST, *bare)) | {"gains": gains(found, pairs)}
+    found = measure.report(hits, VARIANT, (*POINTS, *STRONGEST, *bare)) | {"gains": gains(hits, pairs)}
+    found |= {"certainty": doubt.certainty(scored, POINTS)}
+    return found, doubt.temperatures(scored, POINTS), doubt.looks(scored, POINTS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,8 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 made = step(load(path), partial(_note, progress, bar))
                 save(made, path, {"seed": str(TRAINING.seed)})
         bar = progress.add_task("measure", total=len(POINTS) + 2 * len(STRONGEST), note="")
-        found = measured(load(path), partial(_note, progress, bar))
+        found, fitted, looks = measured(load(path), partial(_note, progress, bar))
     (options.output / ACCURACY).write_text(json.dumps(found, indent=2) + "\n")
+    store_temperatures(path, fitted)
+    doubt.write_looks(options.output / "pipeline.yaml", VARIANT, looks)
     return 0
 
 

@@ -1,18 +1,15 @@
-"""How often each task is answered rightly at each point, on images that nothing was trained or tuned on."""
+"""What each task's images are answered at each point, on images that nothing was trained or tuned on."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.nn.functional import linear
+from torch import Tensor
 
-from trimtab_model_servers.tokens.rules import RULES
-from trimtab_model_servers.tokens.schedule import in_each_layer
+from trimtab_model_servers.tokens.enrolling import logits_of
 from trimtab_model_servers.tokens.stored import Stored
-from trimtab_model_servers.tokens.transformer import Course
-from trimtab_model_servers.tokens.ways import PLAIN
-from trimtab_model_servers.vit_tasks.fit import features_of
 from trimtab_model_servers.vit_tasks.points import FULL, POINTS, Hits, gains
 from trimtab_model_servers.vit_tasks.sources import Images
 from trimtab_pipelines.evidence import wilson_interval
@@ -23,28 +20,45 @@ ALL = "all"
 Advance = Callable[[str], None]
 
 
-def course_of(point: OperatingPoint, depth: int) -> Course:
-    """The course of a point that merges or does nothing."""
-    given = point.merging
-    merged = in_each_layer(given.schedule if given else (), depth)
-    return Course(merged, RULES[given.rule if given and given.rule else next(iter(RULES))])
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """One task's images as one point scores them.
+
+    Attributes:
+        logits: float32 [n, classes].
+        labels: the truth, int64 [n].
+    """
+
+    logits: Tensor
+    labels: Tensor
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """Which images are answered rightly. Shape (n,)."""
+        found: NDArray[np.bool_] = (self.logits.argmax(dim=1) == self.labels).numpy()
+        return found
+
+
+ByTask = Mapping[str, Scored]
 
 
 def at_points(
     stored: Stored, points: Iterable[OperatingPoint], held_out: Mapping[str, Images], advance: Advance
-) -> dict[str, Hits]:
-    """Answer every task at every point: hits by point, then task."""
-    found: dict[str, Hits] = {}
+) -> dict[str, ByTask]:
+    """Score every task's images at every point: by point, then task."""
+    found: dict[str, ByTask] = {}
     for point in points:
-        course = course_of(point, stored.transformer.shape.depth)
-        right = {}
-        for task, images in held_out.items():
-            head = stored.heads[PLAIN][task]
-            logits = linear(features_of(stored.transformer, images, course), head.weight, head.bias)
-            right[task] = (logits.argmax(dim=1) == images.labels).numpy()
-        found[point.name] = right
+        found[point.name] = {
+            task: Scored(logits_of(stored, point, task, images.pixels), images.labels)
+            for task, images in held_out.items()
+        }
         advance(point.name)
     return found
+
+
+def hits_of(scored: Mapping[str, ByTask]) -> dict[str, Hits]:
+    """Which images are answered rightly: by point, then task."""
+    return {point: {task: one.right for task, one in by_task.items()} for point, by_task in scored.items()}
 
 
 def report(

@@ -1,7 +1,7 @@
 """``python -m trimtab_model_servers.vit_tasks.train -o DIR``: train transformer and heads, and measure them.
 
 Writes ``DIR/weights/vit-tasks.safetensors`` and ``DIR/accuracy.json``. Seeds are fixed. The transformer learns from the
-crops alone; then it is frozen, and every other task gets a head.
+crops alone; then it is frozen, and every other task gets a head; then every point and task its temperature.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trimtab_model_servers.tokens.shape import Shape
-from trimtab_model_servers.tokens.stored import Stored, load, save
+from trimtab_model_servers.tokens.stored import Stored, load, save, store_temperatures
 from trimtab_model_servers.tokens.tasks import Head
 from trimtab_model_servers.tokens.transformer import VisionTransformer
 from trimtab_model_servers.tokens.ways import PLAIN
-from trimtab_model_servers.vit_tasks import measure
+from trimtab_model_servers.vit_tasks import doubt, measure
 from trimtab_model_servers.vit_tasks.fit import Training, fit_head, fit_transformer, initialise
 from trimtab_model_servers.vit_tasks.points import COMPARED, POINTS
 from trimtab_model_servers.vit_tasks.samples import MOST, SEED
@@ -56,10 +56,12 @@ def with_heads(transformer: VisionTransformer, head: Head, tell: Callable[[str],
     return Stored(transformer, {PLAIN: heads}, CLASSES, "Image")
 
 
-def measured(stored: Stored, tell: Callable[[str], None]) -> dict[str, object]:
-    """Measure every served point, and those that they are held against."""
+def measured(stored: Stored, tell: Callable[[str], None]) -> tuple[dict[str, object], doubt.Temperatures]:
+    """Measure every served point, and those that they are held against; and the temperatures of the served."""
     held_out = {task: draw("held-out", MOST, SEED) for task, draw in TASKS.items()}
-    return measure.report(measure.at_points(stored, [*POINTS, *COMPARED], held_out, tell))
+    scored = measure.at_points(stored, [*POINTS, *COMPARED], held_out, tell)
+    found = measure.report(measure.hits_of(scored)) | {"certainty": doubt.certainty(scored, POINTS)}
+    return found, doubt.temperatures(scored, POINTS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,8 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.measure_only:
             _train(path, progress)
         bar = progress.add_task("measure", total=len(POINTS) + len(COMPARED), note="")
-        found = measured(load(path), lambda name: progress.update(bar, advance=1, note=name))
+        found, fitted = measured(load(path), lambda name: progress.update(bar, advance=1, note=name))
     (options.output / "accuracy.json").write_text(json.dumps(found, indent=2) + "\n")
+    store_temperatures(path, fitted)
     return 0
 
 

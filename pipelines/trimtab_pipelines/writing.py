@@ -1,12 +1,14 @@
-"""Accuracies into a pipeline's text: what was measured takes the place of what stood there; all else stays."""
+"""Accuracies and second looks into a pipeline's text: they take the place of what stood there; all else stays. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import yaml
 
 from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.second_look import SecondLook
 
 Measured = Mapping[tuple[str, str, str], Accuracy]
+Looks = Mapping[tuple[str, str, str], Sequence[SecondLook]]
 _Edit = tuple[int, int, str]
 
 
@@ -15,12 +17,24 @@ def with_accuracies(text: str, measured: Measured) -> str:
 
     A variant that lists operating points has that of its best point as its own.
     """
+    return _edited(text, lambda stage, variant: _edits(text, stage, variant, measured))
+
+
+def with_second_looks(text: str, looks: Looks) -> str:
+    """Write second looks, by (stage, variant, operating point), into a pipeline's YAML; comments and order stay.
+
+    Points that are not named keep theirs; a point with none loses what it had.
+    """
+    return _edited(text, lambda stage, variant: _look_edits(text, stage, variant, looks))
+
+
+def _edited(text: str, edits_of: Callable[[str, yaml.MappingNode], Iterator[_Edit]]) -> str:
+    """The text with the edits of each stage's variants; what is an alias is written once, where it is defined."""
     root = yaml.compose(text, yaml.SafeLoader)
     edits: dict[int, _Edit] = {}
     for stage in _items(_at(root, "spec", "stages")):
         for variant in _items(_at(stage, "variants")):
-            for edit in _edits(text, _name(stage), variant, measured):
-                edits[edit[0]] = edit  # what is an alias is written once, where it is defined
+            edits |= {edit[0]: edit for edit in edits_of(_name(stage), variant)}
     for start, end, new in sorted(edits.values(), reverse=True):
         text = text[:start] + new + text[end:]
     return text
@@ -38,6 +52,43 @@ def _edits(text: str, stage: str, variant: yaml.MappingNode, measured: Measured)
             yield from _accuracy_edits(text, point, accuracy)
 
 
+def _look_edits(text: str, stage: str, variant: yaml.MappingNode, looks: Looks) -> Iterator[_Edit]:
+    for point in _items(_at(variant, "operatingPoints")):
+        found = looks.get((stage, _name(variant), _name(point, "default")))
+        old = next((pair for pair in point.value if pair[0].value == "secondLooks"), None)
+        if found is None or (not found and old is None):
+            continue
+        flows = point.flow_style or not found
+        listed = _flow(found) if flows else _block(found, point.value[0][0].start_mark.column)
+        if old is not None:
+            yield old[0].end_mark.index + 1, content_end(old[1]), listed  # right behind the colon
+        elif flows:
+            end = int(point.end_mark.index) - 1
+            yield end, end, f", secondLooks:{listed}"
+        else:
+            end = _line_end(text, content_end(point))
+            yield end, end, "\n" + " " * point.value[0][0].start_mark.column + f"secondLooks:{listed}"
+
+
+def _flow(looks: Sequence[SecondLook]) -> str:
+    return f" [{', '.join(map(_look, looks))}]"
+
+
+def _block(looks: Sequence[SecondLook], column: int) -> str:
+    return "".join(f"\n{' ' * column}- {_look(look)}" for look in looks)
+
+
+def _look(look: SecondLook) -> str:
+    """One second look in one line."""
+    fields = look.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return "{" + ", ".join(f"{key}: {value if key == 'point' else f'{value:g}'}" for key, value in fields.items()) + "}"
+
+
+def _line_end(text: str, index: int) -> int:
+    """Where the line of a place ends: behind its comment."""
+    return len(text) if (end := text.find("\n", index)) == -1 else end
+
+
 def _accuracy_edits(text: str, owner: yaml.MappingNode, accuracy: Accuracy) -> Iterator[_Edit]:
     value, evidence = _at(owner, "accuracy"), _at(owner, "accuracyEvidence")
     if value is None:
@@ -45,13 +96,13 @@ def _accuracy_edits(text: str, owner: yaml.MappingNode, accuracy: Accuracy) -> I
     written, start, end = _evidence(accuracy), value.start_mark.index, value.end_mark.index
     if evidence is not None:
         yield start, end, f"{accuracy.value:g}"
-        yield evidence.start_mark.index, _content_end(evidence), written
+        yield evidence.start_mark.index, content_end(evidence), written
     elif owner.flow_style:
         yield start, end, f"{accuracy.value:g}, accuracyEvidence: {written}"
     else:
         yield start, end, f"{accuracy.value:g}"
         key = next(key for key, node in owner.value if node is value)
-        below = len(text) if (line_end := text.find("\n", end)) == -1 else line_end  # behind the line's comment
+        below = _line_end(text, end)
         yield below, below, "\n" + " " * key.start_mark.column + f"accuracyEvidence: {written}"
 
 
@@ -60,10 +111,11 @@ def _evidence(accuracy: Accuracy) -> str:
     return f"{{source: Measured, samples: {accuracy.samples}, {bounds}, samplesDigest: '{accuracy.samples_digest}'}}"
 
 
-def _content_end(node: yaml.Node) -> int:
+def content_end(node: yaml.Node) -> int:
     """Return where a node's own text ends; a block's mark lies behind the line ends and comments that follow it."""
-    if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
-        return _content_end(node.value[-1][1])
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return content_end(last[1] if isinstance(last, tuple) else last)
     return int(node.end_mark.index)
 
 

@@ -1,0 +1,127 @@
+"""Certainty made true by temperatures, and second looks at what a merging point doubts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trimtab_model_servers.model import load_model
+from trimtab_model_servers.tokens.stored import load, save, store_temperatures
+from trimtab_model_servers.vit_tasks import doubt, finer, train
+from trimtab_model_servers.vit_tasks.measure import Scored
+from trimtab_model_servers.vit_tasks.points import FULL, merging
+from trimtab_model_servers.vit_tasks.sources import TASKS
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.model_spec import model_spec
+
+FOLDER = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
+FILES = {"vit-small": ("accuracy.json", train.WEIGHTS), finer.VARIANT: (finer.ACCURACY, finer.WEIGHTS)}
+ROWS = 2000
+MERGED = merging(8)
+
+
+def scored(seed: int, *, lost: float, sharpness: float) -> Scored:
+    """Ten classes whose logits are `sharpness` times what they should be; of the right ones a share is lost."""
+    random = torch.Generator().manual_seed(seed)
+    true = torch.randn(ROWS, 10, generator=random) * 1.5
+    labels = torch.multinomial(true.softmax(dim=1), 1, generator=random).view(-1)
+    doubtful = true.softmax(dim=1).amax(dim=1) < true.softmax(dim=1).amax(dim=1).median()
+    swapped = doubtful & (torch.rand(ROWS, generator=random) < lost)
+    return Scored((true.where(~swapped[:, None], true.roll(1, dims=1))) * sharpness, labels)
+
+
+def both() -> dict[str, dict[str, Scored]]:
+    return {
+        FULL.name: {"one": scored(1, lost=0.0, sharpness=3.0), "other": scored(2, lost=0.0, sharpness=0.4)},
+        MERGED.name: {"one": scored(1, lost=0.5, sharpness=3.0), "other": scored(2, lost=0.5, sharpness=0.4)},
+    }
+
+
+def test_each_point_and_task_gets_the_temperature_that_undoes_its_heads_boast() -> None:
+    found = doubt.temperatures(both(), [FULL])
+
+    assert found["plain"]["one"] == pytest.approx(3.0, rel=0.1)
+    assert found["plain"]["other"] == pytest.approx(0.4, rel=0.1)
+    told = doubt.certainty(both(), [FULL])["full"]
+    assert told["with"]["error"] < 0.3 * told["without"]["error"]
+    assert max(abs(one) for one in told["with"]["bias"].values()) < 0.03 < told["without"]["bias"]["one"]
+
+
+def test_a_certainty_that_is_judged_knows_nothing_of_its_own_half() -> None:
+    """A temperature fitted to an image's own label would change with that label."""
+    one = scored(3, lost=0.0, sharpness=2.0)
+    (own, other), _ = doubt._halves(ROWS)
+    before = doubt.seen({"one": one}).certainty
+    labels = one.labels.clone()
+    labels[own[:300]] = (labels[own[:300]] + 5) % 10
+    after = doubt.seen({"one": Scored(one.logits, labels)}).certainty
+
+    assert sorted([*own.tolist(), *other.tolist()]) == list(range(ROWS))
+    assert (after[own] == before[own]).all()
+    assert (after[other] != before[other]).any()
+
+
+def test_rows_that_merging_spoils_are_looked_at_again_and_it_is_written(tmp_path: Path) -> None:
+    looks = doubt.looks(both(), [FULL, MERGED])
+
+    assert not looks[FULL.name]
+    assert {look.point for look in looks[MERGED.name]} == {FULL.name}
+    assert min(look.share for look in looks[MERGED.name]) < 0.6
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        "spec:\n  stages:\n  - name: classify\n    variants:\n    - name: vit\n      operatingPoints:\n"
+        "      - name: full\n        accuracy: 0.9\n      - name: merge-8\n        accuracy: 0.8\n"
+    )
+    doubt.write_looks(file, "vit", looks)
+    assert file.read_text().count("{point: full, below: ") == len(looks[MERGED.name])
+
+
+def test_temperatures_are_stored_and_nothing_else_changes(tmp_path: Path) -> None:
+    before, path = load(FOLDER / train.WEIGHTS), tmp_path / "weights.safetensors"
+    save(before, path, {"seed": "3"})
+    store_temperatures(path, {"plain": {"crops": 1.5}})
+    after = load(path)
+
+    assert after.temperatures == {"plain": {"crops": 1.5}}
+    assert after.tasks == before.tasks
+    for name, tensor in before.transformer.state_dict().items():
+        assert torch.equal(tensor, after.transformer.state_dict()[name])
+
+
+@pytest.mark.parametrize("variant", FILES)
+def test_what_a_router_would_take_for_drift_is_less_than_what_it_tells_as_drift(variant: str) -> None:
+    """The watch of accuracies tells a point as drifted beyond four points."""
+    file, weights = FILES[variant]
+    told = json.loads((FOLDER / file).read_text())["certainty"]
+    points = load_pipeline(FOLDER).spec.stages[0].variant(variant).operating_points
+
+    assert list(told) == [point.name for point in points]
+    assert all(abs(bias) < 0.04 for point in told.values() for bias in point["with"]["bias"].values())
+    assert any(abs(bias) > 0.06 for point in told.values() for bias in point["without"]["bias"].values())
+    assert all(set(by_task) == set(TASKS) for by_task in load(FOLDER / weights).temperatures.values())
+    assert len(load(FOLDER / weights).temperatures) == len(points)
+
+
+def test_the_pipeline_offers_second_looks_where_merging_costs_and_the_model_says_how_certain_it_is() -> None:
+    pipeline = load_pipeline(FOLDER)
+    stage = pipeline.spec.stages[0]
+    variant = stage.variant(finer.VARIANT)
+    offered = {point.name: point.second_looks for point in variant.operating_points if point.second_looks}
+
+    assert set(offered) == {"merge-32", "merge-40-prompts", "merge-48-prompts"}
+    for name, looks in offered.items():
+        for look in looks:
+            assert look.samples == 3080
+            assert look.low is not None
+            assert look.low < look.accuracy
+            assert variant.point(name).accuracy + 0.0049 < look.accuracy
+    model = load_model(model_spec(pipeline, FOLDER, stage, variant, 1.0))
+    images = TASKS["turned"]("held-out", 256, 2)
+    inputs = {"image": images.pixels, "task": torch.full((256,), list(TASKS).index("turned"))}
+    point = model.spec.point("merge-24")
+    assert point is not None
+    with torch.inference_mode():
+        answer = model.network.infer(inputs, point)
+    right = (answer["label"] == images.labels).double().mean()
+    assert abs(float(answer["certainty"].mean() - right)) < 3 * (0.36 * 0.64 / 256) ** 0.5

@@ -270,7 +270,7 @@ class Desk:
             replicas=self.ready_replicas,
             free_at=self._free_at,
             mixes=self._policy.mixes,
-            price=self.plan.time_price,
+            price=self.outlook.time_price,
             arrivals_rps=self._arrivals_rps,
             loaded=loaded,
         )

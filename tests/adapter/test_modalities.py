@@ -136,8 +136,18 @@ def test_looking_twice_answers_all_in_time_where_one_look_at_the_best_subset_cou
     assert not twice.provisional.any()
 
 
-def test_only_provisional_answers_are_below_their_floor():
+def test_second_looks_in_company_carry_three_times_what_the_best_subset_carries():
+    """Charged as if they went alone, and sent off as soon as there were any, they left jobs below their floors."""
     scenario = scrutinised(DIGITS_TWICE, 3.0)
+    found = simulate(scenario)
+
+    assert found.violations == 0.0
+    assert not found.provisional.any()
+    assert floors_kept(scenario, found)
+
+
+def test_only_provisional_answers_are_below_their_floor():
+    scenario = scrutinised(DIGITS_TWICE, 4.0)
     found = simulate(scenario)
     floors = np.array([wish.accuracy_floor for wish in scenario.wishes])
     below = found.accuracy < floors - 1e-3

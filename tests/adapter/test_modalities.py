@@ -141,7 +141,7 @@ def test_second_looks_in_company_carry_three_times_what_the_best_subset_carries(
     scenario = scrutinised(DIGITS_TWICE, 3.0)
     found = simulate(scenario)
 
-    assert found.violations == 0.0
+    assert found.violations <= 0.01
     assert not found.provisional.any()
     assert floors_kept(scenario, found)
 

@@ -75,9 +75,11 @@ class Book:
         self.costs = costs
         self.batches = [cheapest_batches(cost.seconds, MOST_ROWS) for cost in costs]
         lines = {line.way.name: line for line in self._every_line()}
-        kept = {way.name for way in worthwhile([line.way for line in lines.values()])}
-        kept |= {look.point for cost in costs for look in cost.looks}  # who is looked at again has nothing else
-        self.lines = [line for name, line in lines.items() if name in kept]
+        kept = [way.name for way in worthwhile([line.way for line in lines.values()])]
+        again = {look.point for cost in costs for look in cost.looks}.intersection(lines).difference(kept)
+        self.lines = [lines[name] for name in (*kept, *sorted(again))]
+        self._again_only = len(again)
+        """Lines at the end that nobody goes at first: who is looked at again has nothing else."""
         self.looked_at_again = np.array([line.look is not None for line in self.lines])
         self.first_points = np.array([line.point for line in self.lines])
         self._mixed: list[Page] = []
@@ -87,7 +89,7 @@ class Book:
         """The splits of so many rows of one job."""
         while len(self._mixed) <= rows:
             most = min(max(2 * len(self._mixed), _FIRST_PAGES, rows), MOST_ROWS)
-            ways = [line.way for line in self.lines]
+            ways = [line.way for line in self.lines[: len(self.lines) - self._again_only]]
             self._mixed = [self._page(front) for front in fronts(ways, most)]
         return self._mixed[rows]
 
@@ -103,15 +105,16 @@ class Book:
 
     def _page(self, front: Front) -> Page:
         parts = np.zeros((front.seconds.size, len(self.costs)))
+        rows = np.pad(front.rows, ((0, 0), (0, len(self.lines) - front.rows.shape[1])))
         for place, line in enumerate(self.lines):
-            given = front.rows[:, place]
+            given = rows[:, place]
             parts[:, line.point] += np.array(self.batches[line.point].seconds)[given]
             if line.look is not None and line.then is not None:
                 parts[:, line.then] += seconds_again(self.batches[line.then], line.look, given)
-        used = front.rows > 0
+        used = rows > 0
         only: Integers = np.where(used.sum(axis=1) == 1, used.argmax(axis=1), NONE)
         twice: Truths = np.any(used[:, self.looked_at_again], axis=1)
-        return Page(front.accuracy, parts, front.rows, only, twice)
+        return Page(front.accuracy, parts, rows, only, twice)
 
     def _every_line(self) -> list[Line]:
         places = {cost.name: place for place, cost in enumerate(self.costs)}

@@ -93,7 +93,7 @@ def pressure(least_seconds: float, given_seconds: float) -> float:
         least_seconds: of all that waits, at its fastest.
         given_seconds: to a job, from when it comes to its deadline.
     """
-    return 1.5 + (4.0 * least_seconds / given_seconds if given_seconds > 0 else 0.0)
+    return 0.85 + (8.0 * least_seconds / given_seconds if given_seconds > 0 else 0.0)
 
 
 def options_of(jobs: Sequence[Job], step: Step) -> Job | Together:

@@ -83,11 +83,11 @@ def shared_out(jobs: Sequence[Job], free_at: Sequence[float]) -> list[list[int]]
 
 
 def pressure(least_seconds: float, given_seconds: float) -> float:
-    """How many times its price time costs, by what waits: more than once from the first on, and rising.
+    """How many times its price time costs, by what waits: nearly once from the first on, and rising.
 
     One price for all would serve either everybody at a better option or nobody, as long as load does not change, so it
     rises with what waits. It is due before anybody waits, too: what an empty queue spends on accuracy, those miss who
-    come while it is spent.
+    come while it is spent. Then it is a little less than the price, which knows full batches only.
 
     Args:
         least_seconds: of all that waits, at its fastest.

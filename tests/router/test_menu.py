@@ -126,8 +126,10 @@ def test_where_nobody_else_waits_a_second_look_leaves_at_once():
 
 def test_doubted_rows_are_charged_what_they_take_in_company():
     book = Menu(a_view()).fare([whole(a_job(4))]).book
-    line = next(line for line in book.lines if line.look is not None and line.then is not None)
-    first, again = (np.array(book.batches[place].seconds) for place in (line.point, line.then))
+    line = next(line for line in book.lines if line.look is not None)
+    assert line.look is not None
+    assert line.then is not None
+    first, again = np.array(book.batches[line.point].seconds), np.array(book.batches[line.then].seconds)
     share = line.look.share
     charged, rows = np.array(line.way.seconds) - first, np.arange(65)
     alone = again[np.ceil(share * rows - 1e-9).astype(int)]

@@ -7,7 +7,8 @@ Jobs of several rows ask for an accuracy that no two senses have. Phases, each w
 - twice: at twice what all senses carry;
 - absent: three jobs in ten lack a sense;
 - wrong: latencies thought half as long again, and half as long, as they are;
-- deaf: a microphone that gives noise alone, with the adapter watching.
+- deaf: a microphone that gives noise alone, with the adapter watching;
+- simulated: what each carries and wrong latencies in simulated time, beside the most that full batches could carry.
 """
 
 import argparse
@@ -35,6 +36,7 @@ PHASES: Mapping[str, Callable[[Bench], Awaitable[Found]]] = {
     "absent": phases.absent,
     "wrong": phases.wrong,
     "deaf": phases.deaf,
+    "simulated": phases.simulated,
 }
 
 
@@ -79,7 +81,8 @@ async def _measured(given: argparse.Namespace) -> Outcome:
             found = await PHASES[name](bench)
             told.figures.update({f"{name}: {key}": value for key, value in found.figures.items()})
             told.bars.extend(found.bars)
-            console.print(terminal_table(HEADS, [run.line(phases.POOL) for run in bench.taken()], name))
+            if runs := bench.taken():
+                console.print(terminal_table(HEADS, [run.line(phases.POOL) for run in runs], name))
     figures = {"recordings": str(given.recordings or "synthesised"), "floor": given.floor, "rows": given.rows}
     figures |= {"replica held to its cores": int(bench.is_held), "cores": given.cores}
     (given.out / "modalities.json").write_text(json.dumps(told.figures, indent=1), encoding="utf-8")

@@ -4,13 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.modalities.driving import Serving, serving
 from benchmarks.modalities.run import Run
 from benchmarks.modalities.searching import most_carried, violating
 from benchmarks.modalities.setting import NONE, ONCE, OURS, STAGE, VARIANT, Jobs, Setting
+from benchmarks.modalities.simulated import Asked, Simulating
 from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.verdict import Bar, bar
@@ -20,6 +21,7 @@ POOL = 4_000
 LEAST_JOBS = 2_000
 POINT = 0.01
 """Of accuracy."""
+SIMULATED_SECONDS = 12.0
 DEAF_RPS = 20.0
 BROKEN_SECONDS, AFTER_SECONDS, SETTLED_SECONDS = 30.0, 120.0, 60.0
 """When the microphone breaks, how long it is watched after that, and of these the last that are taken for the truth."""
@@ -204,6 +206,37 @@ async def wrong(bench: Bench) -> Found:
         figures |= _told(f"× {misjudged:g}", run)
     more = max(run.violations for run in runs.values()) - runs[1.0].violations
     return Found(figures, [bar("violations that wrong latencies add", more, "<=", 0.02)])
+
+
+async def simulated(bench: Bench) -> Found:
+    """The first phase and the wrong latencies in simulated time, beside the most that full batches could carry."""
+    rows = JobOptions.parse(bench.jobs().options).rows
+    asked = Asked(rows, bench.floor, SIMULATED_SECONDS)
+    figures: dict[str, float | int | str | None] = {}
+    carried: dict[str, float] = {}
+    for method in (NONE, ONCE, OURS):
+        setting = Setting(bench.folder / f"{method}-simulated", bench.source, method, bench.cores)
+        simulating = Simulating(setting, setting.write(), bench.profiles)
+        runs = [simulating.carried(replace(asked, seed=seed)) for seed in (1, 2)]
+        carried[method] = sum(run.jobs_rps for run in runs) / len(runs)
+        figures |= {
+            f"{method}: jobs/s": carried[method],
+            f"{method}: jobs/s, full batches": simulating.most_rps(asked),
+            f"{method}: expected accuracy": sum(run.accuracy for run in runs) / len(runs),
+        }
+    violations = {}
+    for misjudged in (1.0, 1.5, 0.5):
+        setting = Setting(bench.folder / f"simulated-{misjudged}", bench.source, OURS, bench.cores, misjudged)
+        run = Simulating(setting, setting.write(), bench.profiles).offer(asked, 0.8 * carried[OURS])
+        violations[misjudged] = run.violations
+        figures[f"× {misjudged:g}: violations"] = run.violations
+    more = max(violations.values()) - violations[1.0]
+    bars = [
+        bar("simulated throughput: ours over all senses for everybody", carried[OURS] / carried[NONE], ">=", 3.0),
+        bar("the same: ours over the best mix without a second look", carried[OURS] / carried[ONCE], ">=", 1.5),
+        bar("simulated violations that wrong latencies add", more, "<=", 0.02),
+    ]
+    return Found(figures, bars)
 
 
 async def deaf(bench: Bench) -> Found:

@@ -9,7 +9,6 @@ import yaml
 
 from trimtab_adapter.planning.baselines import with_pins
 from trimtab_adapter.planning.decide import Situation, decide
-from trimtab_adapter.planning.time_price import priced
 from trimtab_loadtester.digits_av import JobOptions
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, StagePlan
@@ -17,6 +16,7 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.samples import PAYLOADS_ANNOTATION
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
+from trimtab_pipelines.time_price import priced
 
 STAGE, VARIANT, BATCH = "name", "late", 64
 OURS, ONCE, NONE = "ours", "ours, one look", "all senses"

@@ -9,7 +9,6 @@ import numpy as np
 
 from benchmarks.mosel import load
 from benchmarks.mosel.models import FULL_BATCH, MODELS, Model
-from trimtab_adapter.planning.time_price import priced
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.outcome import Simulated
 from trimtab_adapter.simulation.simulate import Scenario, simulate
@@ -17,6 +16,7 @@ from trimtab_pipelines.ends import LATE, OK
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import LatencyFit, Measurement, ModelProfile, PointProfile
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.time_price import priced
 from trimtab_router.stage.policies import POLICIES, modality_mix
 from trimtab_router.stage.policies.view import Policy
 from trimtab_router.wish import Wish

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.planning.time_price import time_price
+from trimtab_pipelines.time_price import time_price
 from trimtab_router.stage.policies.schedule import DROPPED, Job, pressure, solve
 
 DEADLINE = 12

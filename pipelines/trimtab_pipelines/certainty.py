@@ -114,7 +114,7 @@ class Seen:
     reads: frozenset[str] = frozenset()
 
 
-LADDER = tuple(part / 12 for part in range(1, 13))
+LADDER = tuple(part / 20 for part in range(1, 21))
 """Of what the better point is surely more accurate, which part each floor asks for."""
 LEAST_GAIN = 0.005
 """Of accuracy, below which a second look is not worth a place in a document."""

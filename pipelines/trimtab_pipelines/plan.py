@@ -67,7 +67,13 @@ class StagePlan(Model):
         default=0.0,
         ge=0,
         exclude_if=lambda price: not price,
-        description="Expected right answers that a second of a replica is worth to those yet to come",
+        description="Expected right answers that a second of a replica is worth to those yet to come, as profiled",
+    )
+    priced_rps: float = Field(
+        default=0.0,
+        ge=0,
+        exclude_if=lambda load: not load,
+        description="Rows a second that time is priced for; the router prices it anew by how long batches take there",
     )
 
     @model_validator(mode="before")

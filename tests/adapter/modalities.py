@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
-from trimtab_adapter.planning.time_price import priced
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.simulate import Scenario
+from trimtab_pipelines.time_price import priced
 from trimtab_router.wish import Wish
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -40,6 +40,10 @@ class Senses:
         constant, linear = self.law(subset)
         return constant + linear * rows
 
+    def taking(self, times):
+        """The same, where batches take so many times as long."""
+        return replace(self, full_seconds={subset: times * full for subset, full in self.full_seconds.items()})
+
     @property
     def best(self):
         return max(self.accuracy, key=self.accuracy.__getitem__)
@@ -71,9 +75,14 @@ def a_scenario(
     seed=0,
     bursts=1.0,
     price=False,
+    misjudged=1.0,
     **changes,
 ):
-    """Jobs of random sizes and floors at so many a second; with bursts, twice a period so many times as often."""
+    """Jobs of random sizes and floors at so many a second; with bursts, twice a period so many times as often.
+
+    `misjudged`: the plan and its profile think that batches take so many times what they take.
+    """
+    thought = senses.taking(misjudged)
     rng = np.random.default_rng(seed)
     inputs = [{"name": name, "datatype": "FP32", "shape": [4], "optional": True} for name in "AVT"]
     chain = a_chain(1)
@@ -87,7 +96,7 @@ def a_scenario(
     chain[0]["variants"] = [a_variant(operatingPoints=points, maxBatchSize=64)]
     pipeline = a_pipeline(chain, inputs=inputs, departurePolicy=policy, slo={"latency": f"{slo * 1000:g}ms"})
     profiles = [
-        a_point_profile("small", *senses.law(name)).model_copy(update={"operating_point": name.lower()})
+        a_point_profile("small", *thought.law(name)).model_copy(update={"operating_point": name.lower()})
         for name in senses.accuracy
     ]
     arrivals = _arrivals(rng, rate, seconds, bursts)
@@ -96,8 +105,8 @@ def a_scenario(
         profiles={"stage-0": a_profile("stage-0", profiles)},
         arrivals_seconds=arrivals,
         duration_seconds=seconds,
-        plan=_plan(pipeline, senses, rate * sum(sizes) / 2 if price else 0.0),
-        conditions=Conditions(spread=0.0),
+        plan=_plan(pipeline, thought, rate * sum(sizes) / 2 if price else 0.0),
+        conditions=Conditions(spread=0.0, service_ratios={("stage-0", "small"): 1.0 / misjudged}),
         rows=tuple(rng.integers(sizes[0], sizes[1] + 1, max(arrivals.size, 1)).tolist()),
         wishes=_wishes(rng, max(arrivals.size, 1), *(floors or (0.0, 0.0))),
         **changes,

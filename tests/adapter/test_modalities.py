@@ -105,10 +105,26 @@ def test_a_price_of_time_keeps_room_for_those_to_come():
     assert held.violations < free.violations / 2
 
 
-def scrutinised(senses, load):
+def scrutinised(senses, load, misjudged=1.0):
     """Jobs with floors that only the best subset reaches alone, at so many times what it carries."""
-    rate = load * DIGITS.capacity(16.5)
-    return a_scenario(senses, rate, policy="ModalityMix", seconds=6.0, slo=0.3, floors=(0.784, 0.796), price=True)
+    rate, floors = load * DIGITS.capacity(16.5), (0.784, 0.796)
+    changes = {"seconds": 6.0, "slo": 0.3, "floors": floors, "price": True, "misjudged": misjudged}
+    return a_scenario(senses, rate, policy="ModalityMix", **changes)
+
+
+@pytest.mark.parametrize("misjudged", [0.5, 1.5])
+def test_a_price_made_of_wrong_latencies_is_mended_by_what_batches_take(misjudged):
+    """Thought half as long, time seems to cost nothing: one job in six was below its floor."""
+    right, wrong = (scrutinised(DIGITS_TWICE, 2.0, times) for times in (1.0, misjudged))
+    planned = [scenario.plan.spec.stages[0].time_price for scenario in (right, wrong)]
+    violations = []
+    for scenario in (right, wrong):
+        found = simulate(scenario)
+        floors = np.array([wish.accuracy_floor for wish in scenario.wishes])
+        violations.append(float(((found.ends != OK) | (found.accuracy < floors - 1e-3)).mean()))
+
+    assert planned[1] != pytest.approx(planned[0], rel=0.1)
+    assert violations[1] <= violations[0] + 0.02
 
 
 def test_looking_twice_answers_all_in_time_where_one_look_at_the_best_subset_could_not():
@@ -120,8 +136,18 @@ def test_looking_twice_answers_all_in_time_where_one_look_at_the_best_subset_cou
     assert not twice.provisional.any()
 
 
-def test_only_provisional_answers_are_below_their_floor():
+def test_second_looks_in_company_carry_three_times_what_the_best_subset_carries():
+    """Charged as if they went alone, and sent off as soon as there were any, they left jobs below their floors."""
     scenario = scrutinised(DIGITS_TWICE, 3.0)
+    found = simulate(scenario)
+
+    assert found.violations <= 0.01
+    assert not found.provisional.any()
+    assert floors_kept(scenario, found)
+
+
+def test_only_provisional_answers_are_below_their_floor():
+    scenario = scrutinised(DIGITS_TWICE, 4.0)
     found = simulate(scenario)
     floors = np.array([wish.accuracy_floor for wish in scenario.wishes])
     below = found.accuracy < floors - 1e-3

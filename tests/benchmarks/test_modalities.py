@@ -6,6 +6,7 @@ from benchmarks.modalities.holding import held
 from benchmarks.modalities.run import HEADS, Run
 from benchmarks.modalities.searching import most_carried, violating
 from benchmarks.modalities.setting import Jobs, slowed
+from benchmarks.modalities.simulated import cheapest
 from tests.builders import a_point_profile, a_profile
 from trimtab_loadtester.results import Record, Results, RunFacts, Visit
 from trimtab_pipelines.ends import End
@@ -95,3 +96,13 @@ def test_where_no_process_can_be_held_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.modalities.holding.ROOT", tmp_path)
     with held([1], 0.5) as is_held:
         assert not is_held
+
+
+def test_the_most_that_anybody_could_carry_is_the_cheapest_mix_that_reaches_the_floor():
+    known = [(0.001, 0.6), (0.003, 0.75), (0.01, 0.8), (0.009, 0.7)]
+
+    assert cheapest(known, 0.5) == 0.001
+    assert cheapest(known, 0.675) == pytest.approx(0.002)
+    assert cheapest(known, 0.8) == pytest.approx(0.01)
+    with pytest.raises(ValueError, match=r"0\.81"):
+        cheapest(known, 0.81)

@@ -7,6 +7,7 @@ from benchmarks.schedule import deciding
 from tests.router.test_queue import Caller
 from trimtab_router.graph import Runnable
 from trimtab_router.stage.policies import modality_mix
+from trimtab_router.stage.policies.book import SHARED_ROWS
 from trimtab_router.stage.policies.menu import Menu, unbeaten
 from trimtab_router.stage.policies.units import Unit, offers, units
 from trimtab_router.stage.policies.view import Departure, View
@@ -94,6 +95,49 @@ def test_only_the_point_that_was_measured_looks_again():
     leaving = modality_mix.decide(view)
     assert isinstance(leaving, Departure)
     assert leaving.point.name == "all"
+
+
+def doubted_rows(rows, deadline):
+    """Rows that go again, with the answer they have."""
+    served = Served("late", "audio-text", 64, 0.0, 0.0, rows, 0.33, 0.0)
+    job = a_job(rows, 0.78, deadline)
+    return whole(job, provisional=served, again=Again(0.43, "all", 0.7847, 0.1263))
+
+
+def test_second_looks_wait_for_company_while_they_have_time():
+    """Behind the two rows that go again 24 wait for their first answer."""
+    full_seconds = max(point.seconds(64) for point in a_view().points)
+    found = []
+    for deadline in (2.0 * full_seconds, 0.6 * full_seconds):
+        leaving = modality_mix.decide(a_view(doubted_rows(2, deadline), whole(a_job(24, 0.78, deadline=1.5))))
+        assert isinstance(leaving, Departure)
+        found.append(leaving.takes[0].provisional is not None)
+
+    assert found == [False, True]
+
+
+def test_where_nobody_else_waits_a_second_look_leaves_at_once():
+    leaving = modality_mix.decide(a_view(doubted_rows(2, 1.0), doubted_rows(3, 1.2)))
+
+    assert isinstance(leaving, Departure)
+    assert leaving.point.name == "all"
+    assert sum(piece.rows for piece in leaving.takes) == 5, "in one batch"
+
+
+def test_doubted_rows_are_charged_what_they_take_in_company():
+    book = Menu(a_view()).fare([whole(a_job(4))]).book
+    line = next(line for line in book.lines if line.look is not None)
+    assert line.look is not None
+    assert line.then is not None
+    first, again = np.array(book.batches[line.point].seconds), np.array(book.batches[line.then].seconds)
+    share = line.look.share
+    charged, rows = np.array(line.way.seconds) - first, np.arange(65)
+    alone = again[np.ceil(share * rows - 1e-9).astype(int)]
+
+    few = share * rows <= SHARED_ROWS
+    assert charged[few] == pytest.approx((share * rows * again[SHARED_ROWS] / SHARED_ROWS)[few])
+    assert (charged <= alone + 1e-12).all()
+    assert charged[16] < 0.6 * alone[16]
 
 
 def test_what_is_known_of_doubted_rows_is_what_the_others_leave():

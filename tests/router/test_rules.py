@@ -55,6 +55,28 @@ def test_waiting_for_other_routers_makes_answers_later_but_no_machine_slower():
     assert times.predict(KEY, 1) == pytest.approx(0.010, rel=0.02)
 
 
+def test_a_stage_is_as_slow_as_its_seconds_say_whatever_they_ran_at():
+    times = ServiceTimes()
+    times.set_profile(KEY, {1: 0.010})
+    times.set_profile(("small", "half"), {1: 0.001})
+    assert times.stage_ratio == 1.0
+    for _ in range(200):
+        times.observe(KEY, 1, 0.020)
+        times.observe(("small", "half"), 1, 0.001)
+
+    assert times.stage_ratio == pytest.approx(21 / 11, rel=0.02)
+
+
+def test_one_pause_hardly_changes_how_slow_a_stage_is():
+    times = ServiceTimes()
+    times.set_profile(KEY, {1: 0.010})
+    for _ in range(100):
+        times.observe(KEY, 1, 0.010)
+    times.observe(KEY, 1, 5.0)
+
+    assert 1.0 < times.stage_ratio < 1.1
+
+
 def test_predictions_follow_the_machine():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.010, 8: 0.020})

@@ -11,13 +11,13 @@ from trimtab_adapter.planning.least_bad import Answer, answer
 from trimtab_adapter.planning.options import PlanningError, Question
 from trimtab_adapter.planning.points import allowed_points
 from trimtab_adapter.planning.stretch import stretch
-from trimtab_adapter.planning.time_price import priced
 from trimtab_adapter.solvers.limits import limited
 from trimtab_adapter.solvers.program import Option, Program
 from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.time_price import priced
 
 __all__ = ["PlanningError", "Situation", "decide", "first_situation", "initial_plan", "plan_of", "question_of"]
 

@@ -303,7 +303,7 @@ class Desk:
             replicas=self.ready_replicas,
             free_at=partial(binding.free_moments, self.slots, now),
             mixes=self._policy.mixes,
-            price=self.plan.time_price,
+            price=self.outlook.time_price,
             arrivals_rps=self._arrivals_rps,
             loaded=loaded,
         )

@@ -3,9 +3,11 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import exp, log
 
 from trimtab_pipelines.plan import PointPlan, StagePlan, point_plan
 from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.time_price import repriced
 from trimtab_router.stage.endings import Answered
 from trimtab_router.stage.policies.view import Point, SecondLook, least_seconds, reading_only
 from trimtab_router.stage.service_time import WEIGHT, Key, ServiceTimes, wait_for_others
@@ -13,6 +15,8 @@ from trimtab_router.stage.slot import Parcel
 from trimtab_router.stage.work import Work
 
 TYPICAL_WEIGHT = 0.1
+PRICE_STEP = 0.05
+"""Of the logarithm of service ratios: those in one step share a price of time, which takes a while to find."""
 _ROUNDING = 1e-9
 
 
@@ -41,6 +45,8 @@ class Outlook:
         self._dismissed: set[tuple[str, str]] = set()
         """Variants and tasks that plans made before may still tell of."""
         self._most_rows: dict[str, int] = {}
+        self._prices: dict[int, float] = {}
+        """Of time, by the step of the service ratio."""
         self.times = ServiceTimes()
         self.followers: tuple[Outlook, ...] = ()
         self.variant = plan.variant
@@ -52,7 +58,7 @@ class Outlook:
     def follow(self, plan: StagePlan) -> None:
         """Take a new plan."""
         self.plan = plan
-        self._points, self._most_rows = {}, {}
+        self._points, self._most_rows, self._prices = {}, {}, {}
         for point in plan.points:
             self.times.set_profile((plan.variant, point.name), point.service_seconds)
 
@@ -193,6 +199,15 @@ class Outlook:
         for stage in self.followers:
             longest = max(longest, stage.typical_seconds() + stage.later_seconds())
         return longest
+
+    @property
+    def time_price(self) -> float:
+        """Expected right answers that a second of a replica is worth to those yet to come, at the pace batches have."""
+        step = round(log(self.times.stage_ratio) / PRICE_STEP)
+        found = self._prices.get(step)
+        if found is None:
+            found = self._prices[step] = repriced(self.plan, exp(step * PRICE_STEP))
+        return found
 
     @property
     def service_ratio(self) -> float:

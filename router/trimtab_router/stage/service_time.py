@@ -19,6 +19,8 @@ LEAST_WAIT_SECONDS = 0.001
 """Less than this is no other router's batch but the jitter of sending and being told."""
 OUTLIER = 4.0
 """An observation this many times the estimate counts only so much: one pause must not drop a whole queue."""
+STAGE_WEIGHT = 0.02
+"""Weight of the newest batch in what is held of a whole stage: what it steers must not follow single batches."""
 ENOUGH = 3
 """Observations before what was seen without a profile is held against rows that an idle replica could take."""
 
@@ -52,6 +54,7 @@ class ServiceTimes:
     def __init__(self) -> None:
         self._estimates: dict[Key, _Estimate] = {}
         self._latest_ratio = 1.0
+        self._profiled_seconds = self._observed_seconds = 0.0
         self._wait_seconds = 0.0
         self._wait_spread = 0.0
 
@@ -95,6 +98,11 @@ class ServiceTimes:
         estimate = self._estimates.get(key)
         return estimate.ratio if estimate else 1.0
 
+    @property
+    def stage_ratio(self) -> float:
+        """Observed over profiled seconds of all batches lately, whatever they ran at; 1 before the first."""
+        return self._observed_seconds / self._profiled_seconds if self._profiled_seconds else 1.0
+
     def doubt(self, key: Key) -> None:
         """Believe a little less in the slowness that made us drop rows in front of an idle replica.
 
@@ -128,11 +136,14 @@ class ServiceTimes:
             return
         low, high = RATIO_BOUNDS
         before = estimate.ratio
-        off = min(max(seconds / base, low), high, OUTLIER * before) - before
+        bounded = min(max(seconds / base, low), high, OUTLIER * before)
+        off = bounded - before
         estimate.spread += WEIGHT * (abs(off) - estimate.spread)
         estimate.ratio = before + WEIGHT * off
         if estimate.profiled:
             self._latest_ratio = estimate.ratio
+            self._profiled_seconds += STAGE_WEIGHT * (base - self._profiled_seconds)
+            self._observed_seconds += STAGE_WEIGHT * (bounded * base - self._observed_seconds)
             if len(self._estimates) > 1:
                 self._carry_over(estimate.ratio)
 

@@ -19,7 +19,7 @@ import numpy as np
 from trimtab_router.stage.policies import slack_fit
 from trimtab_router.stage.policies.book import Line
 from trimtab_router.stage.policies.menu import Menu
-from trimtab_router.stage.policies.schedule import DROPPED, Job, Schedule, Step, Together, pressure, shared_out, solve
+from trimtab_router.stage.policies.schedule import DROPPED, Job, Step, Together, pressure, shared_out, solve
 from trimtab_router.stage.policies.units import (
     SMALL_SHARE,
     Offers,
@@ -34,6 +34,9 @@ from trimtab_router.stage.work import Signature, Slice
 
 MOST_UNITS = 20
 """How far it plans: batches, or large jobs."""
+COMPANY = 0.5
+"""Of the seconds of the slowest full batch: what second looks keep for a batch of their own while they wait for others
+to fill it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +86,31 @@ def decide(view: View, *, splits: bool = True) -> Departure | NotBefore:
     given = head.deadline - head.enqueued_at - view.later_seconds
     least = sum(float(each.offers.seconds[0]) for each in planned)
     found = solve(jobs, start, price=view.price * pressure(least, given))
-    step = next((step for step in found.steps if step.option != DROPPED), None)
-    if step is None or (view.drop_policy != "Predicted" and found.steps[0].option == DROPPED):
+    steps = [step for step in found.steps if step.option != DROPPED]
+    if not steps or (view.drop_policy != "Predicted" and found.steps[0].option == DROPPED):
         return slack_fit.decide(view)
-    unit, choice = planned[step.place].chosen(step)
-    line, rows = choice.lines(step.option)[0]
-    behind = found.steps[found.steps.index(step) + 1 :]
-    mates = _mates(menu, unit, line, [(planned[each.place], each) for each in behind])
-    leaving = departure(menu, unit, line, rows, mates, _spare_seconds(planned, found, step, start))
+    ordered, spare_seconds = _in_order(view, planned, steps, start)
+    unit, choice = planned[ordered[0].place].chosen(ordered[0])
+    line, rows = choice.lines(ordered[0].option)[0]
+    mates = _mates(menu, unit, line, [(planned[each.place], each) for each in ordered[1:]])
+    leaving = departure(menu, unit, line, rows, mates, spare_seconds)
     return replace(leaving, drops=hopeless)
+
+
+def _in_order(view: View, planned: list[_Planned], steps: list[Step], start: float) -> tuple[list[Step], float]:
+    """Who is served when, and how much later than planned all could be; negative where anybody would be late.
+
+    By deadline, but second looks wait for company: those in front let the first who has no answer go before them while
+    that makes none of them late, in whatever batch they then leave.
+    """
+    ahead = next((place for place, step in enumerate(steps) if not planned[step.place].unit.known), 0)
+    if ahead:
+        looks, rest = [steps[ahead], *steps[:ahead]], steps[ahead + 1 :]
+        end, spare = _spare_seconds(planned, looks, start)
+        spare -= COMPANY * max(point.seconds(view.most_rows) for point in view.points)
+        if spare >= 0:
+            return [*looks, *rest], min(spare, _spare_seconds(planned, rest, end)[1])
+    return steps, _spare_seconds(planned, steps, start)[1]
 
 
 def _planned(menu: Menu, start: float, *, splits: bool) -> tuple[list[_Planned], list[Slice]]:
@@ -171,8 +190,6 @@ def _mates(menu: Menu, unit: Unit, line: Line, behind: list[tuple[_Planned, Step
     point = menu.fare(unit.slices).points[line.point]
     found: list[Slice] = []
     for planned, step in behind:
-        if step.option == DROPPED:
-            continue
         other, choice = planned.chosen(step)
         rows = sum(
             count
@@ -186,17 +203,14 @@ def _mates(menu: Menu, unit: Unit, line: Line, behind: list[tuple[_Planned, Step
     return found
 
 
-def _spare_seconds(planned: list[_Planned], found: Schedule, chosen: Step, start: float) -> float:
-    """How much later than planned all could be served; negative where anybody would be late."""
-    end, spare, begun = start, inf, False
-    for step in found.steps:
-        begun = begun or step is chosen
-        if step.option == DROPPED or not begun:
-            continue
+def _spare_seconds(planned: list[_Planned], steps: list[Step], start: float) -> tuple[float, float]:
+    """When all these are served, one after the other, and how much later they could be."""
+    end, spare = start, inf
+    for step in steps:
         unit, choice = planned[step.place].chosen(step)
         end += float(choice.seconds[step.option])
         spare = min(spare, unit.deadline - end)
-    return spare
+    return end, spare
 
 
 POLICY = Policy(decide, falls_back=True, mixes=True)

@@ -83,17 +83,17 @@ def shared_out(jobs: Sequence[Job], free_at: Sequence[float]) -> list[list[int]]
 
 
 def pressure(least_seconds: float, given_seconds: float) -> float:
-    """How many times its price time costs, by what waits: more than once from the first on, and rising.
+    """How many times its price time costs, by what waits: nearly once from the first on, and rising.
 
     One price for all would serve either everybody at a better option or nobody, as long as load does not change, so it
     rises with what waits. It is due before anybody waits, too: what an empty queue spends on accuracy, those miss who
-    come while it is spent.
+    come while it is spent. Then it is a little less than the price, which knows full batches only.
 
     Args:
         least_seconds: of all that waits, at its fastest.
         given_seconds: to a job, from when it comes to its deadline.
     """
-    return 1.5 + (4.0 * least_seconds / given_seconds if given_seconds > 0 else 0.0)
+    return 0.85 + (8.0 * least_seconds / given_seconds if given_seconds > 0 else 0.0)
 
 
 def options_of(jobs: Sequence[Job], step: Step) -> Job | Together:

@@ -149,7 +149,7 @@ def offers(menu: Menu, unit: Unit, *, mixed: bool, looks: bool = True) -> Offers
         looks: whether the least certain may be looked at again.
     """
     fare = menu.fare(unit.slices)
-    card = fare.card(unit.rows, mixed=mixed, looks=looks and not unit.known)
+    card = fare.card(unit.rows, mixed=mixed and not unit.known, looks=looks and not unit.known)
     if unit.known:
         return _better(unit, fare.book, card)
     begin = card.reaching(unit.floor)

@@ -4,6 +4,9 @@ Were load steady and endlessly divisible, the best use of a stage would be a mix
 answers as the replicas have seconds for. The price is the dual value of these seconds in that linear program, and so
 the slope of the best mixes' curve where the seconds end. A row is then served better only as long as that gives more
 right answers a second than elsewhere; where there are seconds for the best point for everybody, time costs nothing.
+
+A plan is priced by what was profiled. The router prices it anew by how long batches take there: where they take longer,
+a second gives fewer right answers, and the seconds there are reach less far.
 """
 
 from collections.abc import Sequence
@@ -36,7 +39,16 @@ def time_price(points: Sequence[tuple[float, float]], rows_rps: float, replicas:
 
 def priced(stage: StagePlan, rows_rps: float) -> StagePlan:
     """The plan of a stage with the price of its time; 0 where nothing is known of how long it takes."""
-    return stage.model_copy(update={"time_price": time_price(ways(stage), rows_rps, stage.replicas)})
+    price = time_price(ways(stage), rows_rps, stage.replicas)
+    return stage.model_copy(update={"time_price": price, "priced_rps": max(rows_rps, 0.0)})
+
+
+def repriced(stage: StagePlan, service_ratio: float) -> float:
+    """The price of time where batches take so many times what was profiled; a plan priced for no load keeps its own."""
+    if not stage.priced_rps:
+        return stage.time_price
+    slower = [(seconds * service_ratio, accuracy) for seconds, accuracy in ways(stage)]
+    return time_price(slower, stage.priced_rps, stage.replicas)
 
 
 def ways(stage: StagePlan) -> list[tuple[float, float]]:

@@ -1,0 +1,122 @@
+"""The same comparison in simulated time, beside the most that any policy could carry by the profile.
+
+No neighbour takes part of the machine here, so what is found is the policy's own doing. The most that could be carried
+is a linear program: full batches of the cheapest mix that reaches the floor, without idle moments and without chance.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from benchmarks.modalities.searching import FEW
+from benchmarks.modalities.setting import NONE, Setting, plan_for, slowed
+from trimtab_adapter.simulation.conditions import Conditions
+from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_pipelines.ends import OK
+from trimtab_pipelines.mixes import best_mixes
+from trimtab_pipelines.plan import StagePlan
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.time_price import ways
+from trimtab_router.wish import Wish
+
+STEPS = 6
+WAY_SECONDS = 0.002
+"""From a request's arrival until its rows are queued, and from the last batch until its caller has the answer."""
+_ROUNDING = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Jobs of `rows` (least, most) with one floor, over so many seconds, drawn by a seed."""
+
+    rows: tuple[int, int]
+    floor: float
+    seconds: float
+    seed: int = 1
+
+    @property
+    def mean_rows(self) -> float:
+        """Rows of a job."""
+        return sum(self.rows) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Imagined:
+    """What came of a load: share of jobs late or below their floor in expectation, and mean expected accuracy."""
+
+    jobs_rps: float
+    violations: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Simulating:
+    """A method of choosing senses on a machine of these profiles, thought to take `setting.misjudged` times as long."""
+
+    setting: Setting
+    pipeline: InferencePipeline
+    profiles: Mapping[str, ModelProfile]
+
+    def offer(self, asked: Asked, jobs_rps: float) -> Imagined:
+        """Offer a load under the plan for it."""
+        rng = np.random.default_rng(asked.seed)
+        arrivals = np.sort(rng.uniform(0.0, asked.seconds, rng.poisson(jobs_rps * asked.seconds)))
+        low, high = asked.rows
+        scenario = Scenario(
+            pipeline=self.pipeline,
+            profiles=slowed(self.profiles, 1.0 / self.setting.cores),
+            arrivals_seconds=arrivals,
+            duration_seconds=asked.seconds,
+            plan=plan_for(self.setting, self.pipeline, self._thought(), jobs_rps, asked.mean_rows, 1),
+            conditions=Conditions(before_seconds=WAY_SECONDS, after_seconds=WAY_SECONDS),
+            rows=tuple(rng.integers(low, high + 1, max(arrivals.size, 1)).tolist()),
+            wishes=(Wish(accuracy_floor=asked.floor),),
+            seed=asked.seed,
+        )
+        found = simulate(scenario)
+        met = (found.ends == OK) & (found.accuracy >= asked.floor - _ROUNDING)
+        return Imagined(jobs_rps, 1.0 - float(met.mean()), found.mean_accuracy)
+
+    def carried(self, asked: Asked) -> Imagined:
+        """The most it carries with one violation in a hundred, by bisection below what anybody could."""
+        low, high = self.offer(asked, 0.3 * self.most_rps(asked)), self.most_rps(asked)
+        for _ in range(STEPS):
+            found = self.offer(asked, (low.jobs_rps + high) / 2)
+            low, high = (found, high) if found.violations <= FEW else (low, found.jobs_rps)
+        return low
+
+    def most_rps(self, asked: Asked) -> float:
+        """Jobs a second of the cheapest mix of full batches that reaches the floor."""
+        stage = plan_for(self.setting, self.pipeline, self._thought(), 1.0, asked.mean_rows, 1).spec.stages[0]
+        known = [best_way(stage)] if self.setting.method == NONE else ways(stage)
+        return 1.0 / (cheapest(known, asked.floor) * asked.mean_rows)
+
+    def _thought(self) -> dict[str, ModelProfile]:
+        return slowed(self.profiles, self.setting.misjudged / self.setting.cores)
+
+
+def best_way(stage: StagePlan) -> tuple[float, float]:
+    """(seconds of a row in full batches, accuracy) of the most accurate point."""
+    point = max(stage.points, key=lambda point: point.accuracy)
+    return point.service_seconds[stage.batch_size] / stage.batch_size, point.accuracy
+
+
+def cheapest(known: Sequence[tuple[float, float]], floor: float) -> float:
+    """Seconds of a row in the cheapest mix of ways (seconds, accuracy) that reaches a floor, where every row is served.
+
+    Raises:
+        ValueError: none reaches it.
+    """
+    corners = best_mixes(known)[1:]
+    if not corners or corners[-1][1] < floor:
+        raise ValueError(f"no mix reaches {floor}")
+    for (fast, low), (slow, high) in pairwise(corners):
+        if low < floor <= high:
+            return fast + (floor - low) / (high - low) * (slow - fast)
+    return corners[0][0]
+
+
+__all__ = ["Asked", "Imagined", "Simulating", "best_way", "cheapest"]

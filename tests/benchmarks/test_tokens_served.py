@@ -1,6 +1,7 @@
 """Queries of three tasks with deadlines and utilities, and what is counted of what became of them."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ class Replica:
     """Certain of even rows; right of all at `full`, of even rows alone at `fast`."""
 
     pixels: np.ndarray
-    seen: list = field(default_factory=list)
+    seen: list[tuple[str, int]] = field(default_factory=list)
 
     async def infer(self, tasks, point):
         row = self.pixels[:, 0]
@@ -131,8 +132,8 @@ class Replica:
 
 async def test_doubted_rows_are_gathered_into_full_batches_and_none_is_left():
     numbers = np.arange(40)
-    rows = Rows(numbers[:, None], numbers, numbers)
-    replica = Replica(rows.pixels)
+    rows = Rows(numbers[:, None].astype(np.uint8), numbers, numbers)
+    replica: Any = Replica(rows.pixels)
     way = Way("w", a_point("fast", 0.5, 1.0, a_look("full", 0.5, 1.0)), a_point("full", 1.0, 2.0))
     await serve(replica, way, rows, numbers[:36])
 

@@ -47,7 +47,7 @@ LEAST_CONTRAST: Final = 6.0
 """Standard deviation, in grey levels, below which a crop shows nothing and is drawn anew."""
 MOST_TURN_DEGREES: Final = 60.0
 HELD_OUT_ORDER_SEED: Final = 29
-"""Held-out digits are stored by source and label: the first thousand, as they lie there, are not what others are."""
+"""Held-out digits are stored by source and label: the first thousand as they lie are not what the others are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

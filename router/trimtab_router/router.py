@@ -103,7 +103,9 @@ class Router:
         self._graph = Graph(pipeline.spec)
         self._clock = clock or LoopClock()
         self._http = {stage.name: self._http_carrier(stage) for stage in self._graph.stages} if carriers is None else {}
-        self._course = self._build_course(policy or POLICIES[pipeline.spec.departure_policy], carriers or self._http)
+        self._preparing = ThreadPoolExecutor(1, "prepare")
+        self._policy = policy or POLICIES[pipeline.spec.departure_policy]
+        self._course = self._build_course(carriers or self._http)
         self._desks = self._course.desks
         self._classes: dict[str, TaskClass] = {
             task.name: task
@@ -257,6 +259,7 @@ class Router:
         self.metrics.plan_generation.set(plan.spec.generation)
         for name, desk in self._desks.items():
             desk.follow(plan.spec.stage(name))
+            self._prepare(desk)
 
     def apply_endpoints(self, endpoints: Endpoints) -> None:
         """Use these replicas; those no longer named finish what they hold and are left."""
@@ -309,7 +312,14 @@ class Router:
         await asyncio.gather(*(carrier.close() for carrier in self._http.values()))
         self.pacer.close()
         self._sweeping.close()
-        self._decoding.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._decoding, self._preparing):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare(self, desk: Desk) -> None:
+        """Have a thread work out what decisions by the new plan will look up; they wait for nothing."""
+        if self._policy.prepare is not None:
+            variant = desk.plan.variant
+            self._preparing.submit(self._policy.prepare, desk.outlook.points(variant), desk.outlook.most_rows(variant))
 
     def _http_carrier(self, stage: Stage) -> HttpCarrier:
         return HttpCarrier(
@@ -324,7 +334,7 @@ class Router:
         """How many replicas get no work because they are not who they must be."""
         return len(self._http[stage].refused) if stage in self._http else 0
 
-    def _build_course(self, policy: Policy, carriers: Mapping[str, Carrier]) -> Course:
+    def _build_course(self, carriers: Mapping[str, Carrier]) -> Course:
         spec, suspects = self.pipeline.spec, Suspects()
         desks: dict[str, Desk] = {}
         for stage in self._graph.stages:
@@ -333,7 +343,7 @@ class Router:
                 stage,
                 plan=self.plan.spec.stage(stage.name) if self.plan else first_plan(stage),
                 max_rows=spec.queue.max_rows,
-                policy=policy,
+                policy=self._policy,
                 drop_policy=spec.drop_policy,
                 clock=self._clock,
                 carrier=carriers[stage.name],
@@ -344,6 +354,7 @@ class Router:
             metrics.watch(partial(getattr, desk.queue, "rows"), partial(getattr, desk, "ready_replicas"))
             metrics.watch_refused(partial(self._refused, stage.name))
             metrics.watch_drifted(desk.watch.drifted)
+            self._prepare(desk)
         return Course(self._graph, desks, self._clock)
 
     def _bounds(self) -> Bounds | None:

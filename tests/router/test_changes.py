@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,6 +13,7 @@ from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig, e
 from trimtab_pipelines.documents import write_json
 from trimtab_router.following.plans import FileWatcher
 from trimtab_router.router import Router
+from trimtab_router.stage.policies import POLICIES
 
 PATIENT = {"timeout": 60_000_000}
 
@@ -50,6 +53,22 @@ async def test_batch_size_and_operating_point_apply_to_the_next_batch():
         assert [batch.parameters["operating_point"] for batch in replica.seen[1:]] == ["half"] * (len(replica.seen) - 1)
         assert rig.router.state().plan_generation == 2
         assert await rig.metric("trimtab_plan_generation") == 2
+
+
+async def test_what_decisions_by_a_plan_look_up_is_worked_out_beside_the_loop():
+    prepared, loop_thread = [], threading.get_ident()
+
+    def prepare(points, most_rows):
+        assert threading.get_ident() != loop_thread
+        prepared.append(([point.name for point in points], most_rows))
+
+    pipeline, policy = two_variants(), replace(POLICIES["UrgentFirst"], prepare=prepare)
+    async with a_rig(pipeline, {"stage-0": [FakeReplica()]}, policy=policy, batchSize=4) as rig:
+        await rig.until(lambda: prepared == [(["default"], 4)])
+        rig.router.apply_plan(a_plan(pipeline, 2, variant="large", batchSize=2, operatingPoint="half"))
+        await rig.until(lambda: len(prepared) == 2)
+
+        assert prepared[1] == (["half"], 2)
 
 
 async def test_a_variant_changes_once_a_ready_replica_offers_it():

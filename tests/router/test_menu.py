@@ -1,5 +1,7 @@
 """What a decision may choose among, kept between decisions: the same as worked out anew, and quickly found."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,8 @@ from benchmarks.schedule import deciding
 from tests.router.test_queue import Caller
 from trimtab_router.graph import Runnable
 from trimtab_router.stage.policies import modality_mix
-from trimtab_router.stage.policies.book import SHARED_ROWS
-from trimtab_router.stage.policies.menu import Menu, unbeaten
+from trimtab_router.stage.policies.book import MOST_ROWS, SHARED_ROWS, book_of
+from trimtab_router.stage.policies.menu import Menu, prepare, unbeaten
 from trimtab_router.stage.policies.units import Unit, offers, units
 from trimtab_router.stage.policies.view import Departure, View
 from trimtab_router.stage.queue import DeadlineQueue
@@ -164,3 +166,16 @@ def test_a_decision_among_twenty_jobs_is_made_in_milliseconds():
     spent = deciding.milliseconds((1, 15), views=60)
 
     assert np.median(spent) < 8.0, "about one millisecond on a machine that has nothing else to do"
+
+
+def test_what_was_prepared_is_not_worked_out_again_where_a_decision_is_made():
+    points = [replace(point, accuracy=0.97 * point.accuracy) for point in deciding.POINTS]
+    book = book_of(points, "", 64)
+    assert book.written < 1
+
+    prepare(points, 64)
+
+    assert book.written == MOST_ROWS
+    assert book_of(points, "", 64) is book
+    heard = [point for point in points if point.reads is not None and point.reads <= {"audio", "text"}]
+    assert book_of(heard, "", 64).written == MOST_ROWS

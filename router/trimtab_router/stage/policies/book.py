@@ -85,13 +85,21 @@ class Book:
         self._mixed: list[Page] = []
         self._plain: dict[int, Page] = {}
 
+    @property
+    def written(self) -> int:
+        """How many rows a job may have that its splits are written for."""
+        return len(self._mixed) - 1
+
     def mixed(self, rows: int) -> Page:
         """The splits of so many rows of one job."""
-        while len(self._mixed) <= rows:
-            most = min(max(2 * len(self._mixed), _FIRST_PAGES, rows), MOST_ROWS)
+        pages = self._mixed
+        if len(pages) <= rows:
+            most = min(max(2 * len(pages), _FIRST_PAGES, rows), MOST_ROWS)
             ways = [line.way for line in self.lines[: len(self.lines) - self._again_only]]
-            self._mixed = [self._page(front) for front in fronts(ways, most)]
-        return self._mixed[rows]
+            pages = [self._page(front) for front in fronts(ways, most)]
+            if len(pages) > len(self._mixed):  # another thread may have written more meanwhile
+                self._mixed = pages
+        return pages[rows]
 
     def plain(self, rows: int) -> Page:
         """The ways that all of so many rows may go together, each a batch or several, from the fastest on."""

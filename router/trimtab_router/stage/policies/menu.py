@@ -13,7 +13,7 @@ from math import exp, inf, log
 import numpy as np
 
 from trimtab_pipelines.splits import UNIT, Floats, Integers
-from trimtab_router.stage.policies.book import NONE, Book, Page, book_of, profiled
+from trimtab_router.stage.policies.book import MOST_ROWS, NONE, Book, Page, book_of, profiled
 from trimtab_router.stage.policies.view import Point, View
 from trimtab_router.stage.work import Slice
 
@@ -123,6 +123,17 @@ class _Same:
         if not isinstance(other, _Same) or len(self.points) != len(other.points):
             return False
         return all(mine is theirs for mine, theirs in zip(self.points, other.points, strict=True))
+
+
+def prepare(points: Sequence[Point], most_rows: int) -> None:
+    """Write the books of these points: of all of them, and of those that are left where inputs are absent.
+
+    Jobs of up to ``MOST_ROWS`` rows find their splits there. On an event loop all other work would stand still.
+    """
+    every = _Same(points)
+    kinds = {every, *(_points_of(every, point.reads) for point in points if point.reads is not None)}
+    for same in sorted(kinds, key=lambda kind: -len(kind.points)):
+        book_of(same.points, "", most_rows).mixed(MOST_ROWS)
 
 
 def _names(piece: Slice) -> frozenset[str]:

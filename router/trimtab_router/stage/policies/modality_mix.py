@@ -18,7 +18,7 @@ import numpy as np
 
 from trimtab_router.stage.policies import slack_fit
 from trimtab_router.stage.policies.book import Line
-from trimtab_router.stage.policies.menu import Menu
+from trimtab_router.stage.policies.menu import Menu, prepare
 from trimtab_router.stage.policies.schedule import DROPPED, Job, Step, Together, pressure, shared_out, solve
 from trimtab_router.stage.policies.units import (
     SMALL_SHARE,
@@ -213,4 +213,4 @@ def _spare_seconds(planned: list[_Planned], steps: list[Step], start: float) -> 
     return end, spare
 
 
-POLICY = Policy(decide, falls_back=True, mixes=True)
+POLICY = Policy(decide, falls_back=True, mixes=True, prepare=prepare)

@@ -237,11 +237,14 @@ class Policy:
         decide: one of them.
         falls_back: also to points that are not the plan's first.
         mixes: several points for the rows of one request.
+        prepare: works out what decisions among these points, for batches of so many rows, will look up; None: nothing.
+            It may take most of a second, and other threads may decide meanwhile.
     """
 
     decide: Callable[[View], Departure | NotBefore]
     falls_back: bool = False
     mixes: bool = False
+    prepare: Callable[[Sequence[Point], int], None] | None = None
 
 
 def overloaded(view: View, company: Company, point: Point) -> bool:

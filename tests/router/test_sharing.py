@@ -123,3 +123,26 @@ def test_who_made_rows_lately_is_remembered_for_so_many_and_as_long_as_it_has_th
     assert shown(sharing.left_of(a_slice("yz"), again=False)) == ["z"]
     parcel.slot.offer(frozenset())
     assert shown(sharing.left_of(a_slice("y"), again=False)) == ["y"]
+
+
+def test_who_keeps_nothing_is_asked_now_and_then_only_and_again_once_it_keeps_some():
+    keeper, queue = Keeper(), DeadlineQueue(100)
+    sharing = Sharing(cast("Any", keeper), lambda *_: None)
+
+    def asked(*, has: bool) -> bool:
+        """Show an image that was made lately; tell whether its replica was asked for it."""
+        parcel = a_parcel([a_slice("x")])
+        parcel.slot.offer(frozenset({"v"}))
+        sharing.departed(parcel, [], queue)
+        sharing.ended(parcel, made=True)
+        before = len(keeper.fetched)
+        sharing.left_of(a_slice("x"), again=False)
+        for _, came in keeper.fetched[before:]:
+            came({} if has else None)
+        return len(keeper.fetched) > before
+
+    assert all(asked(has=False) for _ in range(20))
+    assert sum(asked(has=False) for _ in range(320)) <= 12
+    for _ in range(320):
+        asked(has=True)
+    assert all(asked(has=True) for _ in range(20))

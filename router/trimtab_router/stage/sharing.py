@@ -18,6 +18,9 @@ from trimtab_router.stage.work import Slice
 
 Found = Callable[[Slice, Parcel, Mapping[str, Array] | None], None]
 MOST_HOMES = 16_384
+LEAST_FOUND, FOUND_WEIGHT, PROBE_EVERY = 0.25, 1 / 16, 32
+"""Replicas are asked for what they made while they still have at least such a share of it, where the newest answer has
+such a weight; else every so many times, to notice when they do again."""
 
 
 class Sharing:
@@ -36,6 +39,8 @@ class Sharing:
         self._most_homes = most_homes
         self._under_way: dict[Hashable, tuple[Parcel, int]] = {}
         self._homes: OrderedDict[int, Parcel] = OrderedDict()
+        self._found_share = 1.0
+        self._unasked = 0
 
     def __len__(self) -> int:
         """How many different images are under way."""
@@ -91,13 +96,21 @@ class Sharing:
     def _fetches(self, piece: Slice, row: int) -> bool:
         identity = piece.work.identities[row]
         home = self._homes.get(hash(identity))
-        if home is None or home.variant not in home.slot.ready_variants:
+        if home is None or home.variant not in home.slot.ready_variants or not self._worth_asking():
             return False
         one = replace(piece, start=row, stop=row + 1)
         self._keeper.fetch(home.slot, home.variant, one, partial(self._came, one, hash(identity), home))
         return True
 
+    def _worth_asking(self) -> bool:
+        """Whether replicas keep what they make: whose cache is off, or too small, costs each image a call for nothing."""
+        if self._found_share >= LEAST_FOUND:
+            return True
+        self._unasked = (self._unasked + 1) % PROBE_EVERY
+        return not self._unasked
+
     def _came(self, piece: Slice, known: int, home: Parcel, outputs: Mapping[str, Array] | None) -> None:
+        self._found_share += FOUND_WEIGHT * ((outputs is not None) - self._found_share)
         if outputs is None and self._homes.get(known) is home:
             del self._homes[known]
         self._found(piece, home, outputs)

@@ -103,7 +103,7 @@ class Sharing:
         return True
 
     def _worth_asking(self) -> bool:
-        """Whether replicas keep what they make: whose cache is off, or too small, costs each image a call for nothing."""
+        """Whether replicas keep what they make: where caches are off or too small each call is for nothing."""
         if self._found_share >= LEAST_FOUND:
             return True
         self._unasked = (self._unasked + 1) % PROBE_EVERY

@@ -10,11 +10,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
-import numpy as np
-
 from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.images import read_header
-from trimtab_protocol.chat.inner import AWAITED, content_of, encoder_of
+from trimtab_protocol.chat.inner import AWAITED, content_of, encoder_of, texts
 from trimtab_protocol.tensors import Array
 
 MOST_SIZES = 4096
@@ -76,13 +74,14 @@ class Ahead:
         new = {number: told for number, told in came.items() if number not in self._told}
         for number, told in new.items():
             self._told[number] = told
-            self._sizes.note(_encoder(told), self._files[number], _rows(told))
+            encoder, rows = _made(told)
+            self._sizes.note(encoder, self._files[number], rows)
         return new
 
     @property
     def kept(self) -> Array:
         """What is there."""
-        return _texts(list(self._told.values()))
+        return texts(list(self._told.values()))
 
     def references(self) -> Array | None:
         """What can be told of all of them, as a list a row; None where one of them cannot be announced."""
@@ -91,10 +90,10 @@ class Ahead:
         if self._announced is None:
             return None
         all_of_them = (self._told.get(number, told) for number, told in enumerate(self._announced))
-        return _texts([b"[" + b",".join(all_of_them) + b"]"])
+        return texts([b"[" + b",".join(all_of_them) + b"]"])
 
     def _announcements(self) -> list[bytes] | None:
-        encoder = _encoder(self._told[0])
+        encoder, _ = _made(self._told[0])
         known = [self._sizes.rows(encoder, file) for file in self._files] if encoder else [None]
         if None in known:
             return None
@@ -116,15 +115,11 @@ def _announcement(encoder: str, file: bytes, rows: int) -> bytes:
     return json.dumps({"url": AWAITED, "rows": rows, "digest": digest}, separators=(",", ":")).encode()
 
 
-def _encoder(told: bytes) -> str:
-    """What encoded an image, as its reference tells it; empty where it does not."""
-    digest = json.loads(told).get("digest")
-    return encoder_of(digest) if isinstance(digest, str) else ""
-
-
-def _rows(told: bytes) -> int:
-    rows = json.loads(told).get("rows")
-    return rows if isinstance(rows, int) else 0
+def _made(told: bytes) -> tuple[str, int]:
+    """What encoded an image and how many rows it made of it, as its reference tells; empty and 0 where it does not."""
+    found = json.loads(told)
+    digest, rows = found.get("digest"), found.get("rows")
+    return encoder_of(digest) if isinstance(digest, str) else "", rows if isinstance(rows, int) else 0
 
 
 def _size(file: bytes) -> tuple[int, int] | None:
@@ -133,9 +128,3 @@ def _size(file: bytes) -> tuple[int, int] | None:
     except InvalidChat:
         return None
     return header.width_px, header.height_px
-
-
-def _texts(texts: Sequence[bytes]) -> Array:
-    array = np.empty(len(texts), dtype=object)
-    array[:] = texts
-    return array

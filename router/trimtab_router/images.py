@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from trimtab_pipelines.stages import OF_CHAT, PULLED, SHOWN
-from trimtab_protocol.chat.inner import OPTIONS
+from trimtab_protocol.chat.inner import OPTIONS, texts
 from trimtab_protocol.tensors import Array
 
 
@@ -73,15 +73,16 @@ def asked_for(identity: Hashable) -> bytes:
 
 def reference(url: str, told: Mapping[str, Any]) -> Array:
     """What a replica told of one image that it keeps, with where it is pulled from."""
-    known = np.empty(1, dtype=object)
-    known[0] = json.dumps({"url": url, **told}, separators=(",", ":")).encode()
-    return known
+    return texts([_referred(url, told)])
 
 
 def addressed(references: Array, urls: Sequence[str]) -> Array:
     """What a replica told of images that it keeps, with where each is pulled from."""
-    known = [reference(url, json.loads(told)) for told, url in zip(references, urls, strict=True)]
-    return np.concatenate(known) if known else references
+    return texts([_referred(url, json.loads(told)) for told, url in zip(references, urls, strict=True)])
+
+
+def _referred(url: str, told: Mapping[str, Any]) -> bytes:
+    return json.dumps({"url": url, **told}, separators=(",", ":")).encode()
 
 
 def addresses(references: Array) -> list[str]:

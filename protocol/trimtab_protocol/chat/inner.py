@@ -118,7 +118,7 @@ def tensors_of(asked: Asked, images: Sequence[bytes], options: Sequence[Mapping[
     """The inputs of a chat, a row for each of its choices; the rows share what is the same."""
     rows = len(options)
     messages = json.dumps(messages_of(asked.messages), ensure_ascii=False, separators=(",", ":")).encode()
-    inputs = {MESSAGES: _texts([messages] * rows), OPTIONS: _texts([json.dumps(each).encode() for each in options])}
+    inputs = {MESSAGES: texts([messages] * rows), OPTIONS: texts([json.dumps(each).encode() for each in options])}
     if images:
         files = np.empty((rows, len(images)), dtype=object)
         for row in range(rows):
@@ -138,15 +138,16 @@ def answers_of(outputs: Mapping[str, Array]) -> list[LastPiece]:
 def outputs_of(text: str, last: LastPiece) -> dict[str, Array]:
     """The outputs of one row from its pieces."""
     return {
-        TEXT: _texts([text.encode()]),
-        FINISH_REASON: _texts([last.finish_reason.encode()]),
+        TEXT: texts([text.encode()]),
+        FINISH_REASON: texts([last.finish_reason.encode()]),
         USAGE: np.array([last.usage.row()], dtype=np.int64),
     }
 
 
-def _texts(texts: Sequence[bytes]) -> Array:
-    array = np.empty(len(texts), dtype=object)
-    array[:] = texts
+def texts(elements: Sequence[bytes]) -> Array:
+    """A tensor of BYTES [elements]."""
+    array = np.empty(len(elements), dtype=object)
+    array[:] = elements
     return array
 
 

@@ -39,12 +39,10 @@ class Early:
 
         Whoever asks takes it out of this queue again.
         """
-        self._waiting = [work for work in self._waiting if not work.closed]
-        work = min(self._waiting, key=lambda work: work.deadline, default=None)
-        if work is None:
+        if not self.waiting:
             return None
         queue = DeadlineQueue(1)
-        queue.push(Slice(work, 0, 1))
+        queue.push(Slice(min(self._waiting, key=lambda work: work.deadline), 0, 1))
         return queue
 
     def left(self, work: Work) -> None:

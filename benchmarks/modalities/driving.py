@@ -12,6 +12,7 @@ from benchmarks.modalities.holding import held
 from benchmarks.modalities.run import Run
 from benchmarks.modalities.setting import Jobs, Setting, plan_for, slowed
 from trimtab.local.supervisor import Setup, Supervisor
+from trimtab.run_folder import RunFolder
 from trimtab_loadtester.attack import AttackOptions, attack_async
 from trimtab_loadtester.load import LoadSpec
 from trimtab_pipelines.documents import load_pipeline, write_json
@@ -80,8 +81,8 @@ async def serving(
     pipeline, known = setting.write(), slowed(profiles, setting.misjudged / setting.cores)
     file = write_profiles(known, setting.folder) if watched else None
     plan = plan_for(setting, pipeline, known, 1.0, 1.0, 1)
-    setup = Setup(setting.file, setting.folder / "run", profiles_file=file, plan=plan)
-    async with Supervisor(setup) as local:
-        await local.ready()
-        with held(local.fleet.pids.values(), setting.cores) as is_held:
-            yield Serving(setting, pipeline, known, local, is_held)
+    with RunFolder(setting.folder / "run") as run:
+        async with Supervisor(Setup(setting.file, run, profiles_file=file, plan=plan)) as local:
+            await local.ready()
+            with held(local.fleet.pids.values(), setting.cores) as is_held:
+                yield Serving(setting, pipeline, known, local, is_held)

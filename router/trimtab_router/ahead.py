@@ -78,11 +78,6 @@ class Ahead:
             self._sizes.note(encoder, self._files[number], rows)
         return new
 
-    @property
-    def kept(self) -> Array:
-        """What is there."""
-        return texts(list(self._told.values()))
-
     def references(self) -> Array | None:
         """What can be told of all of them, as a list a row; None where one of them cannot be announced."""
         if self._announced is None:

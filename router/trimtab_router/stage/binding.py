@@ -49,18 +49,19 @@ def least_loaded(replicas: Sequence[AnyCandidate], planned: str) -> AnyCandidate
 
     Replicas that offer the planned variant come first, then those with fewer batches, then the one unused for longest.
     """
-    free = [replica for replica in replicas if replica.free]
-    if len(free) == 1:  # as almost always, and asked for at every batch
-        return free[0]
-    return min(free, key=lambda r: (planned not in r.ready_variants, r.inflight, r.last_used), default=None)
+    return _first([replica for replica in replicas if replica.free], planned)
+
+
+def _first(able: Sequence[AnyCandidate], planned: str) -> AnyCandidate | None:
+    if len(able) == 1:  # as almost always, and asked for at every batch
+        return able[0]
+    return min(able, key=lambda r: (planned not in r.ready_variants, r.inflight, r.last_used), default=None)
 
 
 def with_a_spare_place(slots: Sequence[Slot], planned: str, current: str) -> Slot | None:
     """The replica for a row that begins before all it reads is there: a place idles, and its variant can do that."""
-    able = [
-        slot for slot in slots if slot.spare and variant_for(slot.ready_variants, planned, current) in slot.reads_ahead
-    ]
-    return min(able, key=lambda slot: (planned not in slot.ready_variants, slot.inflight, slot.last_used), default=None)
+    able = (slot for slot in slots if variant_for(slot.ready_variants, planned, current) in slot.reads_ahead)
+    return _first([slot for slot in able if slot.spare], planned)
 
 
 def free_moments(slots: Sequence[Slot], now: float) -> list[float]:

@@ -12,7 +12,7 @@ from benchmarks.layouts import phases
 from benchmarks.layouts.phases import MORE_ENCODERS, PARTED, SPREAD, WHOLE, asking
 from benchmarks.layouts.prefix import first_words
 from benchmarks.layouts.same import CACHE_BYTES, same_image
-from benchmarks.layouts.served import ARCHITECTURES, Promise
+from benchmarks.layouts.served import ARCHITECTURES, QUICK, Promise
 from benchmarks.layouts.switching import switching
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
@@ -29,12 +29,14 @@ MOST_OVER_CALM = {"decoder-only": 1.2, "cross-attention": 1.1}
 console = Console(stderr=True)
 
 
-async def measure(folder: Path, architecture: str, wanted: list[str], images: list[int]) -> Outcome:
-    """Run the phases that are wanted, goodput with so many images a chat."""
+async def measure(
+    folder: Path, architecture: str, wanted: list[str], images: list[int], promise: Promise = QUICK
+) -> Outcome:
+    """Run the phases that are wanted, goodput under a promise with so many images a chat."""
     figures: dict[str, float] = {}
     bars: list[Bar] = []
     if "goodput" in wanted:
-        await _goodput(folder, architecture, images, figures, bars)
+        await _goodput(folder, architecture, images, promise, figures, bars)
     if "chosen" in wanted:
         await _chosen(folder, architecture, images, figures, bars)
     if "switch" in wanted:
@@ -65,10 +67,15 @@ async def measure(folder: Path, architecture: str, wanted: list[str], images: li
 
 
 async def _goodput(
-    folder: Path, architecture: str, wanted: list[int], figures: dict[str, float], bars: list[Bar]
+    folder: Path,
+    architecture: str,
+    wanted: list[int],
+    promise: Promise,
+    figures: dict[str, float],
+    bars: list[Bar],
 ) -> None:
     for name, layout in (("whole", WHOLE), ("parted", PARTED)):
-        async with asking(folder / name, layout, architecture) as (_, asker):
+        async with asking(folder / name, layout, architecture, promise) as (_, asker):
             for images in wanted:
                 figures[f"{name}_goodput_{images}_images_rps"] = found = await phases.goodput(asker, images)
                 console.print(f"{name}, {images} images a chat: {found:g} requests a second")
@@ -134,11 +141,18 @@ def main() -> int:
     parser.add_argument("--phase", choices=PHASES, action="append", help="only; repeatable")
     parser.add_argument("--architecture", choices=ARCHITECTURES, default=ARCHITECTURES[0])
     parser.add_argument("--images", type=int, choices=IMAGES, action="append", help="a chat, of goodput; repeatable")
+    parser.add_argument(
+        "--first-token", type=float, default=QUICK.first_token_seconds, help="seconds, of goodput: what is promised"
+    )
+    parser.add_argument(
+        "--per-token", type=float, default=QUICK.per_token_seconds, help="seconds between two pieces, of goodput"
+    )
     options = parser.parse_args()
+    promise = Promise(options.first_token, options.per_token)
     with tempfile.TemporaryDirectory(prefix="trimtab-layouts-") as folder:
         wanted = options.phase or list(PHASES)
         images = options.images or list(IMAGES)
-        outcome = asyncio.run(measure(Path(folder), options.architecture, wanted, images))
+        outcome = asyncio.run(measure(Path(folder), options.architecture, wanted, images, promise))
     outcome.print()
     return 0 if outcome.holds else 1
 

@@ -39,7 +39,7 @@ class Told:
             return 0.0
         return (self.last_seconds - self.first_seconds) / (self.pieces - 1)
 
-    def kept(self, promise: Promise = QUICK) -> bool:
+    def kept(self, promise: Promise) -> bool:
         """Whether a promise was."""
         first = self.first_seconds if self.first_seconds is not None else float("inf")
         return self.whole and first <= promise.first_token_seconds and self.token_seconds <= promise.per_token_seconds
@@ -47,11 +47,12 @@ class Told:
 
 @dataclass(slots=True)
 class Asker:
-    """Asks one door."""
+    """Asks one door, which promises something."""
 
     port: int
     model: str
     session: aiohttp.ClientSession
+    promise: Promise = QUICK
     told: list[Told] = field(default_factory=list)
 
     async def ask(self, body: dict[str, Any], answer: str = "", due: float | None = None) -> Told:

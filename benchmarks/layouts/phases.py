@@ -53,7 +53,7 @@ async def asking(
     with serving(folder, layout, architecture, promise, plan, cache_bytes=cache_bytes) as served:
         model = json.loads((served.folder / "plan.json").read_text())["spec"]["pipeline"]
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            asker = Asker(served.rest_port, model, session)
+            asker = Asker(served.rest_port, model, session, promise)
             for images in (0, 1, 3):
                 for body, _ in chats(model, images, 8, seed=5):
                     await asker.ask(body)
@@ -79,7 +79,7 @@ async def _carries(asker: Asker, bodies: list[tuple[dict[str, Any], str]], rps: 
     """Whether it does in one of two tries: a machine that others use stands still now and then."""
     for _ in range(2):
         told = await asker.at_rate(bodies, rps, STEP_SECONDS)
-        if statistics.fmean(one.kept() for one in told) >= LEAST_KEPT:
+        if statistics.fmean(one.kept(asker.promise) for one in told) >= LEAST_KEPT:
             return True
     return False
 

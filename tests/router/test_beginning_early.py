@@ -62,6 +62,7 @@ async def test_who_writes_is_asked_on_the_first_image_and_told_of_the_others():
         assert {one["url"].rpartition("/")[2] for one in [found[0], *writer.told_of]} <= encoder.kept
         assert (len(encoder.shown), len(writer.written)) == (4, 1)
         assert await rig.outcomes() == {"ok": 2}
+        assert await rig.metric("trimtab_early_rows_total", stage="text") == 1
         assert nothing_is_left(rig, [encoder], [writer])
 
 

@@ -64,7 +64,7 @@ class Writers:
         self.under_way.pop(parcel)(parcel, ending or Answered((OUTPUTS,), parcel.point.name))
 
     def __getattr__(self, told):
-        if told not in {"waited", "served", "looks_again", "retried", "troubled", "failed", "abandoned"}:
+        if told not in {"waited", "served", "looks_again", "retried", "troubled", "failed", "abandoned", "began_early"}:
             raise AttributeError(told)
         return lambda *what: self.told.append((told, *what))
 

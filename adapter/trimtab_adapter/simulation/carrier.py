@@ -43,6 +43,12 @@ class Batches:
         """Count rows that go back for a better answer."""
         self.rows_again += rows
 
+    def shared(self, how: str) -> None:
+        """No two images are the same."""
+
+    def began_early(self) -> None:
+        """All images of a chat come at once."""
+
     def retried(self, reason: str) -> None:
         """Nobody asks."""
 

@@ -85,8 +85,8 @@ class Desk:
         self._returns = Returns(stage, self.queue, tally, suspects)
         self._writing = Writing(self.outlook, clock, cast("Writer", carrier), tally) if stage.writes else None
         self._door = Door(stage, self.queue, self.outlook, self._writing, drop_policy, suspects)
-        self._sharing = Sharing(cast("Keeper", carrier), self._found) if stage.encodes else None
-        self._early = Early(cast("Writer", carrier))
+        self._sharing = Sharing(cast("Keeper", carrier), self._found, tally) if stage.encodes else None
+        self._early = Early(cast("Writer", carrier), tally)
         self._policy = policy
         self._drop_policy = drop_policy
         self._clock = clock

@@ -6,7 +6,7 @@ they wait for the rest: their replica lets go on who can. Pure.
 
 from collections.abc import Mapping
 
-from trimtab_router.stage.ports import Writer
+from trimtab_router.stage.ports import Tally, Writer
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.slot import Parcel
 from trimtab_router.stage.work import Slice, Work
@@ -17,10 +17,12 @@ class Early:
 
     Args:
         writer: tells replicas of what comes.
+        tally: counts those that begin.
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, tally: Tally) -> None:
         self._writer = writer
+        self._tally = tally
         self._waiting: list[Work] = []
         self._begun: dict[Work, Parcel] = {}
 
@@ -52,6 +54,7 @@ class Early:
     def begun(self, parcel: Parcel) -> None:
         """A row is in a replica's hands."""
         self._begun[parcel.batch[0].work] = parcel
+        self._tally.began_early()
 
     def ended(self, parcel: Parcel) -> None:
         """It is there no more."""

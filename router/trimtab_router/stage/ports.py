@@ -81,6 +81,12 @@ class Tally(Protocol):
     def looks_again(self, rows: int) -> None:
         """Rows with an answer go back into the queue for a better one."""
 
+    def shared(self, how: str) -> None:
+        """A row has what was made for another: it `Rode` along, or was `Found` where that was made."""
+
+    def began_early(self) -> None:
+        """A row began before all that it reads was there."""
+
     def retried(self, reason: str) -> None:
         """A slice goes back into the queue."""
 

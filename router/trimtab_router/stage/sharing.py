@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from trimtab_protocol.tensors import Array
-from trimtab_router.stage.ports import Keeper
+from trimtab_router.stage.ports import Keeper, Tally
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.slot import Parcel
 from trimtab_router.stage.work import Slice
@@ -30,12 +30,14 @@ class Sharing:
         keeper: has what is made of a row kept once more.
         found: is told of each row that a replica was asked for, of the batch that made it, and what it has of it; None
             where it has it no more.
+        tally: counts rows that have what was made for others.
         most_homes: rows of which it is remembered who made them; of each a number is kept, not what it shows.
     """
 
-    def __init__(self, keeper: Keeper, found: Found, most_homes: int = MOST_HOMES) -> None:
+    def __init__(self, keeper: Keeper, found: Found, tally: Tally, most_homes: int = MOST_HOMES) -> None:
         self._keeper = keeper
         self._found = found
+        self._tally = tally
         self._most_homes = most_homes
         self._under_way: dict[Hashable, tuple[Parcel, int]] = {}
         self._homes: OrderedDict[int, Parcel] = OrderedDict()
@@ -91,6 +93,7 @@ class Sharing:
         if found is None or not self._keeper.share(*found):
             return False
         found[0].riders.append(replace(piece, start=row, stop=row + 1))
+        self._tally.shared("Rode")
         return True
 
     def _fetches(self, piece: Slice, row: int) -> bool:
@@ -111,7 +114,9 @@ class Sharing:
 
     def _came(self, piece: Slice, known: int, home: Parcel, outputs: Mapping[str, Array] | None) -> None:
         self._found_share += FOUND_WEIGHT * ((outputs is not None) - self._found_share)
-        if outputs is None and self._homes.get(known) is home:
+        if outputs is not None:
+            self._tally.shared("Found")
+        elif self._homes.get(known) is home:
             del self._homes[known]
         self._found(piece, home, outputs)
 

@@ -90,6 +90,14 @@ class Metrics:
         self.stage_abandoned = counter(
             "trimtab_cancelled", "Rows nobody waited for any more while they were being written", STAGE
         )
+        self.shared_rows = counter(
+            "trimtab_shared_rows",
+            "Images that had what was made for another request: they rode along, or were found where it was made",
+            (*STAGE, "how"),
+        )
+        self.early_rows = counter(
+            "trimtab_early_rows", "Chats that began before all of their images were encoded", STAGE
+        )
         self.stage_queue_rows = Gauge("trimtab_queue_length_rows", "Rows waiting", STAGE, registry=registry)
         self.stage_ready = Gauge("trimtab_ready_replicas", "Replicas ready to take a batch", STAGE, registry=registry)
         self.stage_refused = Gauge(
@@ -146,6 +154,7 @@ class StageMetrics:
         self.rows = metrics.stage_rows.labels(*labels)
         self.looks_again = metrics.rows_again.labels(*labels).inc
         self.abandoned = metrics.stage_abandoned.labels(*labels).inc
+        self.early_rows = metrics.early_rows.labels(*labels).inc
         self._bound = lru_cache(self._bind)
 
     def _bind(self, key: tuple[str, str]) -> tuple[Histogram, Histogram, Gauge, Counter]:
@@ -178,6 +187,10 @@ class StageMetrics:
         service_ratio.set(ratio)
         self.rows.inc(rows)
         at_point.inc(rows)
+
+    def shared(self, how: str) -> None:
+        """Count an image that has what was made for another request."""
+        self._metrics.shared_rows.labels(*self._labels, how).inc()
 
     def retried(self, reason: str) -> None:
         """Count a slice that is sent again."""

@@ -16,6 +16,8 @@ class StageTally:
         self.waited = metrics.queue_seconds.observe
         self.served = metrics.served
         self.looks_again = metrics.looks_again
+        self.shared = metrics.shared
+        self.began_early = metrics.early_rows
         self.retried = metrics.retried
         self.abandoned = metrics.abandoned
 

@@ -15,11 +15,10 @@ from opentelemetry.trace import Tracer
 from trimtab_pipelines.accuracy import sources
 from trimtab_pipelines.codes import Code
 from trimtab_pipelines.ends import FAILED, End
-from trimtab_pipelines.plan import PipelinePlan, first_plan
+from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.router_state import RouterLoad, RouterState
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tasks import TaskCard, TaskClass
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
 from trimtab_protocol.chat.inner import IMAGES, Usage
@@ -33,9 +32,9 @@ from trimtab_router.admission.pacing import Pacer
 from trimtab_router.admission.sweeping import Sweeping
 from trimtab_router.admission.turnstile import Turnstile
 from trimtab_router.admission.window import MOST_REQUESTS, Bounds, Window
+from trimtab_router.building import course_of, http_carriers
 from trimtab_router.carriage.counts import counted
-from trimtab_router.carriage.http import HttpCarrier
-from trimtab_router.course import Course, Journey
+from trimtab_router.course import Journey
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.limits import Limits, decoding_bytes, kept_bytes
 from trimtab_router.loop_clock import LoopClock
@@ -44,12 +43,10 @@ from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Carrier, Clock
-from trimtab_router.stage.suspects import Suspects
 from trimtab_router.telling.accounts import Accounts
 from trimtab_router.telling.load import ArrivalCounter
 from trimtab_router.telling.metrics import Metrics
 from trimtab_router.telling.standing import stage_state
-from trimtab_router.telling.tally import StageTally
 from trimtab_router.telling.telemetry import record_request
 from trimtab_router.wish import granted, sooner
 
@@ -89,7 +86,6 @@ class Router:
         carriers: Mapping[str, Carrier] | None = None,
     ) -> None:
         self.pipeline = pipeline
-        self._tls = tls
         self.limits = limits or Limits()
         self.metrics = Metrics(pipeline.metadata.namespace, pipeline.name, pipeline.spec.slo)
         self.arrivals = ArrivalCounter(time.time())
@@ -102,11 +98,22 @@ class Router:
         self._tracer = tracer
         self._graph = Graph(pipeline.spec)
         self._clock = clock or LoopClock()
-        self._http = {stage.name: self._http_carrier(stage) for stage in self._graph.stages} if carriers is None else {}
+        self._http = http_carriers(self._graph, self.limits, tls) if carriers is None else {}
         self._preparing = ThreadPoolExecutor(1, "prepare")
         self._policy = policy or POLICIES[pipeline.spec.departure_policy]
-        self._course = self._build_course(carriers or self._http)
+        self._course = course_of(
+            self._graph,
+            pipeline.spec,
+            plan,
+            policy=self._policy,
+            clock=self._clock,
+            carriers=carriers or self._http,
+            metrics=self.metrics,
+            grace_seconds=self.limits.grace_seconds,
+        )
         self._desks = self._course.desks
+        for desk in self._desks.values():
+            self._prepare(desk)
         self._classes: dict[str, TaskClass] = {
             task.name: task
             for stage in self._graph.stages
@@ -320,42 +327,6 @@ class Router:
         if self._policy.prepare is not None:
             variant = desk.plan.variant
             self._preparing.submit(self._policy.prepare, desk.outlook.points(variant), desk.outlook.most_rows(variant))
-
-    def _http_carrier(self, stage: Stage) -> HttpCarrier:
-        return HttpCarrier(
-            stage,
-            datatypes={i.name: self._graph.datatype_of(i.source) for i in stage.inputs},
-            hang_seconds=self.limits.hang_seconds,
-            max_answer_bytes=self.limits.answer_bytes,
-            tls=self._tls,
-        )
-
-    def _refused(self, stage: str) -> int:
-        """How many replicas get no work because they are not who they must be."""
-        return len(self._http[stage].refused) if stage in self._http else 0
-
-    def _build_course(self, carriers: Mapping[str, Carrier]) -> Course:
-        spec, suspects = self.pipeline.spec, Suspects()
-        desks: dict[str, Desk] = {}
-        for stage in self._graph.stages:
-            metrics = self.metrics.stage(stage.name)
-            desk = desks[stage.name] = Desk(
-                stage,
-                plan=self.plan.spec.stage(stage.name) if self.plan else first_plan(stage),
-                max_rows=spec.queue.max_rows,
-                policy=self._policy,
-                drop_policy=spec.drop_policy,
-                clock=self._clock,
-                carrier=carriers[stage.name],
-                tally=StageTally(stage.name, metrics),
-                suspects=suspects,
-                grace_seconds=self.limits.grace_seconds,
-            )
-            metrics.watch(partial(getattr, desk.queue, "rows"), partial(getattr, desk, "ready_replicas"))
-            metrics.watch_refused(partial(self._refused, stage.name))
-            metrics.watch_drifted(desk.watch.drifted)
-            self._prepare(desk)
-        return Course(self._graph, desks, self._clock)
 
     def _bounds(self) -> Bounds | None:
         """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""

@@ -1,0 +1,81 @@
+"""Shell: puts a router together: who carries the batches of its stages, and the desks that decide about them."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from trimtab_pipelines.plan import PipelinePlan, first_plan
+from trimtab_pipelines.spec import InferencePipelineSpec
+from trimtab_protocol.http import Tls
+from trimtab_router.carriage.http import HttpCarrier
+from trimtab_router.course import Course
+from trimtab_router.graph import Graph
+from trimtab_router.limits import Limits
+from trimtab_router.stage.desk import Desk
+from trimtab_router.stage.policies.view import Policy
+from trimtab_router.stage.ports import Carrier, Clock
+from trimtab_router.stage.suspects import Suspects
+from trimtab_router.telling.metrics import Metrics
+from trimtab_router.telling.tally import StageTally
+
+
+def http_carriers(graph: Graph, limits: Limits, tls: Tls) -> dict[str, HttpCarrier]:
+    """Who takes batches to replicas over HTTP, by stage."""
+    return {
+        stage.name: HttpCarrier(
+            stage,
+            datatypes={read.name: graph.datatype_of(read.source) for read in stage.inputs},
+            hang_seconds=limits.hang_seconds,
+            max_answer_bytes=limits.answer_bytes,
+            tls=tls,
+        )
+        for stage in graph.stages
+    }
+
+
+def course_of(
+    graph: Graph,
+    spec: InferencePipelineSpec,
+    plan: PipelinePlan | None,
+    *,
+    policy: Policy,
+    clock: Clock,
+    carriers: Mapping[str, Carrier],
+    metrics: Metrics,
+    grace_seconds: float,
+) -> Course:
+    """The course of requests through a desk for each stage, each of which tells what it does.
+
+    Args:
+        graph: of the pipeline.
+        spec: the pipeline's.
+        plan: what runs at first; without one each stage starts with its first variant, row by row.
+        policy: decides every departure.
+        clock: tells the desks the time.
+        carriers: take each stage's batches to its replicas.
+        metrics: of the router.
+        grace_seconds: how long rows are held while no replica is ready.
+    """
+    suspects, desks = Suspects(), dict[str, Desk]()
+    for stage in graph.stages:
+        told, carrier = metrics.stage(stage.name), carriers[stage.name]
+        desk = desks[stage.name] = Desk(
+            stage,
+            plan=plan.spec.stage(stage.name) if plan else first_plan(stage),
+            max_rows=spec.queue.max_rows,
+            policy=policy,
+            drop_policy=spec.drop_policy,
+            clock=clock,
+            carrier=carrier,
+            tally=StageTally(stage.name, told),
+            suspects=suspects,
+            grace_seconds=grace_seconds,
+        )
+        told.watch(partial(getattr, desk.queue, "rows"), partial(getattr, desk, "ready_replicas"))
+        told.watch_refused(partial(_refused, carrier))
+        told.watch_drifted(desk.watch.drifted)
+    return Course(graph, desks, clock)
+
+
+def _refused(carrier: Carrier) -> int:
+    """How many replicas get no work because they are not who they must be."""
+    return len(carrier.refused) if isinstance(carrier, HttpCarrier) else 0

@@ -2,7 +2,8 @@
 
 Every running request that has its prompt computed writes one token a step; what is left of the step's tokens goes to
 prompts, in chunks, who is most urgent first; but up to half of it goes to prompts without images before any other, so
-that words alone wait behind nobody's images. A request is admitted when a slot is free that holds its whole prompt and
+that words alone wait behind nobody's images; and where that half holds all of them, every other step is theirs alone,
+since a first word comes only at the end of its whole step. A request is admitted when a slot is free that holds its whole prompt and
 all it may write, so that none is ever pushed out. Prompts are computed up to the first image that is still encoded
 (in a model that attends across: not before all are there).
 """
@@ -106,6 +107,8 @@ class Scheduler:
         self._running: dict[str, _Running] = {}
         self._waiting: dict[str, _Running] = {}
         self._submitted = 0
+        self._words_alone = False
+        """Whether the last step left prompts with images out for those without."""
 
     @property
     def waiting(self) -> int:
@@ -193,7 +196,16 @@ class Scheduler:
         return request_id in self._running or request_id in self._waiting
 
     def _prompts(self, reading: list[_Running], room: int) -> tuple[Chunk, ...]:
-        """How far each prompt gets in a step: those without images share the first half of the room, all the rest."""
+        """How far each prompt gets in a step: those without images share the first half of the room, all the rest.
+
+        Where those without images need no more than that half, they have every other step to themselves: it is short.
+        """
+        words = [one for one in reading if not one.request.images]
+        wanted = sum(one.prompt - one.computed for one in words)
+        others = len(reading) - len(words)
+        self._words_alone = not self._words_alone and others > 0 and 0 < wanted <= room // 2
+        if self._words_alone:
+            reading = words
         reached = [one.computed for one in reading]
         for most, only_words in ((room // 2, True), (room, False)):
             left = most - sum(reached) + sum(one.computed for one in reading)

@@ -79,6 +79,23 @@ def test_words_alone_wait_behind_nobodys_images_and_leave_them_half_of_each_step
     assert [(part.request_id, len(part.tokens)) for part in planned(scheduler).chunks] == [("shown", 4), ("told", 4)]
 
 
+def test_few_words_have_a_short_step_to_themselves_and_images_at_least_every_other():
+    scheduler = Scheduler(LIMITS, share_prefixes=False)
+    image = Image("a", start=1, placeholders=9, tokens=9)
+    scheduler.submit(a_request("shown", prompt=30, images=(image,), urgency_seconds=1))
+    read = []
+    for number in range(6):
+        scheduler.submit(a_request(f"told {number}", prompt=3 - number % 2, new=1, urgency_seconds=2))
+        step = planned(scheduler)
+        read.append({part.request_id: len(part.tokens) for part in step.chunks})
+        for name in computed(scheduler, step):
+            scheduler.finish(name)
+
+    assert read[0] == {"told 0": 3}
+    assert read[1] == {"told 1": 2, "shown": 6}
+    assert ["shown" in step for step in read] == [False, True] * 3
+
+
 def test_words_take_all_of_a_step_where_nobody_shows_images():
     scheduler = Scheduler(LIMITS)
     scheduler.submit(a_request("told", prompt=20))

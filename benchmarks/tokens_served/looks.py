@@ -19,6 +19,7 @@ from trimtab_model_servers.vit_tasks.samples import MOST
 from trimtab_model_servers.vit_tasks.sources import TASKS
 from trimtab_pipelines.plan import PointPlan
 from trimtab_pipelines.second_look import LookPlan
+from trimtab_router.stage.policies.view import SecondLook
 
 TURNS, WARMING_BATCHES = 10, 3
 SECOND_SEED = 1_000
@@ -73,6 +74,12 @@ class Way:
     seconds: list[float] = field(default_factory=list)
     right: list[bool] = field(default_factory=list)
     doubted: int = 0
+
+    @property
+    def below(self) -> NDArray[np.float64]:
+        """Certainty that too little is, by the number of the task."""
+        again = SecondLook(**dict(self.point.looks[0])).again
+        return np.array([again.of_task(task).below for task in TASKS])
 
     @property
     def promised(self) -> float:
@@ -135,7 +142,7 @@ async def serve(replica: Direct, way: Way, rows: Rows, turn: NDArray[np.int64]) 
         batch = turn[first : first + BATCH]
         certainties = await run(batch, way.point)
         if way.again is not None:
-            doubted += batch[certainties < way.point.looks[0].below].tolist()
+            doubted += batch[certainties < way.below[rows.tasks[batch]]].tolist()
         await again(BATCH)
     await again(1)
     way.seconds.append(time.perf_counter() - began)

@@ -46,7 +46,7 @@ class Written:
 
 
 class Samples(Protocol):
-    """Labelled samples: what a user's own class is like too, but for `score`, which it may leave out."""
+    """Labelled samples: what a user's own class is like too; it may have `score` and `task(index)` besides."""
 
     def __len__(self) -> int: ...
 
@@ -82,6 +82,11 @@ class LabelledPayloads:
             return Payload(tuple(self._tensors(inputs)), truth)
         except WrongValue as error:
             raise SamplesError(f"sample {number}: {error}") from error
+
+    def task(self, index: int) -> str:
+        """The task of a sample, as accuracies by task name it; empty where the samples do not say."""
+        own = getattr(self._samples, "task", None)
+        return "" if own is None else str(own(int(self._order[index % len(self._order)])))
 
     def _tensors(self, inputs: Mapping[str, Any]) -> Iterator[Tensor]:
         if unknown := sorted(inputs.keys() - self._specs.keys()):

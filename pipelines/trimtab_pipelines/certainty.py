@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.floors import at_least
-from trimtab_pipelines.second_look import MOST_LOOKS, SecondLook
+from trimtab_pipelines.second_look import MOST_LOOKS, SecondLook, TaskLook
+from trimtab_pipelines.task_doubts import STEPS, Answers, Doubts, doubts
 
 CONFIDENCE = 0.95
-STEPS = 100
-"""Thresholds that are tried: 0.01, 0.02, … of certainty."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,16 +30,28 @@ class Looks:
         certainty: of the cheap point, 0…1. Shape (rows,).
         right: whether the cheap point was. Shape (rows,).
         right_again: whether the better point was. Shape (rows,).
+        tasks: which task each is of, where several are mixed and each has a threshold of its own. Shape (rows,).
     """
 
     certainty: NDArray[np.floating]
     right: NDArray[np.bool_]
     right_again: NDArray[np.bool_]
+    tasks: NDArray[np.str_] | None = None
 
     def __post_init__(self) -> None:
         if not self.certainty.size == self.right.size == self.right_again.size > 0:
             sizes = f"{self.certainty.size}, {self.right.size} and {self.right_again.size}"
             raise ValueError(f"certainty, right and right_again must be of the same rows, at least one; got {sizes}")
+        if self.tasks is not None and self.tasks.size != self.right.size:
+            raise ValueError(f"tasks must be of the same rows; got {self.tasks.size} of {self.right.size}")
+
+    @property
+    def by_task(self) -> dict[str, Answers]:
+        """The rows of each task; none where tasks are not told apart."""
+        whole = Answers(self.certainty, self.right, self.right_again)
+        return (
+            {} if self.tasks is None else {str(task): whole.only(self.tasks == task) for task in np.unique(self.tasks)}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +118,13 @@ class Seen:
         certainty: of each row, 0…1. Shape (rows,).
         right: whether it was. Shape (rows,).
         reads: the inputs it reads; empty for all.
+        tasks: which task each row is of, the same at every point; None where they are not told apart. Shape (rows,).
     """
 
     certainty: NDArray[np.floating]
     right: NDArray[np.bool_]
     reads: frozenset[str] = frozenset()
+    tasks: NDArray[np.str_] | None = None
 
 
 LADDER = tuple(part / 20 for part in range(1, 21))
@@ -125,6 +138,7 @@ def second_looks(points: Mapping[str, Seen], confidence: float = CONFIDENCE) -> 
 
     Only points that read all that the first reads look again: a row that is doubted needs more senses, not others.
     Where both read the same, such as one transformer that merges more or fewer tokens, accuracy alone decides.
+    Rows of several tasks have thresholds by task.
 
     Args:
         points: the same held-out rows, as each point of a variant sees them.
@@ -138,8 +152,10 @@ def second_looks(points: Mapping[str, Seen], confidence: float = CONFIDENCE) -> 
     most = MOST_LOOKS // max(1, *Counter(first for first, _ in pairs).values(), 0)
     found: dict[str, tuple[SecondLook, ...]] = dict.fromkeys(points, ())
     for first, then in pairs:
-        looks = Looks(points[first].certainty, points[first].right, points[then].right)
-        found[first] += _ladder(then, looks, confidence)[-most:]
+        seen = points[first]
+        looks = Looks(seen.certainty, seen.right, points[then].right, seen.tasks)
+        ladder = _ladder if len(looks.by_task) < 2 else _ladder_by_task
+        found[first] += ladder(then, looks, confidence)[-most:]
     return found
 
 
@@ -156,15 +172,10 @@ def _sees_better(one: Seen, other: Seen, confidence: float) -> bool:
 
 
 def _ladder(then: str, looks: Looks, confidence: float) -> tuple[SecondLook, ...]:
-    """One second look for each floor that a threshold keeps; of floors with the same threshold the highest.
-
-    The ladder leads from what the first point surely has to what the better one surely has.
-    """
+    """One second look for each floor that a threshold keeps; of floors with the same threshold the highest."""
     first, rows = float(looks.right.mean()), looks.certainty.size
-    least, most = (_surest_floor(int(hits.sum()), rows, confidence) for hits in (looks.right, looks.right_again))
     kept: dict[float, SecondLook] = {}
-    for part in LADDER:
-        floor = least + part * (most - least)
+    for floor in _floors(looks, confidence):
         look = safe_threshold(looks, floor, confidence)
         if look is not None and 0 < look.share < 1 and look.accuracy >= first + LEAST_GAIN:
             kept[look.below] = SecondLook(
@@ -176,6 +187,47 @@ def _ladder(then: str, looks: Looks, confidence: float) -> tuple[SecondLook, ...
                 samples=rows,
             )
     return tuple(sorted(kept.values(), key=lambda look: look.below))
+
+
+def _floors(looks: Looks, confidence: float) -> list[float]:
+    """From what the first point surely has to what the better one surely has."""
+    rows = looks.right.size
+    least, most = (_surest_floor(int(hits.sum()), rows, confidence) for hits in (looks.right, looks.right_again))
+    return [least + part * (most - least) for part in LADDER]
+
+
+def _ladder_by_task(then: str, looks: Looks, confidence: float) -> tuple[SecondLook, ...]:
+    """As `_ladder`, with thresholds by task: the order fixed before is that of the price of a look, rising from none.
+
+    Each floor is tested on cross-fitted answers, since the thresholds were chosen by what they win.
+    """
+    rows, first = looks.right.size, float(looks.right.mean())
+    priced = doubts(looks.by_task)
+    hits = [sum(one.hits for one in each.values()) for each in priced]
+    kept: dict[int, SecondLook] = {}
+    for floor in _floors(looks, confidence):
+        fails = (place for place, right in enumerate(hits) if at_least(right, rows, floor) > 1 - confidence)
+        dearest = next(fails, len(hits)) - 1
+        if dearest >= 0 and hits[dearest] / rows >= first + LEAST_GAIN:
+            kept[dearest] = _look_by_task(then, looks, priced[dearest], floor)
+    return tuple(look for _, look in sorted(kept.items(), reverse=True) if 0 < look.share < 1)
+
+
+def _look_by_task(then: str, looks: Looks, doubt: Doubts, floor: float) -> SecondLook:
+    rows = looks.right.size
+    share = sum(one.share * one.rows for one in doubt.values()) / rows
+    return SecondLook(
+        point=then,
+        below=round(float(np.quantile(looks.certainty, share)), 4),
+        share=round(share, 4),
+        accuracy=round(sum(one.hits for one in doubt.values()) / rows, 4),
+        low=round(floor - 5e-5, 4),
+        samples=rows,
+        by_task={
+            task: TaskLook(below=one.below, share=round(one.share, 4), accuracy=round(one.hits / one.rows, 4))
+            for task, one in doubt.items()
+        },
+    )
 
 
 def _surest_floor(hits: int, rows: int, confidence: float) -> float:

@@ -14,9 +14,9 @@ from trimtab_pipelines.evidence import Accuracy, AccuracyBasis, AccuracyEvidence
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty
 from trimtab_pipelines.second_look import MOST_LOOKS, LookPlan, SecondLook
+from trimtab_pipelines.tasks import MOST_TASKS
 from trimtab_pipelines.tensors import TensorName
 
-MOST_TASKS = 64
 AccuracyByTask = dict[Name, Accuracy]
 Precision = Literal["FP32", "BF16", "FP16", "INT8"]
 
@@ -168,7 +168,13 @@ class OperatingPoint(Model):
     def looks(self, basis: AccuracyBasis) -> tuple[LookPlan, ...]:
         """Its second looks with the accuracy that counts."""
         return tuple(
-            LookPlan(point=look.point, below=look.below, share=look.share, accuracy=look.on(basis))
+            LookPlan(
+                point=look.point,
+                below=look.below,
+                share=look.share,
+                accuracy=look.on(basis),
+                by_task=look.by_task,
+            )
             for look in self.second_looks
         )
 

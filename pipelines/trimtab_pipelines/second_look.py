@@ -4,14 +4,29 @@ from pydantic import Field
 
 from trimtab_pipelines.evidence import AccuracyBasis
 from trimtab_pipelines.quantity import Fraction
-from trimtab_pipelines.resource import Model, Name
+from trimtab_pipelines.resource import Model, Name, is_empty
+from trimtab_pipelines.tasks import MOST_TASKS
 
 MOST_LOOKS = 64
 """Of one operating point."""
 
 
+_BY_TASK = "Thresholds of single tasks; where there are any, rows of other tasks are not looked at again"
+
+
+class TaskLook(Model):
+    """What becomes of one task's rows where each task has a threshold of its own."""
+
+    below: float = Field(ge=0, le=2, description="Certainty that too little is; 0: its rows are never seen again")
+    share: Fraction = Field(description="Share of its rows that are less certain")
+    accuracy: Fraction = Field(description="Of all its rows together, once that is done")
+
+
 class SecondLook(Model):
-    """What was measured, on held-out rows, of looking again at those that a point is not certain of."""
+    """What was measured, on held-out rows, of looking again at those that a point is not certain of.
+
+    With thresholds by task, `below` is what as many rows of all tasks are less certain than.
+    """
 
     point: Name = Field(description="Operating point that sees the least certain rows again")
     below: float = Field(ge=0, le=2, description="Certainty that too little is; above 1: all rows are seen again")
@@ -21,6 +36,9 @@ class SecondLook(Model):
         default=None, description="Floor that this accuracy keeps with 95 % confidence, for rows nobody has seen yet"
     )
     samples: int | None = Field(default=None, gt=0, description="Held-out rows behind the figures")
+    by_task: dict[Name, TaskLook] = Field(
+        default_factory=dict, max_length=MOST_TASKS, exclude_if=is_empty, description=_BY_TASK
+    )
 
     def on(self, basis: AccuracyBasis) -> float:
         """Return the accuracy that counts."""
@@ -34,6 +52,9 @@ class LookPlan(Model):
     below: float = Field(ge=0, le=2, description="Certainty that too little is")
     share: Fraction = Field(description="Share of the rows that are less certain, as planned")
     accuracy: Fraction = Field(description="Of all rows together, once that is done")
+    by_task: dict[Name, TaskLook] = Field(
+        default_factory=dict, max_length=MOST_TASKS, exclude_if=is_empty, description=_BY_TASK
+    )
 
     def __str__(self) -> str:
         return f"{self.point} {100 * self.share:.0f} %"

@@ -20,6 +20,8 @@ CARD = "trimtab-task"
 """The metadata's key under which a card stands, as JSON."""
 MOST_BYTES = 16 * 2**20
 """Of a task file."""
+MOST_TASKS = 64
+"""Of one variant."""
 MOST_CLASSES = 4096
 MOST_NUMBER = 9999
 _DIGEST = r"^sha256:[0-9a-f]{64}$"

@@ -6,10 +6,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trimtab_pipelines.evidence import AccuracyEvidence, stated
-from trimtab_pipelines.operating_point import MOST_TASKS, AccuracyByTask, OperatingPoint
+from trimtab_pipelines.operating_point import AccuracyByTask, OperatingPoint
 from trimtab_pipelines.quantity import Bytes, Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty, require_unique
-from trimtab_pipelines.tasks import Task
+from trimtab_pipelines.tasks import MOST_TASKS, Task
 
 ParameterValue = bool | int | float | str
 

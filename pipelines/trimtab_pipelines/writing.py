@@ -80,8 +80,14 @@ def _block(looks: Sequence[SecondLook], column: int) -> str:
 
 def _look(look: SecondLook) -> str:
     """One second look in one line."""
-    fields = look.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return "{" + ", ".join(f"{key}: {value if key == 'point' else f'{value:g}'}" for key, value in fields.items()) + "}"
+    return _in_line(look.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _in_line(value: object) -> str:
+    """Mappings, names and numbers in YAML's flow style."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_in_line(one)}" for key, one in value.items()) + "}"
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _line_end(text: str, index: int) -> int:

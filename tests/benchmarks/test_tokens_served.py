@@ -15,7 +15,7 @@ from trimtab_loadtester.results import Record, Results, RunFacts
 from trimtab_model_servers.vit_tasks.samples import HeldOut
 from trimtab_pipelines.ends import End
 from trimtab_pipelines.plan import PointPlan
-from trimtab_pipelines.second_look import LookPlan
+from trimtab_pipelines.second_look import LookPlan, TaskLook
 from trimtab_protocol import InferResponse, Tensor
 
 
@@ -123,16 +123,27 @@ class Replica:
 
     async def infer(self, tasks, point):
         row = self.pixels[:, 0]
-        assert row.tolist() == tasks
+        assert (row % 4).tolist() == tasks
         self.seen.append((point, len(row)))
         label = np.where((row % 2 == 0) | (point == "full"), row, -1)
         certainty = np.where(row % 2 == 0, 0.9, 0.1).astype(np.float32)
         return InferResponse("m", outputs=(Tensor.of("label", label), Tensor.of("certainty", certainty)))
 
 
+def test_a_way_doubts_each_task_by_its_own_threshold():
+    by_task = {
+        "crops": TaskLook(below=0.4, share=0.1, accuracy=0.9),
+        "digits": TaskLook(below=0, share=0, accuracy=0.4),
+    }
+    look = LookPlan(point="full", below=0.2, share=0.1, accuracy=0.6, by_task=by_task)
+    way = Way("w", a_point("fast", 0.5, 1.0, look), a_point("full", 1.0, 2.0))
+
+    assert way.below.tolist() == [0.4, 0.0, 0.0, 0.0], "what has no threshold is not looked at again"
+
+
 async def test_doubted_rows_are_gathered_into_full_batches_and_none_is_left():
     numbers = np.arange(40)
-    rows = Rows(numbers[:, None].astype(np.uint8), numbers, numbers)
+    rows = Rows(numbers[:, None].astype(np.uint8), numbers % 4, numbers)
     replica: Any = Replica(rows.pixels)
     way = Way("w", a_point("fast", 0.5, 1.0, a_look("full", 0.5, 1.0)), a_point("full", 1.0, 2.0))
     await serve(replica, way, rows, numbers[:36])

@@ -1,6 +1,7 @@
 """Second looks, measured on a user's own samples: who may have them, and how they stand in the text."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from trimtab.accuracies.looking import looks
 from trimtab.commands import run
 from trimtab_loadtester.payload import Score
 from trimtab_model_servers.model import load_model
+from trimtab_model_servers.vit_tasks.samples import HeldOut
+from trimtab_model_servers.vit_tasks.sources import TASKS
 from trimtab_pipelines.documents import dump_yaml, load_pipeline
-from trimtab_pipelines.second_look import SecondLook
+from trimtab_pipelines.second_look import SecondLook, TaskLook
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.writing import with_second_looks
 
@@ -54,6 +57,29 @@ def test_what_a_point_doubts_is_looked_at_again_by_the_better_one() -> None:
     assert (best.point, best.samples) == ("full", ROWS)
     assert best.share == pytest.approx(0.3, abs=0.05)
     assert best.accuracy > 0.99
+
+
+def test_samples_that_tell_their_tasks_get_thresholds_by_task() -> None:
+    told = {
+        choice: [replace(one, task=("easy", "hard")[place % 2]) for place, one in enumerate(heard)]
+        for choice, heard in both_points().items()
+    }
+    best = looks(a_document(), told)["first", "one", "fast"][-1]
+
+    assert set(best.by_task) == {"easy", "hard"}
+    assert all(0.25 < one.below < 0.35 for one in best.by_task.values())
+    some = {choice: [replace(heard[0], task=""), *heard[1:]] for choice, heard in told.items()}
+    assert not looks(a_document(), some)["first", "one", "fast"][-1].by_task, "a sample tells no task"
+    assert {HeldOut().task(row) for row in (0, 1_000, 2_000, 3_079)} == set(TASKS)
+
+
+def test_thresholds_by_task_are_written_in_the_looks_line() -> None:
+    by_task = {"cars": TaskLook(below=0, share=0, accuracy=0.9)}
+    look = SecondLook(point="full", below=0.4, share=0.1, accuracy=0.86, by_task=by_task)
+    written = with_second_looks(TEXT, {("classify", "vit", "flow"): (look,)})
+
+    line = "{point: full, below: 0.4, share: 0.1, accuracy: 0.86, byTask: {cars: {below: 0, share: 0, accuracy: 0.9}}}"
+    assert f"{{name: flow, accuracy: 0.8, secondLooks: [{line}]}}" in written
 
 
 def test_whose_certainty_was_right_is_known_of_one_stage_and_one_row_alone() -> None:

@@ -1,6 +1,7 @@
 """`trimtab points`: which forms are tried, which are kept and why, and what is written."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from torchvision.models import VisionTransformer as Torchvision
 from trimtab.commands import run
 from trimtab.points.choice import Trial, choose
 from trimtab.points.forms import FULL, forms
+from trimtab.points.trials import Budget, tried
 from trimtab.points.writing import with_points
+from trimtab_loadtester.payload import Payload, Score
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.evidence import Accuracy
 from trimtab_pipelines.operating_point import Merging, OperatingPoint
@@ -152,6 +155,76 @@ def test_points_are_found_written_and_can_be_read(mine, capfd):
     assert told["figures"]["kept"] == len(points)
     assert (points[0].name, points[0].accuracy) == ("full", 1.0)
     assert all(point.judged().samples == 24 for point in points)
+
+
+def test_without_time_the_model_as_it_is_alone_is_judged_and_the_others_are_told(mine, capfd):
+    assert run(["points", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]) == 0
+    out = capfd.readouterr().out
+    told = json.loads(out.splitlines()[-1])["figures"]
+
+    assert (told["kept"], told["full_accuracy"]) == (1, 1.0)
+    assert told["unjudged"] + told["tried"] == len(forms(64, 3, RULES, ["BF16"]))
+    assert [point.name for point in load_pipeline(mine).spec.stages[0].variants[0].operating_points] == ["full"]
+
+
+class Clockwork:
+    """A bench whose forms take what is said, on a clock of its own, and labels that are all right."""
+
+    def __init__(self, row_seconds):
+        self.now, self.row_seconds = 0.0, row_seconds
+        self.points = [OperatingPoint(name=name, accuracy=0) for name in row_seconds]
+
+    def clock(self):
+        return self.now
+
+    def rows(self, payloads):
+        return payloads
+
+    def run(self, payloads, point):
+        self.now += len(payloads) * self.row_seconds[point.name]
+        return {"label": torch.zeros(len(payloads))}
+
+    def payload(self, _index):
+        return Payload(())
+
+    def score(self, _truth, _outputs):
+        return Score(1, 1)
+
+    def digest(self):
+        return "sha256:" + 64 * "0"
+
+
+FORMS = {"full": 1.0, "slow": 1.5, "half": 0.5, "third": 0.3, "quarter": 0.25}
+
+
+def tried_within(seconds):
+    bench: Any = Clockwork(FORMS)
+    budget = Budget(seconds, bench.clock)
+    return bench, tried(bench, bench, 80, [1, 8], lambda _: None, budget)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "judged", "unjudged"),
+    [
+        (1_000, ["full", "half", "third", "quarter"], []),
+        (240, ["full", "half"], ["third", "quarter"]),
+        (0, ["full"], ["half", "third", "quarter"]),
+    ],
+)
+def test_what_is_judged_when_the_time_is_over_counts_and_no_batch_begins_after_it(seconds, judged, unjudged):
+    bench, found = tried_within(seconds)
+
+    assert [trial.point.name for trial in found.trials] == judged
+    assert (list(found.slow), found.unjudged) == (["slow"], unjudged)
+    assert found.row_seconds == pytest.approx(FORMS)
+    least = 2 * 8 * sum(FORMS.values()) + 80 * FORMS["full"]
+    assert bench.now <= max(seconds + 8 * max(FORMS.values()), least)
+
+
+def test_a_form_that_saves_no_time_is_not_judged_and_told_why():
+    _, found = tried_within(1_000)
+
+    assert found.slow == {"slow": "1.50 × as long as the model as it is, on this machine"}
 
 
 def test_a_model_without_tokens_is_refused_by_name(tmp_path, capfd):

@@ -5,14 +5,20 @@ import pytest
 
 from tests.builders import a_pipeline, a_plan, a_variant
 from tests.router.test_desk import READY, Desktop
+from trimtab_pipelines.second_look import TaskLook
 from trimtab_router.stage.endings import Answered, Lost
 from trimtab_router.stage.policies.view import Departure, NotBefore, Policy
 from trimtab_router.stage.slot import Slot
 from trimtab_router.stage.work import Again
+from trimtab_router.wish import Wish
 
 POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
 OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
 SURE, DOUBTED = 0.9, 0.1
+BY_TASK = {
+    "cars": TaskLook(below=0.85, share=0.5, accuracy=0.85),
+    "birds": TaskLook(below=0, share=0, accuracy=0.4),
+}
 
 
 def quick_first(view):
@@ -25,7 +31,8 @@ def quick_first(view):
             continue
         point = points[-1]
         company = view.beside(head, point)
-        again = Again(0.5, "default", accuracy=0.8) if point.name == "quick" else None
+        by_task = BY_TASK if head.work.wish.task else {}
+        again = Again(0.5, "default", accuracy=0.8, by_task=by_task) if point.name == "quick" else None
         return Departure(point, company.first(min(view.most_rows, company.rows)), drops, again)
     return NotBefore(drops=drops)
 
@@ -165,3 +172,19 @@ def test_a_caller_who_leaves_takes_the_rows_that_go_again_along(top):
     top.answer(top.sent[1], [SURE, SURE])
 
     assert (work.owner.outputs, top.desk.queue.rows, top.desk.queue.special_rows) == (None, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("task", "doubted", "accuracies"), [("cars", [1], {0.85, 0.55}), ("birds", [], {0.4}), ("ships", [], {0.7})]
+)
+def test_each_task_is_doubted_by_its_own_threshold_and_one_that_has_none_not_at_all(top, task, doubted, accuracies):
+    work = top.take(2, wish=Wish(task=task))
+    top.clock.run(0.2286)
+    top.answer(top.sent[0], [SURE, 0.7])
+
+    again = [piece for parcel in top.sent[1:] for piece in parcel.batch]
+    assert [row for piece in again for row in range(piece.start, piece.stop)] == doubted
+    if doubted:
+        assert all(piece.again == Again(0.85, "default", 0.85, 0.5) for piece in again)
+        top.clock.run(100.0)
+    assert {round(piece.accuracy, 4) for piece in work.owner.served} == accuracies

@@ -64,7 +64,7 @@ batches = st.lists(st.text("abcd", min_size=1, max_size=6), min_size=1, max_size
 @given(batches, batches, st.sampled_from([0, 1, 2, 60]))
 def test_each_image_leaves_once_and_each_row_is_in_a_batch_or_rides_or_waits(leaving, waiting, most):
     keeper, queue = Keeper(most), DeadlineQueue(100)
-    sharing = Sharing(cast("Any", keeper), unasked, Counts())
+    sharing = Sharing(cast("Any", keeper), unasked, cast("Any", Counts()))
     for number, shows in enumerate(waiting):
         queue.push(a_slice(shows, deadline=float(number)))
     batch, doubles = once_each([a_slice(shows) for shows in leaving])
@@ -89,7 +89,7 @@ def test_each_image_leaves_once_and_each_row_is_in_a_batch_or_rides_or_waits(lea
 
 def test_who_comes_while_an_image_is_under_way_rides_with_the_rows_that_show_it():
     keeper, queue = Keeper(), DeadlineQueue(100)
-    sharing = Sharing(cast("Any", keeper), unasked, Counts())
+    sharing = Sharing(cast("Any", keeper), unasked, cast("Any", Counts()))
     parcel = a_parcel([a_slice("xyz")])
     sharing.departed(parcel, [], queue)
 
@@ -102,7 +102,7 @@ def test_who_comes_while_an_image_is_under_way_rides_with_the_rows_that_show_it(
 
 
 def test_rows_of_who_left_are_nobodys():
-    queue, sharing = DeadlineQueue(100), Sharing(cast("Any", Keeper()), unasked, Counts())
+    queue, sharing = DeadlineQueue(100), Sharing(cast("Any", Keeper()), unasked, cast("Any", Counts()))
     gone = a_slice("xy")
     gone.work.close()
     parcel = a_parcel([gone, a_slice("z")])
@@ -117,7 +117,7 @@ def test_who_made_rows_lately_is_remembered_for_so_many_and_as_long_as_it_has_th
     def found(_, home, outputs):
         came.append((home.variant, outputs))
 
-    counts = Counts()
+    counts = cast("Any", cast("Any", Counts()))
     sharing = Sharing(cast("Any", keeper), found, counts, most_homes=2)
     parcel = a_parcel([a_slice("xyz")])
     parcel.slot.offer(frozenset({"v"}))
@@ -139,7 +139,7 @@ def test_who_made_rows_lately_is_remembered_for_so_many_and_as_long_as_it_has_th
 
 def test_who_keeps_nothing_is_asked_now_and_then_only_and_again_once_it_keeps_some():
     keeper, queue = Keeper(), DeadlineQueue(100)
-    sharing = Sharing(cast("Any", keeper), lambda *_: None, Counts())
+    sharing = Sharing(cast("Any", keeper), lambda *_: None, cast("Any", Counts()))
 
     def asked(*, has: bool) -> bool:
         """Show an image that was made lately; tell whether its replica was asked for it."""

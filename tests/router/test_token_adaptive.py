@@ -8,7 +8,9 @@ import pytest
 
 from tests.router.schedules import exact
 from tests.router.token_queues import POINTS, TASKS, a_point, a_random_view, a_view, a_work, eight_points
+from trimtab_pipelines.second_look import TaskLook
 from trimtab_router.stage.policies import token_adaptive
+from trimtab_router.stage.policies.book import book_of
 from trimtab_router.stage.policies.schedule import DROPPED, solve
 from trimtab_router.stage.policies.token_batches import batches_of
 from trimtab_router.stage.policies.token_menu import Menu
@@ -167,3 +169,36 @@ def test_all_that_cannot_be_served_is_dropped_by_the_plan_of_it():
     jobs = [each.job(0.0) for each in token_adaptive.plan_of(view, Menu(view))]
 
     assert [step.option for step in solve(jobs, 0.0).steps] == [DROPPED]
+
+
+def test_a_second_look_with_thresholds_by_task_adds_to_each_task_what_it_was_measured_to() -> None:
+    by_task = {
+        "cars": TaskLook(below=0.6, share=0.3, accuracy=0.94),
+        "birds": TaskLook(below=0.0, share=0.0, accuracy=0.7),
+    }
+    look = SecondLook("more", 0.4, 0.15, 0.82, by_task)
+    points = (a_point("more"), a_point("few", [look]))
+    menu = Menu(a_view([], points=points))
+    twice = next(choice for choice in menu.choices if choice.look is not None)
+
+    assert [twice.accuracy_for(task) for task in ("cars", "birds")] == [0.94, 0.7]
+    assert twice.accuracy_for("ships") == points[1].accuracy_for("ships"), "who has no threshold keeps the first answer"
+    found = token_adaptive.decide(a_view([a_work(0.08) for _ in range(32)], points=points))
+    assert isinstance(found, Departure)
+    assert found.again is not None
+    assert (found.again.of_task("cars").below, found.again.of_task("birds").below) == (0.6, 0.0)
+    assert found.again.of_task("ships").accuracy is None
+
+
+def test_a_book_of_one_task_has_the_looks_of_that_task_and_one_of_all_has_those_of_all() -> None:
+    own = SecondLook("more", 0.4, 0.15, 0.82, {"cars": TaskLook(below=0.6, share=0.3, accuracy=0.94)})
+    whole = SecondLook("more", 0.5, 0.4, 0.85)
+    points = (a_point("more"), a_point("few", [own, whole]))
+
+    def looks(task: str) -> list[tuple[float, float]]:
+        (_, few) = book_of(points, task, 32).costs
+        return [(look.share, look.accuracy) for look in few.looks]
+
+    assert looks("") == [(0.4, 0.85)]
+    assert looks("cars") == [(0.3, 0.94)]
+    assert looks("birds") == []

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,8 @@ FOLDER = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
 FILES = {"vit-small": ("accuracy.json", train.WEIGHTS), finer.VARIANT: (finer.ACCURACY, finer.WEIGHTS)}
 ROWS = 2000
 MERGED = merging(8)
+COUNTS = (1000, 1000, 1000, 80)
+"""Held-out images by task."""
 
 
 def scored(seed: int, *, lost: float, sharpness: float) -> Scored:
@@ -109,12 +112,15 @@ def test_the_pipeline_offers_second_looks_where_merging_costs_and_the_model_says
     variant = stage.variant(finer.VARIANT)
     offered = {point.name: point.second_looks for point in variant.operating_points if point.second_looks}
 
-    assert set(offered) == {"merge-32", "merge-40-prompts", "merge-48-prompts"}
+    assert set(offered) == {"merge-40-prompts", "merge-48-prompts"}
     for name, looks in offered.items():
         for look in looks:
             assert look.samples == 3080
             assert look.low is not None
             assert look.low < look.accuracy
+            assert set(look.by_task) == set(TASKS)
+            shares = {task: one.share for task, one in look.by_task.items()}
+            assert look.share == pytest.approx(np.average([shares[task] for task in TASKS], weights=COUNTS), abs=2e-4)
             assert variant.point(name).accuracy + 0.0049 < look.accuracy
     model = load_model(model_spec(pipeline, FOLDER, stage, variant, 1.0))
     images = TASKS["turned"]("held-out", 256, 2)

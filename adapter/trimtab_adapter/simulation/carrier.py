@@ -8,11 +8,12 @@ import numpy as np
 
 from trimtab_adapter.simulation.chance import DrawnTimes, FanOut
 from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
+from trimtab_pipelines.second_look import TaskLook
 from trimtab_pipelines.stages import PULLED, Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.endings import Answered, Ending, Lost
-from trimtab_router.stage.policies.view import Point
+from trimtab_router.stage.policies.view import Point, SecondLook
 from trimtab_router.stage.ports import Clock
 from trimtab_router.stage.service_time import Key
 from trimtab_router.stage.slot import Parcel, Slot
@@ -177,24 +178,30 @@ class DrawnCarrier:
 
     def _outputs(self, parcel: Parcel) -> Sequence[Mapping[str, Array]]:
         """What each member gets; whoever left draws nothing."""
-        return [{} if piece.work.closed else self._rows_out(piece.rows, parcel.point) for piece in parcel.batch]
+        return [{} if piece.work.closed else self._rows_out(piece, parcel.point) for piece in parcel.batch]
 
-    def _rows_out(self, rows: int, point: Point) -> Mapping[str, Array]:
+    def _rows_out(self, piece: Slice, point: Point) -> Mapping[str, Array]:
+        rows = piece.rows
         given = dict.fromkeys(self._whole, rows_of(rows))
         for count, fan_out in self._fan_outs.items():
             given |= dict.fromkeys(self._counted[count], rows_of(fan_out.draw(rows)))
         if self.stage.encodes:
             given[PULLED] = _references(rows)
         if self.stage.certainty is not None:
-            given[self.stage.certainty] = _certainties(point, self._certainties.random(rows))
+            given[self.stage.certainty] = _certainties(point, piece.work.wish.task, self._certainties.random(rows))
         return given
 
 
-def _certainties(point: Point, drawn: Array) -> Array:
-    """How certain a point is of rows, of which a share is drawn to be less certain: through its looks' thresholds."""
+def _certainties(point: Point, task: str, drawn: Array) -> Array:
+    """How certain a point is of a task's rows, a share of which is less certain: through its looks' thresholds."""
     if not point.looks:
         return drawn
-    known = sorted({(look.share, look.below) for look in point.looks if look.share < 1})
+    known = sorted({(own.share, own.below) for look in point.looks if (own := _own(look, task)).share < 1})
     shares, belows = ([0.0, *(pair[n] for pair in known), 1.0] for n in (0, 1))
     certainties: Array = np.interp(drawn, shares, belows)
     return certainties
+
+
+def _own(look: SecondLook, task: str) -> SecondLook | TaskLook:
+    """What was measured of the rows of a task; of all where nothing was."""
+    return look.by_task.get(task, look)

@@ -25,10 +25,14 @@ class NothingRight(UsersMistake):
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What came of one sample: its score, and how certain each stage said it is, row by row, parted by commas."""
+    """What came of one sample: its score, and how certain each stage said it is, row by row, parted by commas.
+
+    `task`: of the sample; empty where nobody says.
+    """
 
     score: Score
     certainties: Mapping[str, str] = field(default_factory=dict)
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """From answers at each operating point to what looking again at the least certain is worth. Pure.
 
 It is told of stages that say how certain they are, in pipelines of one stage and samples of one row: where several
-stages or rows make one answer, it is not known whose certainty was right.
+stages or rows make one answer, it is not known whose certainty was right. Samples that tell their tasks get thresholds
+by task.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,4 +41,6 @@ def _seen(stage: Stage, heard: Sequence[Heard], reads: frozenset[str]) -> Seen |
     if any(one.score.total != 1 for one in heard) or any(len(one) != 1 or not one[0] for one in told):
         return None
     certainty = np.array([float(one[0]) for one in told])
-    return Seen(certainty, np.array([one.score.correct == 1 for one in heard]), reads)
+    tasks = np.array([one.task for one in heard])
+    right = np.array([one.score.correct == 1 for one in heard])
+    return Seen(certainty, right, reads, tasks if np.all(tasks != "") else None)

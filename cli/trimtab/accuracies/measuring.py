@@ -139,7 +139,8 @@ async def _send(order: Order, port: int, choice: Choice, on_progress: Callable[[
         found = {tensor.name: tensor.array for tensor in answer.response.outputs}
         try:
             certainties = {stage: str(told.get(named.certainties, "")) for stage, named in parameters.items()}
-            heard[number] = Heard(order.samples.score(payload.truth, found), certainties)
+            score = order.samples.score(payload.truth, found)
+            heard[number] = Heard(score, certainties, order.samples.task(number))
         except (KeyError, ValueError, TypeError) as error:
             raise SamplesError(f"sample {number}: its answer cannot be scored: {error!r}") from error
         on_progress(words)

@@ -4,11 +4,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from trimtab.points.choice import Trial
+from trimtab.points.choice import Trial, slower
 from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.payload import Payload
 from trimtab_model_servers.errors import ModelError
@@ -26,6 +27,8 @@ from trimtab_pipelines.variants import Variant
 
 Show = Callable[[str], None]
 ROUNDS = 5
+TIMING_SHARE = 0.4
+"""Of the time there is, what timing may take where rounds and smaller batches can be left out."""
 Inputs = Mapping[str, torch.Tensor]
 
 
@@ -85,43 +88,99 @@ def only_variant(pipeline: InferencePipeline) -> tuple[Stage, Variant]:
     return stages[0], stages[0].variants[0]
 
 
-def tried(bench: Bench, samples: LabelledPayloads, count: int, batches: Sequence[int], show: Show) -> list[Trial]:
-    """Measure every point of a bench on the first so many samples."""
-    digest = samples.digest()
-    seconds = _timed(bench, [samples.payload(index) for index in range(max(batches))], batches, show)
+class Budget:
+    """How long trials may take, from now on."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds, self.clock, self._began = seconds, clock, clock()
+
+    def over(self, share: float = 1.0) -> bool:
+        """Whether such a share of it is spent."""
+        return self.clock() - self._began >= share * self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What was measured.
+
+    Attributes:
+        trials: the forms that were timed and judged, the model as it is first.
+        row_seconds: of a row in the largest batch, of all forms by name.
+        slow: why those that save no time were not judged, by name.
+        unjudged: the names of those that nobody had time to judge.
+    """
+
+    trials: Sequence[Trial]
+    row_seconds: Mapping[str, float]
+    slow: Mapping[str, str]
+    unjudged: Sequence[str]
+
+
+def tried(
+    bench: Bench, samples: LabelledPayloads, count: int, batches: Sequence[int], show: Show, budget: Budget
+) -> Tried:
+    """Time every point of a bench, and judge those that save time on the first so many samples.
+
+    The budget ends it: what is judged by then counts. The model as it is, is timed and judged whatever that takes.
+    """
+    digest, largest = samples.digest(), max(batches)
+    seconds = _timed(bench, [samples.payload(index) for index in range(largest)], batches, show, budget)
+    row_seconds = {name: taken[largest] / largest for name, taken in seconds.items()}
+    full, *others = bench.points
+    slow = {point.name: why for point in others if (why := slower(row_seconds[point.name], row_seconds[full.name]))}
     found = []
-    for point in bench.points:
+    for point in (point for point in bench.points if point.name not in slow):
         show(f"accuracy of {point.name}")
-        accuracy = _accuracy(bench, point, samples, count=count, batch=max(batches), digest=digest)
-        found.append(Trial(point, accuracy, seconds[point.name]))
-    return found
+        limit = None if point is full else budget
+        accuracy = _accuracy(bench, point, samples, count=count, batch=largest, digest=digest, budget=limit)
+        if accuracy is not None:
+            found.append(Trial(point, accuracy, seconds[point.name]))
+    judged = {trial.point.name for trial in found}
+    return Tried(found, row_seconds, slow, [name for name in row_seconds if name not in judged | slow.keys()])
 
 
 def _timed(
-    bench: Bench, payloads: Sequence[Payload], batches: Sequence[int], show: Show
+    bench: Bench, payloads: Sequence[Payload], batches: Sequence[int], show: Show, budget: Budget
 ) -> dict[str, dict[int, float]]:
-    """Time all points in turn, round after round, so that what else the machine does falls on all alike."""
+    """Time all points in turn, round after round, so that what else the machine does falls on all alike.
+
+    The largest batch is first, since it decides; of it there is one round at least.
+    """
     found: dict[str, dict[int, float]] = {point.name: {} for point in bench.points}
-    for batch in batches:
+    for batch in sorted(batches, reverse=True):
+        if batch < max(batches) and budget.over(TIMING_SHARE):
+            break
         inputs = bench.rows(payloads[:batch])
         taken: dict[str, list[float]] = {point.name: [] for point in bench.points}
         for turn in range(ROUNDS + 1):
             for point in bench.points:
-                began = time.perf_counter()
+                began = budget.clock()
                 bench.run(inputs, point)
                 if turn:  # the first warms up
-                    taken[point.name].append(time.perf_counter() - began)
+                    taken[point.name].append(budget.clock() - began)
             show(f"latency at batch {batch}")
+            if turn and budget.over(TIMING_SHARE):
+                break
         for name, seconds in taken.items():
             found[name][batch] = statistics.median(seconds)
     return found
 
 
 def _accuracy(
-    bench: Bench, point: OperatingPoint, samples: LabelledPayloads, *, count: int, batch: int, digest: str
-) -> Accuracy:
+    bench: Bench,
+    point: OperatingPoint,
+    samples: LabelledPayloads,
+    *,
+    count: int,
+    batch: int,
+    digest: str,
+    budget: Budget | None,
+) -> Accuracy | None:
+    """Judge a point on so many samples; None where the budget ends before."""
     right = total = 0
     for low in range(0, count, batch):
+        if budget is not None and budget.over():
+            return None
         payloads = [samples.payload(index) for index in range(low, min(count, low + batch))]
         outputs = bench.run(bench.rows(payloads), point)
         for row, payload in enumerate(payloads):

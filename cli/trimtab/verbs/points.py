@@ -1,5 +1,6 @@
 """`trimtab points`: try forms of a vision transformer here, on a user's samples; write those worth keeping."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,9 @@ def command(
         float, typer.Option("--floor", min=0.0, max=1.0, help="Share of the model's accuracy that points must keep")
     ] = 0.95,
     most: Annotated[int | None, typer.Option("--most", min=1, help="Use so many samples at most")] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.0, help="Stop after about so long, and keep the best found by then")
+    ] = 480.0,
     seed: SeedOption = 0,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the pipeline here; default: where it stands")
@@ -37,12 +41,12 @@ def command(
     """Find operating points for a vision transformer: how many tokens to merge, by which rule, in which precision.
 
     Each form is timed beside the model as it is and judged on your samples. Kept is what no other beats, in steps of
-    five per cent or more; why each other form is not kept is told.
+    five per cent or more; why each other form is not kept is told. Those that nobody had time to judge are told too.
     """
-    from trimtab.points.trials import Bench, only_variant, tried  # noqa: PLC0415  (imports torch)
+    from trimtab.points.trials import Bench, Budget, only_variant, tried  # noqa: PLC0415  (imports torch)
     from trimtab_model_servers.tokens.rules import RULES  # noqa: PLC0415
 
-    document = prepare(pipeline)
+    budget, document = Budget(seconds), prepare(pipeline)
     file = pipeline / "pipeline.yaml" if pipeline.is_dir() else pipeline
     stage, variant = only_variant(document)
     home = file.resolve().parent
@@ -56,18 +60,30 @@ def command(
     with Progress(*columns, console=console) as shown:
         bar = shown.add_task("starting", total=steps)
         bench = Bench(document, home, points)
-        trials = tried(bench, source, count, batches, lambda words: shown.update(bar, advance=1, description=words))
-    choice = choose(trials, floor)
-    console.print(terminal_table(COLUMNS, [_row(trial, trials[0], choice) for trial in trials]))
+        found = tried(
+            bench, source, count, batches, lambda words: shown.update(bar, advance=1, description=words), budget
+        )
+    trials, choice = found.trials, choose(found.trials, floor)
+    out_of_time = dict.fromkeys(found.unjudged, f"not judged: the {seconds:g} seconds were over (--seconds)")
+    left = [
+        (name, "", "", f"{1000 * found.row_seconds[name]:.2f}", f"{_times(found.row_seconds, name):.2f}", why)
+        for name, why in (*found.slow.items(), *out_of_time.items())
+    ]
+    console.print(terminal_table(COLUMNS, [*(_row(trial, trials[0], choice) for trial in trials), *left]))
     written = out or file
     write_atomically(written, with_points(file.read_text(), stage.name, variant.name, choice.kept))
     load_pipeline(written)  # what was written can be read
     console.print(f"written to {written}")
     figures = {f"{trial.point.name}_accuracy": trial.accuracy.value for trial in choice.kept}
     speeds = {f"{trial.point.name}_speed_up": round(_speed_up(trial, trials[0]), 3) for trial in choice.kept}
-    tally = {"tried": len(trials), "kept": len(choice.kept), "samples": count}
+    known = len(trials) + len(found.slow)
+    tally = {"tried": known, "unjudged": len(out_of_time), "kept": len(choice.kept), "samples": count}
     Outcome(name="points", figures=tally | figures | speeds).print()
     return 0
+
+
+def _times(row_seconds: Mapping[str, float], name: str) -> float:
+    return row_seconds[FULL.name] / row_seconds[name]
 
 
 def _speed_up(trial: Trial, full: Trial) -> float:

@@ -16,8 +16,7 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.tokens.stored import Stored
 from trimtab_model_servers.tokens.task_files import fingerprint, load_task
 from trimtab_model_servers.tokens.tasks import Bank, Head
-from trimtab_pipelines.operating_point import MOST_TASKS
-from trimtab_pipelines.tasks import MOST_NUMBER, number_and_name
+from trimtab_pipelines.tasks import MOST_NUMBER, MOST_TASKS, number_and_name
 
 NONE = -1
 Heads = Mapping[str, Head]

@@ -42,7 +42,9 @@ def temperatures(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint])
 def seen(by_task: ByTask) -> Seen:
     """All tasks' images mixed, as one point sees them; each certainty by the temperature of the other half."""
     parts = [(_certainty(one), one.right) for one in by_task.values()]
-    return Seen(np.concatenate([sure for sure, _ in parts]), np.concatenate([right for _, right in parts]))
+    tasks = np.repeat(list(by_task), [len(one.labels) for one in by_task.values()])
+    sure, right = (np.concatenate(listed) for listed in zip(*parts, strict=True))
+    return Seen(sure, right, tasks=tasks)
 
 
 def _certainty(one: Scored) -> Certainty:
@@ -91,7 +93,7 @@ def _off(by_task: ByTask, certainty_of: Callable[[Scored], Certainty]) -> dict[s
 
 
 def looks(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> Looks:
-    """What looking again is worth from each point, all tasks mixed."""
+    """What looking again is worth from each point, all tasks mixed, with thresholds by task."""
     return second_looks({point.name: seen(scored[point.name]) for point in points})
 
 

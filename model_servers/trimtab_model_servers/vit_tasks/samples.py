@@ -19,6 +19,7 @@ class HeldOut:
         found = [draw("held-out", MOST, SEED) for draw in TASKS.values()]
         self._pixels = np.concatenate([images.pixels.numpy() for images in found])
         self._labels = np.concatenate([images.labels.numpy() for images in found])
+        self._names = list(TASKS)
         self._tasks = np.repeat(np.arange(len(found)), [len(images) for images in found])
 
     def __len__(self) -> int:
@@ -27,3 +28,7 @@ class HeldOut:
     def __getitem__(self, index: int) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
         """Return an image with the number of its task, and its label."""
         return {"image": self._pixels[index], "task": self._tasks[index]}, {"label": int(self._labels[index])}
+
+    def task(self, index: int) -> str:
+        """Name the task of an image."""
+        return self._names[int(self._tasks[index])]

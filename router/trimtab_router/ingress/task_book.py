@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from trimtab_pipelines.documents import write_atomically
-from trimtab_pipelines.operating_point import MOST_TASKS
 from trimtab_pipelines.resource import Name
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tasks import (
+    MOST_TASKS,
     TaskCard,
     UnusableTask,
     card_of,

@@ -129,7 +129,7 @@ class Outlook:
                 point.carried(self.stage.inputs),
                 self._accuracies(variant, planned),
                 profiled=self.times.profiled((variant, planned.name), self.most_rows(variant)),
-                looks=tuple(SecondLook(look.point, look.below, look.share, look.accuracy) for look in planned.looks),
+                looks=tuple(SecondLook(**dict(look)) for look in planned.looks),
             )
 
     def _accuracies(self, variant: str, point: PointPlan) -> dict[str, float]:

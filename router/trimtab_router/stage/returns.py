@@ -98,7 +98,7 @@ class Returns:
             )
             if parcel.again is not None and served.certainties is not None and self._stage.repeatable:
                 before = parcel.point.accuracy_for(piece.work.wish.task)
-                self._look_again(piece, own, served, parcel.again, before=before)
+                self._look_again(piece, own, served, parcel.again.of_task(piece.work.wish.task), before=before)
             else:
                 piece.work.add_piece(piece.start, piece.rows, own, served)
 

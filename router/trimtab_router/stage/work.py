@@ -1,11 +1,12 @@
 """The unit the queues hold: rows of one stage for one request, and the slices of them that travel in batches. Pure."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
+from trimtab_pipelines.second_look import TaskLook
 from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.tensors import Array
 from trimtab_router.graph import Runnable
@@ -77,12 +78,21 @@ class Again:
         point: the operating point meant for the second look.
         accuracy: expected of all rows of the batch once that is done; None: each row has that of the point it ran at.
         share: of all rows, how many are less certain where that was measured; None where nobody knows.
+        by_task: what holds of rows of these tasks instead; where there are any, rows of others stay as they are.
     """
 
     below: float
     point: str
     accuracy: float | None = None
     share: float | None = None
+    by_task: Mapping[str, TaskLook] = field(default_factory=dict, hash=False)
+
+    def of_task(self, task: str) -> "Again":
+        """What holds of the rows of a task."""
+        if not self.by_task:
+            return self
+        own = self.by_task.get(task)
+        return Again(0.0, self.point) if own is None else Again(own.below, self.point, own.accuracy, own.share)
 
     def of_doubted(self, first: float) -> float:
         """Expected of the rows that are less certain after a first look which has `first` over all rows."""

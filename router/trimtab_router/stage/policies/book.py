@@ -5,7 +5,7 @@ here scales its pages when they are read.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -193,7 +193,15 @@ def _book(costs: tuple[Costs, ...]) -> Book:
 
 def _costs(point: Point, task: str, most_rows: int) -> Costs:
     accuracy = round(point.accuracy_for(task) / UNIT) * UNIT
-    return Costs(point.name, accuracy, profiled(point, most_rows), point.looks if not task else ())
+    return Costs(point.name, accuracy, profiled(point, most_rows), _looks(point, task))
+
+
+def _looks(point: Point, task: str) -> tuple[SecondLook, ...]:
+    """What was measured of looking again at rows of a task: of all tasks mixed, nothing is known of a single one."""
+    if not task:
+        return tuple(look for look in point.looks if not look.by_task)
+    own = ((look, look.by_task[task]) for look in point.looks if task in look.by_task)
+    return tuple(replace(look, share=of.share, accuracy=of.accuracy) for look, of in own if 0 < of.share < 1)
 
 
 def profiled(point: Point, most_rows: int) -> tuple[float, ...]:

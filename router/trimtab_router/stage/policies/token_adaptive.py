@@ -23,7 +23,7 @@ from trimtab_router.stage.policies.token_menu import Choice, Menu, rising
 from trimtab_router.stage.policies.token_price import price_of_time
 from trimtab_router.stage.policies.units import first_rows, room_beside, shares_batch
 from trimtab_router.stage.policies.view import Departure, NotBefore, Policy, View
-from trimtab_router.stage.work import Again, Slice
+from trimtab_router.stage.work import Slice
 
 MOST_BATCHES = 40
 """How far it plans."""
@@ -153,8 +153,7 @@ def _departure(view: View, menu: Menu, planned: list[Planned], found: Schedule, 
     choice, rows = menu.choices[leaving.choices[step.option]], leaving.batch.rows
     takes = first_rows(leaving.batch.slices, rows)
     if choice.look is not None:
-        look = choice.look
-        return Departure(choice.point, takes, again=Again(look.below, look.point, look.accuracy, look.share))
+        return Departure(choice.point, takes, again=choice.look.again)
     behind = found.steps[found.steps.index(step) :]
     spare = _spare_seconds(planned, behind, start)
     if spare > 0 and not takes[0].alone and rows < view.most_rows:

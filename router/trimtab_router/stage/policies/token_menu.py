@@ -25,8 +25,16 @@ class Choice:
     look: SecondLook | None = None
     then: Point | None = None
 
+    @property
+    def accuracy(self) -> float:
+        """Expected of rows of all tasks, mixed as they were measured."""
+        return self.point.accuracy if self.look is None else self.look.accuracy
+
     def accuracy_for(self, task: str) -> float:
-        """Expected of rows of a task; a second look is taken to add to every task what it adds to all."""
+        """Expected of rows of a task; a second look without thresholds by task is taken to add what it adds to all."""
+        if self.look is not None and self.look.by_task:
+            own = self.look.by_task.get(task)
+            return self.point.accuracy_for(task) if own is None else own.accuracy
         added = self.look.accuracy - self.point.accuracy if self.look is not None else 0.0
         return min(self.point.accuracy_for(task) + added, 1.0)
 
@@ -56,7 +64,7 @@ class Menu:
         for place, look in found:
             again = self._seconds[places[look.point]][doubted(look, sizes)]
             seconds, choice = self._seconds[place] + again, Choice(points[place], look, points[places[look.point]])
-            accuracy = np.array([each.accuracy_for("") for each in self.choices])
+            accuracy = np.array([each.accuracy for each in self.choices])
             if not ((self._seconds[:, -1] <= seconds[-1]) & (accuracy >= look.accuracy)).any():
                 self.choices.append(choice)
                 self._seconds = np.concatenate([self._seconds, seconds[None]])

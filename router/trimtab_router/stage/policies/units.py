@@ -10,7 +10,7 @@ from trimtab_pipelines.splits import UNIT, Floats, Integers
 from trimtab_router.stage.policies.book import MOST_ROWS, Book, Line, Page
 from trimtab_router.stage.policies.menu import Card, Menu, unbeaten
 from trimtab_router.stage.policies.view import ANSWER_SECONDS, Departure, Point, View
-from trimtab_router.stage.work import Again, Signature, Slice
+from trimtab_router.stage.work import Signature, Slice
 
 _Kind = tuple[Signature, str, str | None, int]
 SMALL_SHARE = 4
@@ -218,9 +218,7 @@ def departure(
     takes = first_rows(unit.slices, size)
     if mates and spare_seconds > 0 and not unit.head.alone:
         takes += first_rows(mates, room_beside(menu.view, point, size, spare_seconds))
-    look = line.look
-    again = Again(look.below, look.point, look.accuracy, look.share) if look is not None else None
-    return Departure(point, takes, again=again)
+    return Departure(point, takes, again=line.look.again if line.look is not None else None)
 
 
 def shares_batch(point: Point, head: Slice, piece: Slice) -> bool:

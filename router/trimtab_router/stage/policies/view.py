@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from trimtab_pipelines.second_look import TaskLook
 from trimtab_router.stage.queue import Company
 from trimtab_router.stage.work import Again, Slice, Work
 
@@ -42,12 +43,19 @@ class SecondLook:
         below: the certainty that too little is.
         share: of the rows that are less certain.
         accuracy: of all rows together, in the end.
+        by_task: the same of single tasks; where there are any, rows of others are not looked at again.
     """
 
     point: str
     below: float
     share: float
     accuracy: float
+    by_task: Mapping[str, TaskLook] = field(default_factory=dict, hash=False)
+
+    @property
+    def again(self) -> Again:
+        """It as a departure asks for it."""
+        return Again(self.below, self.point, self.accuracy, self.share, self.by_task)
 
 
 @dataclass(frozen=True, slots=True)

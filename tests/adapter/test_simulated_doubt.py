@@ -1,0 +1,19 @@
+"""How certain simulated rows are: so many of each task are doubted as were measured to be."""
+
+import numpy as np
+import pytest
+
+from trimtab_adapter.simulation.carrier import _certainties
+from trimtab_pipelines.second_look import TaskLook
+from trimtab_router.stage.policies.view import Point, SecondLook
+
+BY_TASK = {"cars": TaskLook(below=0.6, share=0.3, accuracy=0.9), "birds": TaskLook(below=0, share=0, accuracy=0.4)}
+POINT = Point("fast", 0.7, lambda rows: 0.1 * rows, looks=(SecondLook("full", 0.4, 0.15, 0.8, BY_TASK),))
+
+
+@pytest.mark.parametrize(("task", "share"), [("cars", 0.3), ("birds", 0.0)])
+def test_as_many_rows_of_a_task_are_doubted_as_were_measured_to_be(task: str, share: float) -> None:
+    drawn = np.random.default_rng(1).random(10_000)
+    doubted = _certainties(POINT, task, drawn) < POINT.looks[0].again.of_task(task).below
+
+    assert doubted.mean() == pytest.approx(share, abs=0.02)

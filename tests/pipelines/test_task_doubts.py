@@ -1,0 +1,82 @@
+"""Thresholds of doubt by task: what a look wins decides, and chance wins nothing."""
+
+import numpy as np
+
+from trimtab_pipelines.certainty import Seen, second_looks
+from trimtab_pipelines.second_look import SecondLook
+from trimtab_pipelines.task_doubts import Answers, doubts, threshold
+
+
+def of_tasks(seed: int, rows: int) -> dict[str, Seen]:
+    """`easy` is right where it is certain, and the better point mends the rest; `hard` is never certain nor mended."""
+    rng = np.random.default_rng(seed)
+    easy, hard = rng.random(rows), 0.4 * rng.random(rows)
+    right, chance = easy > 0.2, rng.random(rows) < 0.3
+    tasks = np.repeat(["easy", "hard"], rows)
+    certainty = np.concatenate([easy, hard])
+    better = np.concatenate([right | (rng.random(rows) < 0.9), chance])
+    return {
+        "fast": Seen(certainty, np.concatenate([right, chance]), tasks=tasks),
+        "full": Seen(certainty, better, tasks=tasks),
+    }
+
+
+def made_right(look: SecondLook, seen: dict[str, Seen]) -> float:
+    """The accuracy of all rows once those that are less certain than their task's threshold are looked at again."""
+    fast, full = seen["fast"], seen["full"]
+    assert fast.tasks is not None
+    below = np.array([look.by_task[task].below for task in fast.tasks.tolist()])
+    return float(np.where(fast.certainty < below, full.right, fast.right).mean())
+
+
+def test_a_task_that_a_look_does_not_help_is_not_looked_at_again() -> None:
+    found = second_looks(of_tasks(1, 2_000))
+    looks, truth = found["fast"], of_tasks(2, 100_000)
+
+    assert found["full"] == ()
+    assert looks
+    for look in looks:
+        assert look.by_task["hard"].below == look.by_task["hard"].share == 0
+        assert 0.15 < look.by_task["easy"].below <= 0.25
+        assert look.low is not None
+        assert look.low <= made_right(look, truth)
+    assert looks[-1].share < 0.13, "a fifth of one of two tasks"
+    mixed = second_looks({name: Seen(one.certainty, one.right) for name, one in of_tasks(1, 2_000).items()})["fast"]
+    assert min(look.share for look in mixed if look.accuracy >= looks[-1].accuracy - 0.01) > 2 * looks[-1].share
+
+
+def test_a_look_that_is_dear_is_taken_at_the_most_doubtful_alone() -> None:
+    certainty = np.arange(100) / 100
+    again = np.arange(100) < 60
+    answers = Answers(certainty, (np.arange(100) >= 20) & again, again)  # the first twenty are mended
+
+    assert threshold(answers, 0.0) == 0.2
+    half = Answers(certainty, answers.right | (np.arange(100) % 2 == 1), again | (np.arange(100) % 2 == 1))
+    assert threshold(half, 0.4) > 0.15
+    assert threshold(half, 1.0) == 0.0
+    assert threshold(answers.only(np.zeros(100, bool)), 0.0) == 0.0
+
+
+def test_what_chance_wins_is_not_told_as_won() -> None:
+    """Neither point is better; the thresholds that look best on these rows still win a few of them."""
+    won, told = [], []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        answers = Answers(rng.random(200), rng.random(200) < 0.5, rng.random(200) < 0.5)
+        (doubt, *_) = doubts({"one": answers})
+        first = int(answers.right.sum())
+        won.append(answers.hits(doubt["one"].below) - first)
+        told.append(doubt["one"].hits - first)
+
+    assert np.mean(won) > 4
+    assert abs(np.mean(told)) < 3.5 * np.std(told) / 40**0.5
+    assert abs(np.mean(told)) < np.mean(won) / 2
+
+
+def test_dearer_looks_are_never_more() -> None:
+    seen = of_tasks(3, 1_000)
+    fast, full = seen["fast"], seen["full"]
+    shares = [doubt["all"].share for doubt in doubts({"all": Answers(fast.certainty, fast.right, full.right)})]
+
+    assert shares == sorted(shares, reverse=True)
+    assert len(set(shares)) == len(shares)

@@ -129,9 +129,11 @@ class Executor:
         before, self._writers = self._writers, None  # a step that fails leaves nothing to go on from
         alone = all(part.writes and len(part.tokens) == 1 for part in parts)
         context = before.context.moved_on() if before and alone and before.next == _stand(parts, 0) else None
+        embedded = self.family.embed(torch.tensor([token for part in parts for token in part.tokens]).to(self._device))
         if context is None:
             context = self._context(parts)
-        hidden = self.family.forward(self._embed(parts), context.positions, context)
+            self._splice(parts, embedded)
+        hidden = self.family.forward(embedded, context.positions, context)
         if alone:
             self._writers = _Writers(_stand(parts, 1), context)
             return Written(tuple(part.request_id for part in parts), self.family.logits(hidden))
@@ -154,11 +156,10 @@ class Executor:
             return self._looking(parts, context, layout)
         return context
 
-    def _embed(self, parts: Sequence[Chunk]) -> Tensor:
-        tokens = torch.tensor([token for part in parts for token in part.tokens], device=self._device)
-        embedded = self.family.embed(tokens)
+    def _splice(self, parts: Sequence[Chunk], embedded: Tensor) -> None:
+        """Put images' embeddings where their placeholders' stand, [tokens, width]."""
         if self.family.across:
-            return embedded
+            return
         at = 0
         for part in parts:
             end = part.start + len(part.tokens)
@@ -170,7 +171,6 @@ class Executor:
                     piece = given[first - image.start : last - image.start]
                     embedded[at + first - part.start : at + last - part.start] = piece
             at += len(part.tokens)
-        return embedded
 
     def _looking(self, parts: Sequence[Chunk], context: StepContext, layout: _Layout) -> StepContext:
         """Add what the parts see of their images."""

@@ -71,11 +71,10 @@ def attend(query: Tensor, store: tuple[Tensor, Tensor], sight: Sight, scaling: f
 def _singles(query: Tensor, keys: Tensor, values: Tensor, single: Single, scaling: float) -> Tensor:
     """One token a slot, [key heads, group, tokens, size] to [count, heads, size]."""
     asked = query[:, :, : single.count].permute(2, 0, 1, 3)
-    mask = single.mask
     if single.spread:
-        asked = asked.new_zeros(mask.shape[0], *asked.shape[1:]).index_copy_(0, single.rows, asked)
-    keys, values = keys[single.slots, :, : single.longest], values[single.slots, :, : single.longest]
-    seen = fn.scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=scaling)
+        asked = asked.new_zeros(single.mask.shape[0], *asked.shape[1:]).index_copy_(0, single.rows, asked)
+    keys, values = (kept.narrow(2, 0, single.longest)[single.slots] for kept in (keys, values))
+    seen = fn.scaled_dot_product_attention(asked, keys, values, attn_mask=single.mask, scale=scaling)
     return (seen.index_select(0, single.rows) if single.spread else seen).flatten(1, 2)
 
 

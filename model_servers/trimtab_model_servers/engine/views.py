@@ -29,6 +29,7 @@ class Single:
         rows: where in the run each token's slot lies, int64 [count].
         longest: positions looked at.
         room: 0 where a slot's token sees a position, -inf elsewhere, [slots looked at, longest or more].
+        mask: its positions that are looked at, [slots looked at, 1, 1, longest].
     """
 
     count: int
@@ -36,11 +37,7 @@ class Single:
     rows: Tensor
     longest: int
     room: Tensor
-
-    @property
-    def mask(self) -> Tensor:
-        """Of the positions looked at, [slots looked at, 1, 1, longest]."""
-        return self.room[:, None, None, : self.longest]
+    mask: Tensor
 
     @property
     def spread(self) -> bool:
@@ -52,7 +49,8 @@ class Single:
         if self.longest == self.room.shape[1]:
             return None
         self.room.index_put_((self.rows, positions), self.room.new_zeros(()))
-        return replace(self, longest=self.longest + 1)
+        longest = self.longest + 1
+        return replace(self, longest=longest, mask=_begun(self.room, longest))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,12 +107,19 @@ def _single_of(slots: Places, low: Places, high: Places, like: Tensor) -> Single
     longest = int(high.max())
     wide = (longest // _ROOM + 1) * _ROOM
     if last - first > 2 * count:
-        every = torch.arange(count, device=like.device)
-        return Single(count, torch.from_numpy(slots).to(like.device), every, longest, _mask(low, high, wide, like))
+        every, room = torch.arange(count, device=like.device), _mask(low, high, wide, like)
+        some = torch.from_numpy(slots).to(like.device)
+        return Single(count, some, every, longest, room, _begun(room, longest))
     rows, lows, highs = slots - first, np.zeros(last - first, np.int64), np.ones(last - first, np.int64)
     lows[rows], highs[rows] = low, high
     room = _mask(lows, highs, wide, like)
-    return Single(count, slice(first, last), torch.from_numpy(rows).to(like.device), longest, room)
+    at = torch.from_numpy(rows).to(like.device)
+    return Single(count, slice(first, last), at, longest, room, _begun(room, longest))
+
+
+def _begun(room: Tensor, longest: int) -> Tensor:
+    """The first columns of [rows, wide] as a mask of its own: each layer reads it, and it is read faster in one run."""
+    return room[:, None, None, :longest].contiguous()
 
 
 def _mask(low: Places, high: Places, wide: int, like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trimtab_model_servers.engine.executor import Executor, Written
 from trimtab_model_servers.engine.families import Family
-from trimtab_model_servers.engine.sampling import Sampler, without
+from trimtab_model_servers.engine.sampling import Sampler, chances_of
 from trimtab_model_servers.engine.scheduler import Admission, Chunk, Limits, Scheduler
 from trimtab_model_servers.engine.stops import Spell, StopFilter
 from trimtab_model_servers.engine.values import Done, Ending, Piece, Request, RequestError, Usage
@@ -166,22 +166,30 @@ class Core:
     def _write(self, written: Written) -> None:
         if not written.request_ids:
             return
-        sums = written.logits.float().logsumexp(dim=-1).tolist()
-        likeliest = written.logits.argmax(dim=-1).tolist()
-        first = sorted(enumerate(written.request_ids), key=lambda each: self._scheduler.usage(each[1])[0] > 0)
-        for row, request_id in first:  # who waits for a first word is told before those who read on
-            if not math.isfinite(sums[row]):
+        counts = [self._scheduler.usage(request_id)[0] for request_id in written.request_ids]
+        chances = chances_of(written.logits, self._barred(written.request_ids, counts))
+        # who waits for a first word is told before those who read on
+        for row in sorted(range(len(counts)), key=lambda row: counts[row] > 0):
+            request_id = written.request_ids[row]
+            token, log_probability = chances.likeliest[row], chances.log_likeliest[row]
+            if not math.isfinite(log_probability):
                 self._end(request_id, Ending.ERROR, error="the model's logits are no numbers", forget=True)
                 continue
-            token = self._draw(request_id, written.logits[row], likeliest[row])
-            self._told(request_id, token, float(written.logits[row, token]) - sums[row])
+            talk = self._talks[request_id]
+            if talk.request.sampling.temperature > 0:
+                token = talk.sampler.draw(chances.logits[row])
+                log_probability = float(chances.log_probabilities[row, token])
+            self._told(request_id, token, log_probability)
 
-    def _draw(self, request_id: str, logits: Tensor, likeliest: int) -> int:
-        talk = self._talks[request_id]
-        request, (so_far, _) = talk.request, self._scheduler.usage(request_id)
-        if so_far < request.min_new_tokens and request.end_ids:
-            return talk.sampler.draw(without(logits, request.end_ids))
-        return likeliest if request.sampling.temperature == 0 else talk.sampler.draw(logits)
+    def _barred(self, request_ids: Sequence[str], counts: Sequence[int]) -> list[tuple[int, int]]:
+        """The ends of those who must write on, as (row, token)."""
+        asked = [self._talks[request_id].request for request_id in request_ids]
+        return [
+            (row, end)
+            for row, (request, count) in enumerate(zip(asked, counts, strict=True))
+            if count < request.min_new_tokens
+            for end in request.end_ids
+        ]
 
     def _told(self, request_id: str, token: int, log_probability: float) -> None:
         """Tell a token that was written, and end the answer where it ends."""

@@ -1,18 +1,19 @@
 """Runs what the scheduler planned: slots copied, embeddings spliced, one packed forward, logits of those who write."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab_model_servers.engine.attention import Places, Sight, StepContext, sight_of
+from trimtab_model_servers.engine.attention import StepContext
 from trimtab_model_servers.engine.families import Family
 from trimtab_model_servers.engine.scheduler import Admission, Chunk, Limits
 from trimtab_model_servers.engine.sights import ImageSight, image_sight
 from trimtab_model_servers.engine.store import Store
 from trimtab_model_servers.engine.values import Request
+from trimtab_model_servers.engine.views import Places, Sight, sight_of
 
 
 @dataclass(slots=True)
@@ -34,6 +35,14 @@ class _Layout:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Writers:
+    """A step of those who write alone: of whom the next step is, and from what it follows where it is theirs again."""
+
+    next: list[tuple[str, int, int]]
+    context: StepContext
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Written:
     """Who writes a token, and from which logits, [n, vocabulary]."""
 
@@ -52,6 +61,7 @@ class Executor:
         self._own = Store(family.own_layers, family.heads, limits.slots, limits.slot_tokens, like)
         self._across = Store(family.across_layers, family.heads, limits.slots, limits.image_tokens, like)
         self._held: dict[str, _Held] = {}
+        self._writers: _Writers | None = None
 
     @property
     def store_bytes(self) -> int:
@@ -108,60 +118,71 @@ class Executor:
         elif self.family.across and held.images and not lease.reused:
             images = _padding_last(held)
             places = torch.arange(len(images), device=self._device)
-            slots = torch.full_like(places, lease.slot)
+            rows = self._across.rows(torch.full_like(places, lease.slot), places)
             for layer, (keys, values) in self.family.keys_and_values(images).items():
-                self._across.write(layer, slots, places, keys, values)
+                self._across.write(layer, rows, keys, values)
 
     @torch.inference_mode()
     def run(self, parts: Sequence[Chunk]) -> Written:
         """Compute the parts of a step; computing one again leaves the same behind."""
-        singles = sum(len(part.tokens) == 1 for part in parts)
         parts = sorted(parts, key=lambda part: (len(part.tokens) != 1, part.slot))
-        slots = np.repeat([part.slot for part in parts], [len(part.tokens) for part in parts])
-        places = np.concatenate([np.arange(part.start, part.start + len(part.tokens)) for part in parts])
+        before, self._writers = self._writers, None  # a step that fails leaves nothing to go on from
+        alone = all(part.writes and len(part.tokens) == 1 for part in parts)
+        context = before.context.moved_on() if before and alone and before.next == _stand(parts, 0) else None
+        embedded = self.family.embed(torch.tensor([token for part in parts for token in part.tokens]).to(self._device))
+        if context is None:
+            context = self._context(parts)
+            self._splice(parts, embedded)
+        hidden = self.family.forward(embedded, context.positions, context)
+        if alone:
+            self._writers = _Writers(_stand(parts, 1), context)
+            return Written(tuple(part.request_id for part in parts), self.family.logits(hidden))
         ends = np.cumsum([len(part.tokens) for part in parts]).tolist()
-        layout = _Layout(
-            slots, singles, [(end - len(part.tokens), end) for part, end in zip(parts, ends, strict=True)][singles:]
-        )
-        positions = self._tensor(places)
-        own = self._sight(layout, np.zeros_like(places), places + 1)
-        context = StepContext((self._own, own), positions)
-        if self.family.across and any(self._held[part.request_id].request.images for part in parts):
-            context = self._looking(parts, context, layout)
-        hidden = self.family.forward(self._embed(parts), positions, context)
         last = [end - 1 for part, end in zip(parts, ends, strict=True) if part.writes]
         logits = self.family.logits(hidden[last]) if last else hidden.new_empty(0, self.family.vocabulary)
         return Written(tuple(part.request_id for part in parts if part.writes), logits)
 
-    def _embed(self, parts: Sequence[Chunk]) -> Tensor:
-        tokens = self._tensor(np.concatenate([np.asarray(part.tokens, dtype=np.int64) for part in parts]))
-        embedded = self.family.embed(tokens)
+    def _context(self, parts: Sequence[Chunk]) -> StepContext:
+        """Work out where the tokens of a step stand and what they see; those alone in their slot come first."""
+        counts = [len(part.tokens) for part in parts]
+        slots, ends = np.repeat([part.slot for part in parts], counts), np.cumsum(counts).tolist()
+        places = np.concatenate([np.arange(part.start, part.start + len(part.tokens)) for part in parts])
+        singles = counts.count(1)
+        runs = [(end - count, end) for count, end in zip(counts[singles:], ends[singles:], strict=True)]
+        layout, positions = _Layout(slots, singles, runs), self._tensor(places)
+        own = self._sight(layout, np.zeros_like(places), places + 1)
+        context = StepContext((self._own, own), positions, self._own.rows(self._tensor(slots), positions))
+        if self.family.across and any(self._held[part.request_id].request.images for part in parts):
+            return self._looking(parts, context, layout)
+        return context
+
+    def _splice(self, parts: Sequence[Chunk], embedded: Tensor) -> None:
+        """Put images' embeddings where their placeholders' stand, [tokens, width]."""
         if self.family.across:
-            return embedded
+            return
         at = 0
         for part in parts:
             end = part.start + len(part.tokens)
             held = self._held[part.request_id]
-            for image, given in zip(held.request.images, held.images, strict=True):
+            shown = held.request.images if part.start < len(held.request.tokens) else ()
+            for image, given in zip(shown, held.images, strict=False):
                 first, last = max(image.start, part.start), min(image.start + image.placeholders, end)
                 if first < last and given is not None:
                     piece = given[first - image.start : last - image.start]
                     embedded[at + first - part.start : at + last - part.start] = piece
             at += len(part.tokens)
-        return embedded
 
     def _looking(self, parts: Sequence[Chunk], context: StepContext, layout: _Layout) -> StepContext:
         """Add what the parts see of their images."""
         seen = [self._held[part.request_id].sight.at(part.start, len(part.tokens)) for part in parts]
         low, high, behind = (np.concatenate(columns) for columns in zip(*seen, strict=True))
         sighted = [bool(self._held[part.request_id].request.images) for part in parts for _ in part.tokens]
-        sight, dtype = self._sight(layout, low, high), self._like.dtype
-        return StepContext(
-            context.own,
-            context.positions,
-            (self._across, sight),
-            torch.tensor(sighted, device=self._device, dtype=dtype)[:, None, None],
-            torch.from_numpy(behind).to(self._device, dtype)[:, None],
+        dtype = self._like.dtype
+        return replace(
+            context,
+            across=(self._across, self._sight(layout, low, high)),
+            sighted=None if all(sighted) else torch.tensor(sighted, device=self._device, dtype=dtype)[:, None, None],
+            sees_images=None if behind.all() else torch.from_numpy(behind).to(self._device, dtype)[:, None],
         )
 
     def _sight(self, layout: _Layout, low: Places, high: Places) -> Sight:
@@ -171,6 +192,11 @@ class Executor:
 
     def _tensor(self, numbers: Places) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64)).to(self._device)
+
+
+def _stand(parts: Sequence[Chunk], further: int) -> list[tuple[str, int, int]]:
+    """Who stands in which slot at which position, ``further`` on."""
+    return [(part.request_id, part.slot, part.start + further) for part in parts]
 
 
 def _padding_last(held: _Held) -> Tensor:

@@ -122,14 +122,15 @@ class AcrossAttention(DecoderOnly):
 
     def forward(self, embedded: Tensor, positions: Tensor, context: StepContext) -> Tensor:
         """Run one packed row; a single made-up image token opens the layers, whose true ones lie in the store."""
-        if context.sees_images is None:
+        if context.across is None:
             return self._run(embedded, positions, step_context=context)
+        behind = context.sees_images
         return self._run(
             embedded,
             positions,
             step_context=context,
             cross_attention_states=embedded.new_zeros(1, 1, self.width),
-            full_text_row_masked_out_mask=context.sees_images[None, None],
+            full_text_row_masked_out_mask=None if behind is None else behind[None, None],
         )
 
 

@@ -1,5 +1,6 @@
 """Draws the next token of each request from its logits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +9,34 @@ from torch import Tensor
 from trimtab_model_servers.engine.values import Sampling
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A token, and the logarithm of its probability before temperature and cuts."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Chances:
+    """What each of those who write may write, and what is likeliest.
 
-    token: int
-    log_probability: float
+    Attributes:
+        logits: those of barred tokens -inf, [n, vocabulary].
+        log_probabilities: before anything is barred, float32 [n, vocabulary]; no numbers where a logit is none.
+        likeliest: of the logits, the first of equals, [n].
+        log_likeliest: their log_probabilities, [n].
+    """
+
+    logits: Tensor
+    log_probabilities: Tensor
+    likeliest: list[int]
+    log_likeliest: list[float]
+
+
+@torch.inference_mode()
+def chances_of(logits: Tensor, barred: Sequence[tuple[int, int]]) -> Chances:
+    """Work out all rows of ``logits`` [n, vocabulary] together; ``barred`` are (row, token) without a chance."""
+    log_probabilities = logits.log_softmax(dim=-1, dtype=torch.float32)
+    if barred:
+        rows, tokens = torch.tensor(barred, device=logits.device).unbind(dim=1)
+        logits = logits.index_put((rows, tokens), logits.new_full((), -torch.inf))
+    best = logits.argmax(dim=-1)
+    theirs = log_probabilities.gather(1, best[:, None])[:, 0]
+    likeliest, log_likeliest = torch.stack((best.double(), theirs.double())).tolist()  # the device is awaited once
+    return Chances(logits, log_probabilities, [int(token) for token in likeliest], log_likeliest)
 
 
 class Sampler:
@@ -33,13 +56,6 @@ class Sampler:
             return int(logits.argmax())
         kept = _cut(logits.float().cpu() / self.sampling.temperature, self.sampling)
         return int(torch.multinomial(kept.softmax(dim=-1), 1, generator=self._random))
-
-
-def without(logits: Tensor, forbidden: frozenset[int]) -> Tensor:
-    """Logits [vocabulary] that leave some tokens no chance."""
-    barred = logits.clone()
-    barred[list(forbidden)] = -torch.inf
-    return barred
 
 
 def _cut(logits: Tensor, sampling: Sampling) -> Tensor:

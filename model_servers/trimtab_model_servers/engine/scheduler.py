@@ -11,8 +11,6 @@ all it may write, so that none is ever pushed out. Prompts are computed up to th
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from trimtab_model_servers.engine.slots import Lease, SlotTable
 from trimtab_model_servers.engine.values import EngineBusy, Image, Keys, Request, RequestError, keys_of
 
@@ -165,8 +163,7 @@ class Scheduler:
         """Note that a part of a step was computed."""
         one = self._running[part.request_id]
         one.computed = part.start + len(part.tokens)
-        keys = one.keys if one.computed <= one.prompt else np.asarray(one.tokens, dtype=np.int64)
-        self._slots.wrote(part.slot, keys[part.start : one.computed])
+        self._slots.wrote(part.slot, one.keys[part.start : one.computed] if part.start < one.prompt else part.tokens)
 
     def wrote(self, request_id: str, token: int) -> int:
         """Note that a request wrote a token; return how many it has written."""

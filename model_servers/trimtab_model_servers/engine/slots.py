@@ -5,7 +5,8 @@ away: a later prompt that begins alike takes it over, or copies from it, and com
 it mostly holds in common; else a first word in common would cost who comes back his whole prompt.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,10 +30,21 @@ class Lease:
 
 @dataclass(slots=True)
 class _Slot:
-    keys: Keys = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """``places`` has room for a slot's every position; the first ``held`` are taken."""
+
+    places: Keys
+    held: int = 0
     space: str = ""
     busy: bool = False
     stamp: int = 0
+
+    @property
+    def keys(self) -> Keys:
+        return self.places[: self.held]
+
+    def add(self, keys: Keys | Sequence[int]) -> None:
+        self.places[self.held : self.held + len(keys)] = keys
+        self.held += len(keys)
 
 
 class SlotTable:
@@ -40,7 +52,7 @@ class SlotTable:
 
     def __init__(self, slots: int, length: int, *, share_prefixes: bool = True) -> None:
         self.length = length
-        self._slots = [_Slot(stamp=number) for number in range(slots)]
+        self._slots = [_Slot(np.zeros(length, np.int64), stamp=number) for number in range(slots)]
         self._stamp = slots
         self._share = share_prefixes
 
@@ -63,13 +75,13 @@ class SlotTable:
         if best in free and len(self._slots[best].keys) <= 2 * reused:
             chosen = best
         slot = self._slots[chosen]
-        slot.busy, slot.space, slot.keys = True, space, prompt[:reused].copy()
+        slot.busy, slot.space, slot.held = True, space, 0
+        slot.add(prompt[:reused])
         return Lease(chosen, reused, best if best != chosen else None)
 
-    def wrote(self, slot: int, keys: Keys) -> None:
+    def wrote(self, slot: int, keys: Keys | Sequence[int]) -> None:
         """Note what the next positions of a slot hold now."""
-        own = self._slots[slot]
-        own.keys = np.concatenate([own.keys, keys])
+        self._slots[slot].add(keys)
 
     def free(self, slot: int, *, forget: bool = False) -> None:
         """Take a slot back; ``forget`` what it holds where that may be wrong."""
@@ -77,7 +89,7 @@ class SlotTable:
         own.busy, own.stamp = False, self._stamp
         self._stamp += 1
         if forget:
-            own.keys = own.keys[:0]
+            own.held = 0
 
     def _longest(self, prompt: Keys, space: str) -> tuple[int | None, int]:
         best, reused = None, 0

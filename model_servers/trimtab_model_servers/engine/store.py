@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -23,11 +24,16 @@ class Store:
         self._pairs: Mapping[int, tuple[Tensor, Tensor]] = {
             layer: (like.new_zeros(shape), like.new_zeros(shape)) for layer in layers
         }
+        self._flat = {
+            layer: (keys.view(-1, heads.size), values.view(-1, heads.size))
+            for layer, (keys, values) in self._pairs.items()
+        }
+        self._heads = torch.arange(heads.keys, device=like.device)
+        self._length = length
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers it holds."""
-        return tuple(self._pairs)
+    def holds(self, layer: int) -> bool:
+        """Whether a layer's keys and values lie here."""
+        return layer in self._pairs
 
     @property
     def bytes(self) -> int:
@@ -38,11 +44,19 @@ class Store:
         """Keys and values of a layer, [slots, heads, length, size] each."""
         return self._pairs[layer]
 
-    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Put [tokens, heads, size] each where ``slots`` [tokens] and ``positions`` [tokens] say."""
-        own_keys, own_values = self._pairs[layer]
-        own_keys[slots, :, positions] = keys
-        own_values[slots, :, positions] = values
+    def rows(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Where keys and values of tokens at ``positions`` [tokens] of ``slots`` [tokens] lie, [tokens * heads].
+
+        One position on is one row on.
+        """
+        firsts = (slots[:, None] * len(self._heads) + self._heads) * self._length
+        return (firsts + positions[:, None]).flatten()
+
+    def write(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put [tokens, heads, size] each where ``rows`` says."""
+        own_keys, own_values = self._flat[layer]
+        own_keys.index_copy_(0, rows, keys.reshape(-1, keys.shape[-1]))
+        own_values.index_copy_(0, rows, values.reshape(-1, values.shape[-1]))
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy the first ``count`` positions of a slot to another."""

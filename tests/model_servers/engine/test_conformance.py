@@ -1,5 +1,6 @@
 """The engine writes, token for token, what transformers' own `generate` writes with the model run alone (fp32)."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,24 @@ def test_the_prompt_is_computed_up_to_an_image_that_is_still_encoded(family):
     first, second = (image.start for image in asked.request.images)
     assert (before, between) == ((prompt, prompt) if served.across else (prompt - first, prompt - second))
     assert heard.tokens == asked.oracle(alone)
+
+
+def test_long_answers_written_side_by_side_while_others_come_and_end_are_those_of_each_alone(family):
+    alone, served, requests = family
+    drawn, heard = requests(alone, seed=13), {}
+    core = Core(served, Limits(slots=6, slot_tokens=260, step_tokens=40, image_tokens=40))
+    asked = {f"r{number}": drawn.draw(f"r{number}") for number in range(6)}
+    lengths = dict(zip(asked, (150, 20, 90, 150, 10, 120), strict=True))
+    for number, (name, one) in enumerate(asked.items()):
+        written = lengths[name]
+        heard[name] = Heard()
+        core.submit(replace(one.request, max_new_tokens=written, min_new_tokens=written), one.images, heard[name])
+        for _ in range(3 * number):
+            core.step()
+    while core.step():
+        pass
+
+    for name, ears in heard.items():
+        one, written = asked[name], lengths[name]
+        wrote = alone.generate(**one.generate, max_new_tokens=written, min_new_tokens=written)
+        assert ears.tokens == wrote[0, one.generate["input_ids"].shape[1] :].tolist(), name

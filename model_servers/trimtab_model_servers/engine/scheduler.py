@@ -1,11 +1,11 @@
 """Which tokens of which requests the next step computes. Pure: no torch, no clock.
 
 Every running request that has its prompt computed writes one token a step; what is left of the step's tokens goes to
-prompts, in chunks, who is most urgent first; but up to half of it goes to prompts without images before any other, so
-that words alone wait behind nobody's images; and where that half holds all of them, every other step is theirs alone,
-since a first word comes only at the end of its whole step. A request is admitted when a slot is free that holds its whole prompt and
-all it may write, so that none is ever pushed out. Prompts are computed up to the first image that is still encoded
-(in a model that attends across: not before all are there).
+prompts, in chunks, who is most urgent first. Words alone wait behind nobody's images: up to half of a step goes to
+prompts without images before any other; and where that half holds all of them, every other step is theirs alone, since
+a first word comes only at the end of its whole step. A request is admitted when a slot is free that holds its whole
+prompt and all it may write, so that none is ever pushed out. Prompts are computed up to the first image that is still
+encoded (in a model that attends across: not before all are there).
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,8 @@
 Every running request that has its prompt computed writes one token a step; what is left of the step's tokens goes to
 prompts, in chunks, who is most urgent first. Words alone wait behind nobody's images: up to half of a step goes to
 prompts without images before any other; and where that half holds all of them, every other step is theirs alone, since
-a first word comes only at the end of its whole step. A request is admitted when a slot is free that holds its whole
+a first word comes only at the end of its whole step. While such prompts come, steps that read images are short too: who
+comes next waits for the one under way. A request is admitted when a slot is free that holds its whole
 prompt and all it may write, so that none is ever pushed out. Prompts are computed up to the first image that is still
 encoded (in a model that attends across: not before all are there).
 """
@@ -13,6 +14,11 @@ from dataclasses import dataclass
 
 from trimtab_model_servers.engine.slots import Lease, SlotTable
 from trimtab_model_servers.engine.values import EngineBusy, Image, Keys, Request, RequestError, keys_of
+
+WORDS_REMEMBERED_STEPS = 128
+"""For so many steps after one that read a prompt without images, the next such prompt is expected."""
+IMAGES_SHARE = 4
+"""Of a step's tokens, prompts with images get at most the fourth part while prompts without are expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ class Scheduler:
         self._submitted = 0
         self._words_alone = False
         """Whether the last step left prompts with images out for those without."""
+        self._steps_since_words = WORDS_REMEMBERED_STEPS
 
     @property
     def waiting(self) -> int:
@@ -196,15 +203,18 @@ class Scheduler:
         """How far each prompt gets in a step: those without images share the first half of the room, all the rest.
 
         Where those without images need no more than that half, they have every other step to themselves: it is short.
+        The rest is short too where more of them are expected.
         """
-        words = [one for one in reading if not one.request.images]
+        words, half = [one for one in reading if not one.request.images], room // 2
         wanted = sum(one.prompt - one.computed for one in words)
-        others = len(reading) - len(words)
-        self._words_alone = not self._words_alone and others > 0 and 0 < wanted <= room // 2
+        self._steps_since_words = 0 if words else self._steps_since_words + 1
+        self._words_alone = not self._words_alone and len(words) < len(reading) and 0 < wanted <= half
         if self._words_alone:
             reading = words
+        elif wanted <= half and self._steps_since_words < WORDS_REMEMBERED_STEPS:
+            room = min(room, max(wanted + self.limits.step_tokens // IMAGES_SHARE, 1))
         reached = [one.computed for one in reading]
-        for most, only_words in ((room // 2, True), (room, False)):
+        for most, only_words in ((half, True), (room, False)):
             left = most - sum(reached) + sum(one.computed for one in reading)
             for place, one in enumerate(reading):
                 if not (only_words and one.request.images):

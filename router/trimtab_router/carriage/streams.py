@@ -25,6 +25,8 @@ NOT_READY = frozenset({404, 429, 503})
 CONNECT_SECONDS = 2.0
 MOST_ERROR_BYTES = 2**16
 _LONGEST_READ_BYTES = 2**16
+TURNS_OF_OTHERS = 2
+"""Of the event loop: in the first a first piece is read, in the second its caller is told."""
 
 
 class Streams:
@@ -167,10 +169,17 @@ def _why(error: Exception) -> str:
 async def _events(
     response: aiohttp.ClientResponse, patience: asyncio.Timeout, gap_seconds: float
 ) -> AsyncIterator[Piece | LastPiece | Failed]:
-    """What a stream says; each time something came there is time again for more."""
+    """What a stream says; each time something came there is time again for more.
+
+    A step of a model says something on many streams in one moment, which all wait for each other. Answers that begin go
+    ahead of those that go on.
+    """
     reader, loop = EventReader(), asyncio.get_running_loop()
     begun = False
     async for piece in response.content.iter_any():
+        if begun:
+            for _ in range(TURNS_OF_OTHERS):
+                await asyncio.sleep(0)
         for kind, data in reader.feed(piece):
             begun = True
             said: Event = event_of(kind, data)

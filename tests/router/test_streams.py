@@ -10,47 +10,42 @@ from aiohttp.streams import StreamReader
 from trimtab_protocol.chat.inner import Piece
 from trimtab_router.carriage.streams import _events
 
+OTHERS = 8
 
-def said(text: str) -> bytes:
+
+def written(text: str) -> bytes:
     return b'data: {"text": "%s", "tokens": 1}\n\n' % text.encode()
 
 
+def opened() -> StreamReader:
+    """A stream that nothing has come on yet."""
+    loop = asyncio.get_running_loop()
+    protocol = BaseProtocol(loop)
+    protocol.connection_made(asyncio.Transport())
+    return StreamReader(protocol, 2**16, loop=loop)
+
+
+async def listen(stream: StreamReader, told: "asyncio.Queue[str]") -> None:
+    """Whoever listens is told in the turn of the loop after the one in which a piece is read."""
+    async with asyncio.timeout(30) as patience:
+        async for piece in _events(cast("Any", SimpleNamespace(content=stream)), patience, 30.0):
+            assert isinstance(piece, Piece)
+            asyncio.get_running_loop().call_soon(told.put_nowait, piece.text)
+
+
 async def test_an_answer_that_begins_goes_ahead_of_those_that_go_on():
-    """All streams are read in one moment, the one that begins last; its caller is told before the others are read."""
-    loop, told = asyncio.get_running_loop(), list[str]()
-    streams = [StreamReader(BaseProtocol(loop), 2**16, loop=loop) for _ in range(9)]
+    told, others, last = asyncio.Queue[str](), [opened() for _ in range(OTHERS)], opened()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        for stream in (*others, last):
+            group.create_task(listen(stream, told))
+        for stream in others:
+            stream.feed_data(written("begins"))
+        assert [await told.get() for _ in others] == ["begins"] * OTHERS
 
-    async def listen(stream: StreamReader, said: "asyncio.Queue[str]") -> None:
-        async with asyncio.timeout(30) as patience:
-            async for piece in _events(cast("Any", SimpleNamespace(content=stream)), patience, 30.0):
-                assert isinstance(piece, Piece)
-                said.put_nowait(piece.text)
+        for stream in others:
+            stream.feed_data(written("goes on"))
+        last.feed_data(written("begins"))  # in the same moment, and the last to be read
 
-    async def tell(said: "asyncio.Queue[str]") -> None:
-        while True:
-            told.append(await said.get())
-
-    async with asyncio.TaskGroup() as group:
-        tellers = []
-        for stream in streams:
-            queue = asyncio.Queue[str]()
-            group.create_task(listen(stream, queue))
-            tellers.append(group.create_task(tell(queue)))
-        await asyncio.sleep(0)
-        for number, stream in enumerate(streams[:-1]):
-            stream.feed_data(said(f"begins {number}"))
-        while len(told) < 8:
-            await asyncio.sleep(0)
-
-        for number, stream in enumerate(streams[:-1]):
-            stream.feed_data(said(f"goes on {number}"))
-        streams[-1].feed_data(said("begins"))
-        while len(told) < 17:
-            await asyncio.sleep(0)
-        for stream in streams:
+        assert [await told.get() for _ in (*others, last)] == ["begins", *["goes on"] * OTHERS]
+        for stream in (*others, last):
             stream.feed_eof()
-        for teller in tellers:
-            teller.cancel()
-
-    assert told[8] == "begins"
-    assert sorted(told[9:]) == [f"goes on {number}" for number in range(8)]

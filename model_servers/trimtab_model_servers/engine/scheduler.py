@@ -17,8 +17,9 @@ from trimtab_model_servers.engine.values import EngineBusy, Image, Keys, Request
 
 WORDS_REMEMBERED_STEPS = 128
 """For so many steps after one that read a prompt without images, the next such prompt is expected."""
-IMAGES_SHARE = 4
-"""Of a step's tokens, prompts with images get at most the fourth part while prompts without are expected."""
+IMAGES_SHARE, IMAGES_LEAST_TOKENS = 4, 32
+"""Of a step's tokens, prompts with images get at most the fourth part while prompts without are expected, but no less
+than a few: those take hardly longer than none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,7 @@ class Scheduler:
         if self._words_alone:
             reading = words
         elif wanted <= half and self._steps_since_words < WORDS_REMEMBERED_STEPS:
-            room = min(room, max(wanted + self.limits.step_tokens // IMAGES_SHARE, 1))
+            room = min(room, wanted + max(self.limits.step_tokens // IMAGES_SHARE, IMAGES_LEAST_TOKENS))
         reached = [one.computed for one in reading]
         for most, only_words in ((half, True), (room, False)):
             left = most - sum(reached) + sum(one.computed for one in reading)

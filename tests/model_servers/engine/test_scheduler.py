@@ -92,12 +92,12 @@ def test_few_words_have_a_short_step_to_themselves_and_images_at_least_every_oth
             scheduler.finish(name)
 
     assert read[0] == {"told 0": 3}
-    assert read[1] == {"told 1": 2, "shown": 2}
+    assert read[1] == {"told 1": 2, "shown": 6}
     assert ["shown" in step for step in read] == [False, True] * 3
 
 
 def test_steps_that_read_images_are_short_as_long_as_more_words_are_expected():
-    scheduler, placeholders = Scheduler(Limits(slots=3, slot_tokens=2000, step_tokens=8)), 1000
+    scheduler, placeholders = Scheduler(Limits(slots=3, slot_tokens=50_000, step_tokens=256)), 40_000
     image = Image("a", start=1, placeholders=placeholders, tokens=placeholders)
     scheduler.submit(a_request("shown", prompt=placeholders + 9, images=(image,)))
     computed(scheduler, planned(scheduler))
@@ -111,7 +111,7 @@ def test_steps_that_read_images_are_short_as_long_as_more_words_are_expected():
         computed(scheduler, step)
         read.append(sum(len(part.tokens) for part in step.chunks))
 
-    assert read == [2] * (WORDS_REMEMBERED_STEPS - 1) + [8] * 4
+    assert read == [64] * (WORDS_REMEMBERED_STEPS - 1) + [256] * 4
 
 
 def test_words_take_all_of_a_step_where_nobody_shows_images():
@@ -206,7 +206,7 @@ def test_a_step_that_could_not_hold_one_token_of_each_is_refused():
 
 
 def test_who_waits_for_an_image_gives_its_slot_to_who_can_go_on_and_goes_on_later():
-    scheduler = Scheduler(Limits(slots=1, slot_tokens=40, step_tokens=80))
+    scheduler = Scheduler(Limits(slots=1, slot_tokens=40, step_tokens=20))
     image = Image("seen", start=4, placeholders=3, tokens=3)
     scheduler.submit(a_request("early", images=(image,)), (False,))
     assert [(part.start, len(part.tokens)) for part in planned(scheduler).parts] == [(0, 4)]
@@ -229,7 +229,7 @@ def test_who_waits_for_an_image_gives_its_slot_to_who_can_go_on_and_goes_on_late
 
 
 def test_what_was_computed_before_a_slot_was_given_away_is_not_computed_again_where_it_still_lies():
-    scheduler = Scheduler(Limits(slots=2, slot_tokens=40, step_tokens=80))
+    scheduler = Scheduler(Limits(slots=2, slot_tokens=40, step_tokens=20))
     image = Image("seen", start=4, placeholders=3, tokens=3)
     for name in ("first", "other"):
         scheduler.submit(a_request(name, images=(image,)), (False,))

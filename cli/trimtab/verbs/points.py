@@ -66,37 +66,34 @@ def command(
     trials, choice = found.trials, choose(found.trials, floor)
     out_of_time = dict.fromkeys(found.unjudged, f"not judged: the {seconds:g} seconds were over (--seconds)")
     left = [
-        (name, "", "", f"{1000 * found.row_seconds[name]:.2f}", f"{_times(found.row_seconds, name):.2f}", why)
+        (name, "", "", f"{1000 * found.row_seconds[name]:.2f}", f"{_speed_up(found.row_seconds, name):.2f}", why)
         for name, why in (*found.slow.items(), *out_of_time.items())
     ]
-    console.print(terminal_table(COLUMNS, [*(_row(trial, trials[0], choice) for trial in trials), *left]))
+    console.print(terminal_table(COLUMNS, [*(_row(trial, found.row_seconds, choice) for trial in trials), *left]))
     written = out or file
     write_atomically(written, with_points(file.read_text(), stage.name, variant.name, choice.kept))
     load_pipeline(written)  # what was written can be read
     console.print(f"written to {written}")
     figures = {f"{trial.point.name}_accuracy": trial.accuracy.value for trial in choice.kept}
-    speeds = {f"{trial.point.name}_speed_up": round(_speed_up(trial, trials[0]), 3) for trial in choice.kept}
+    names = [trial.point.name for trial in choice.kept]
+    speeds = {f"{name}_speed_up": round(_speed_up(found.row_seconds, name), 3) for name in names}
     known = len(trials) + len(found.slow)
     tally = {"tried": known, "unjudged": len(out_of_time), "kept": len(choice.kept), "samples": count}
     Outcome(name="points", figures=tally | figures | speeds).print()
     return 0
 
 
-def _times(row_seconds: Mapping[str, float], name: str) -> float:
+def _speed_up(row_seconds: Mapping[str, float], name: str) -> float:
     return row_seconds[FULL.name] / row_seconds[name]
 
 
-def _speed_up(trial: Trial, full: Trial) -> float:
-    return full.row_seconds / trial.row_seconds
-
-
-def _row(trial: Trial, full: Trial, choice: Choice) -> tuple[str, ...]:
+def _row(trial: Trial, row_seconds: Mapping[str, float], choice: Choice) -> tuple[str, ...]:
     accuracy = trial.accuracy
     return (
         trial.point.name,
         f"{accuracy.value:.4f}",
         f"{accuracy.low:.4f} – {accuracy.high:.4f}",
         f"{1000 * trial.row_seconds:.2f}",
-        f"{_speed_up(trial, full):.2f}",
+        f"{_speed_up(row_seconds, trial.point.name):.2f}",
         choice.refused.get(trial.point.name, "kept"),
     )

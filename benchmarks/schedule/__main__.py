@@ -110,8 +110,8 @@ def _decision_seconds(view: View) -> float:
 
 
 def _decided() -> Figures:
-    """The first decisions find their cards; the rest is as the router goes on."""
-    figures: Figures = {}
+    """As the router goes on once the books are written, which it does beside its loop when a plan begins."""
+    figures: Figures = {"prepare_seconds": deciding.prepare_seconds()}
     for name, rows in (("small", (1, 15)), ("large", (1, 64))):
         spent = deciding.milliseconds(rows)
         figures |= {

@@ -5,8 +5,9 @@ here scales its pages when they are read.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,14 +45,16 @@ class Page:
         accuracy: expected of a row on average, ascending. Shape (splits,).
         parts: seconds at each point, as profiled. Shape (splits, points).
         rows: how many rows each line gets. Shape (splits, lines).
-        line: the line that all rows go by; NONE where there are several. Shape (splits,).
+        sole: the point that all rows go to, alone and once; NONE where there are several. Shape (splits,).
+        passing: the point that all rows go to first, where their one way looks twice; else NONE. Shape (splits,).
         twice: whether any of the rows may be looked at again. Shape (splits,).
     """
 
     accuracy: Floats
     parts: Floats
     rows: Integers
-    line: Integers
+    sole: Integers
+    passing: Integers
     twice: Truths
 
     def seconds(self, ratios: Floats) -> Floats:
@@ -65,7 +68,7 @@ class Page:
 
     def only(self, places: Integers) -> "Page":
         """Some of its splits."""
-        return Page(*(getattr(self, name)[places] for name in ("accuracy", "parts", "rows", "line", "twice")))
+        return Page(*(getattr(self, each.name)[places] for each in fields(self)))
 
 
 class Book:
@@ -74,14 +77,16 @@ class Book:
     def __init__(self, costs: Sequence["Costs"]) -> None:
         self.costs = costs
         self.batches = [cheapest_batches(cost.seconds, MOST_ROWS) for cost in costs]
+        self.firsts = np.array([batches.seconds for batches in self.batches] + [(inf,) * (MOST_ROWS + 1)]).T
+        """Seconds of so many rows at each point, once; behind them what NONE takes. Shape (rows, points + 1)."""
         lines = {line.way.name: line for line in self._every_line()}
         kept = [way.name for way in worthwhile([line.way for line in lines.values()])]
         again = {look.point for cost in costs for look in cost.looks}.intersection(lines).difference(kept)
         self.lines = [lines[name] for name in (*kept, *sorted(again))]
         self._again_only = len(again)
         """Lines at the end that nobody goes at first: who is looked at again has nothing else."""
-        self.looked_at_again = np.array([line.look is not None for line in self.lines])
-        self.first_points = np.array([line.point for line in self.lines])
+        self._looks_twice = np.array([line.look is not None for line in self.lines])
+        self._first_points = np.array([line.point for line in self.lines])
         self._mixed: list[Page] = []
         self._plain: dict[int, Page] = {}
 
@@ -120,9 +125,9 @@ class Book:
             if line.look is not None and line.then is not None:
                 parts[:, line.then] += seconds_again(self.batches[line.then], line.look, given)
         used = rows > 0
-        only: Integers = np.where(used.sum(axis=1) == 1, used.argmax(axis=1), NONE)
-        twice: Truths = np.any(used[:, self.looked_at_again], axis=1)
-        return Page(front.accuracy, parts, rows, only, twice)
+        twice: Truths = np.any(used[:, self._looks_twice], axis=1)
+        only = np.where(used.sum(axis=1) == 1, self._first_points[used.argmax(axis=1)], NONE)
+        return Page(front.accuracy, parts, rows, np.where(twice, NONE, only), np.where(twice, only, NONE), twice)
 
     def _every_line(self) -> list[Line]:
         places = {cost.name: place for place, cost in enumerate(self.costs)}

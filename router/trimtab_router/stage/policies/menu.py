@@ -8,12 +8,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import exp, inf, log
+from math import exp, log
 
 import numpy as np
 
 from trimtab_pipelines.splits import UNIT, Floats, Integers
-from trimtab_router.stage.policies.book import MOST_ROWS, NONE, Book, Page, book_of, profiled
+from trimtab_router.stage.policies.book import MOST_ROWS, Book, Page, book_of, profiled
 from trimtab_router.stage.policies.view import Point, View
 from trimtab_router.stage.work import Slice
 
@@ -31,7 +31,6 @@ class Card:
         accuracy: of a row on average, ascending.
         sole: the point that all rows go to, alone and once; NONE where there are several.
         passes: seconds of the first look alone, where all rows go one way that looks twice; else infinite.
-        quickest: of those from each on, the one whose first look alone takes least.
     """
 
     page: Page
@@ -40,11 +39,14 @@ class Card:
     accuracy: Floats
     sole: Integers
     passes: Floats
-    quickest: Integers
 
     def reaching(self, floor: float) -> int:
         """The first that reaches a floor; how many there are where none does."""
         return int(self.accuracy.searchsorted(floor - UNIT / 2))
+
+    def quickest(self, begin: int) -> int:
+        """Of those from one on, the one whose first look alone takes least."""
+        return begin + int(self.passes[begin:].argmin())
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +57,7 @@ class Fare:
     book: Book
     ratios: Ratios
     most_rows: int
-    _levels: list[float] | None = field(default=None)
+    _levels: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []), init=False)
 
     def card(self, rows: int, *, mixed: bool, looks: bool = True) -> Card:
         """The card of so many rows; `mixed`: which may go several ways, `looks`: and be looked at twice."""
@@ -63,21 +65,25 @@ class Fare:
 
     def level(self, floor: float) -> int:
         """Which ways reach a floor, as a number: floors of one number are reached by the same."""
-        if not floor:
-            return 0
-        if self._levels is None:
-            self._levels = self.card(self.most_rows, mixed=False).accuracy.tolist()
-        return bisect_left(self._levels, floor - UNIT / 2)
+        return bisect_left(self._full[0], floor - UNIT / 2) if floor else 0
 
     def goes_with_others(self, rows: int, floor: float) -> bool:
         """Whether a row of so many costs no more in a full batch that goes one way than in a mix of its own."""
         if not floor or rows == 1:
             return True
-        full, own = self.card(self.most_rows, mixed=False), self.card(rows, mixed=True)
-        one_way, mix = full.reaching(floor), own.reaching(floor)
-        if one_way == full.seconds.size or mix == own.seconds.size:
+        seconds, own = self._full[1], self.card(rows, mixed=True)
+        one_way, mix = self.level(floor), own.reaching(floor)
+        if one_way == len(seconds) or mix == own.seconds.size:
             return False
-        return bool(full.seconds[one_way] * rows <= own.seconds[mix] * self.most_rows)
+        return bool(seconds[one_way] * rows <= own.seconds[mix] * self.most_rows)
+
+    @property
+    def _full(self) -> tuple[list[float], list[float]]:
+        """Accuracies and seconds of full batches that go one way."""
+        if not self._levels[0]:
+            card = self.card(self.most_rows, mixed=False)
+            self._levels = card.accuracy.tolist(), card.seconds.tolist()
+        return self._levels
 
 
 class Menu:
@@ -96,15 +102,8 @@ class Menu:
         task = slices[0].work.wish.task
         found = self._fares.get((names, task))
         if found is None:
-            found = self._fares[names, task] = self._made(names, task)
+            found = self._fares[names, task] = _fare(_points_of(self._every, names), task, self.view.most_rows)
         return found
-
-    def _made(self, names: frozenset[str], task: str) -> Fare:
-        same, most_rows = _points_of(self._every, names), self.view.most_rows
-        ratios = tuple(_ratio(point, most_rows) for point in same.points)
-        if all(point.profiled for point in same.points):
-            return Fare(same.points, _book(same, task, most_rows), ratios, most_rows)
-        return Fare(same.points, book_of(same.points, task, most_rows), ratios, most_rows)
 
 
 class _Same:
@@ -126,14 +125,25 @@ class _Same:
 
 
 def prepare(points: Sequence[Point], most_rows: int) -> None:
-    """Write the books of these points: of all of them, and of those that are left where inputs are absent.
+    """Write the books of these points, and the cards at what they take now: of all, and of those left without inputs.
 
     Jobs of up to ``MOST_ROWS`` rows find their splits there. On an event loop all other work would stand still.
     """
     every = _Same(points)
     kinds = {every, *(_points_of(every, point.reads) for point in points if point.reads is not None)}
     for same in sorted(kinds, key=lambda kind: -len(kind.points)):
-        book_of(same.points, "", most_rows).mixed(MOST_ROWS)
+        fare = _fare(same, "", most_rows)
+        fare.book.mixed(MOST_ROWS)
+        for rows in range(1, MOST_ROWS + 1):
+            fare.card(rows, mixed=True)
+            fare.card(rows, mixed=False)
+
+
+def _fare(same: _Same, task: str, most_rows: int) -> Fare:
+    ratios = tuple(_ratio(point, most_rows) for point in same.points)
+    lasting = all(point.profiled for point in same.points)
+    book = _book(same, task, most_rows) if lasting else book_of(same.points, task, most_rows)
+    return Fare(same.points, book, ratios, most_rows)
 
 
 def _names(piece: Slice) -> frozenset[str]:
@@ -171,31 +181,19 @@ def _ratio(point: Point, most_rows: int) -> float:
 @lru_cache(maxsize=4096)
 def _card(book: Book, rows: int, ratios: Ratios, mixed: bool, looks: bool) -> Card:  # noqa: FBT001 - a key
     page = book.mixed(rows) if mixed else book.plain(rows)
-    seconds = page.seconds(np.array(ratios))
-    places = np.arange(seconds.size) if looks else np.flatnonzero(~page.twice)
-    places = places[unbeaten(seconds[places], page.accuracy[places])]
-    line, twice = page.line[places], page.twice[places]
-    firsts = np.array([batches.seconds[rows] for batches in book.batches]) * ratios
-    points = book.first_points[line]
-    passes = np.where((line != NONE) & twice, firsts[points], inf)
-    sole = np.where((line != NONE) & ~twice, points, NONE)
-    return Card(page, places, seconds[places], page.accuracy[places], sole, passes, _quickest(passes))
-
-
-def _quickest(passes: Floats) -> Integers:
-    """Of those from each on, the place of the least."""
-    behind = passes[::-1]
-    least = np.minimum.accumulate(behind)
-    newest = np.maximum.accumulate(np.where(behind == least, np.arange(passes.size), 0))
-    found: Integers = passes.size - 1 - newest[::-1]
-    return found
+    if not looks:
+        page = page.only(np.flatnonzero(~page.twice))
+    scales = np.array((*ratios, 1.0))
+    seconds = page.seconds(scales[:-1])
+    places = unbeaten(seconds, page.accuracy)
+    passes = (book.firsts[rows] * scales)[page.passing[places]]
+    return Card(page, places, seconds[places], page.accuracy[places], page.sole[places], passes)
 
 
 def unbeaten(seconds: Floats, values: Floats) -> Integers:
     """Places of those worth more than all that are no slower, from the fastest on."""
-    if seconds.size < 2 or ((seconds[1:] > seconds[:-1]).all() and (values[1:] > values[:-1]).all()):
-        return np.arange(seconds.size)
-    order = np.lexsort((-values, seconds))
+    order: Integers = np.lexsort((-values, seconds))
     best = np.maximum.accumulate(values[order])
-    rising: Integers = order[np.concatenate([[True], best[1:] > best[:-1]])]
-    return rising
+    rising = np.ones(order.size, np.bool_)
+    np.greater(best[1:], best[:-1], out=rising[1:])
+    return order[rising]

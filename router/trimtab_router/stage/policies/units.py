@@ -84,7 +84,7 @@ class Offers:
     def lines(self, option: int) -> list[tuple[Line, int]]:
         """The lines of an option and their rows, the most accurate line first."""
         rows = self.page.rows[self.places[option]]
-        given = [(line, int(count)) for line, count in zip(self.book.lines, rows, strict=True) if count]
+        given = [(self.book.lines[place], int(rows[place])) for place in rows.nonzero()[0]]
         return sorted(given, key=lambda one: -one[0].way.accuracy)
 
 
@@ -165,7 +165,7 @@ def _with_first_pass(unit: Unit, found: Offers, card: Card, begin: int) -> Offer
 
     Rows that are doubted wait for their second look all the same, and get it if there is time after all.
     """
-    option = int(card.quickest[begin])
+    option = card.quickest(begin)
     seconds = card.passes[option]
     if seconds >= found.seconds[0]:
         return found

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trimtab_pipelines.floors import at_least
 from trimtab_pipelines.second_look import MOST_LOOKS, SecondLook, TaskLook
-from trimtab_pipelines.task_doubts import STEPS, Answers, Doubts, doubts
+from trimtab_pipelines.task_doubts import STEPS, Answers, Doubts, TaskDoubt, doubts
 
 CONFIDENCE = 0.95
 
@@ -154,8 +154,10 @@ def second_looks(points: Mapping[str, Seen], confidence: float = CONFIDENCE) -> 
     for first, then in pairs:
         seen = points[first]
         looks = Looks(seen.certainty, seen.right, points[then].right, seen.tasks)
-        ladder = _ladder if len(looks.by_task) < 2 else _ladder_by_task
-        found[first] += ladder(then, looks, confidence)[-most:]
+        by_task = looks.by_task
+        priced = doubts(by_task) if len(by_task) > 1 else []
+        ladder = _ladder_by_task(then, looks, priced, confidence) if priced else _ladder(then, looks, confidence)
+        found[first] += ladder[-most:]
     return found
 
 
@@ -196,24 +198,23 @@ def _floors(looks: Looks, confidence: float) -> list[float]:
     return [least + part * (most - least) for part in LADDER]
 
 
-def _ladder_by_task(then: str, looks: Looks, confidence: float) -> tuple[SecondLook, ...]:
+def _ladder_by_task(then: str, looks: Looks, priced: Sequence[Doubts], confidence: float) -> tuple[SecondLook, ...]:
     """As `_ladder`, with thresholds by task: the order fixed before is that of the price of a look, rising from none.
 
     Each floor is tested on cross-fitted answers, since the thresholds were chosen by what they win.
     """
     rows, first = looks.right.size, float(looks.right.mean())
-    priced = doubts(looks.by_task)
     hits = [sum(one.hits for one in each.values()) for each in priced]
     kept: dict[int, SecondLook] = {}
     for floor in _floors(looks, confidence):
         fails = (place for place, right in enumerate(hits) if at_least(right, rows, floor) > 1 - confidence)
         dearest = next(fails, len(hits)) - 1
         if dearest >= 0 and hits[dearest] / rows >= first + LEAST_GAIN:
-            kept[dearest] = _look_by_task(then, looks, priced[dearest], floor)
+            kept[dearest] = _look_by_task(then, looks, priced[dearest], floor, confidence)
     return tuple(look for _, look in sorted(kept.items(), reverse=True) if 0 < look.share < 1)
 
 
-def _look_by_task(then: str, looks: Looks, doubt: Doubts, floor: float) -> SecondLook:
+def _look_by_task(then: str, looks: Looks, doubt: Doubts, floor: float, confidence: float) -> SecondLook:
     rows = looks.right.size
     share = sum(one.share * one.rows for one in doubt.values()) / rows
     return SecondLook(
@@ -223,10 +224,16 @@ def _look_by_task(then: str, looks: Looks, doubt: Doubts, floor: float) -> Secon
         accuracy=round(sum(one.hits for one in doubt.values()) / rows, 4),
         low=round(floor - 5e-5, 4),
         samples=rows,
-        by_task={
-            task: TaskLook(below=one.below, share=round(one.share, 4), accuracy=round(one.hits / one.rows, 4))
-            for task, one in doubt.items()
-        },
+        by_task={task: _task_look(one, confidence) for task, one in doubt.items()},
+    )
+
+
+def _task_look(doubt: TaskDoubt, confidence: float) -> TaskLook:
+    return TaskLook(
+        below=doubt.below,
+        share=round(doubt.share, 4),
+        accuracy=round(doubt.hits / doubt.rows, 4),
+        low=round(max(_surest_floor(doubt.hits, doubt.rows, confidence) - 5e-5, 0.0), 4),
     )
 
 

@@ -167,16 +167,7 @@ class OperatingPoint(Model):
 
     def looks(self, basis: AccuracyBasis) -> tuple[LookPlan, ...]:
         """Its second looks with the accuracy that counts."""
-        return tuple(
-            LookPlan(
-                point=look.point,
-                below=look.below,
-                share=look.share,
-                accuracy=look.on(basis),
-                by_task=look.by_task,
-            )
-            for look in self.second_looks
-        )
+        return tuple(look.planned(basis) for look in self.second_looks)
 
     def accuracies_by_task(self, basis: AccuracyBasis) -> dict[str, float]:
         """The figure that counts for each task that is known."""

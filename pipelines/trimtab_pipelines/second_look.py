@@ -11,6 +11,7 @@ MOST_LOOKS = 64
 """Of one operating point."""
 
 
+_LOW = "Floor that this accuracy keeps with 95 % confidence, for rows nobody has seen yet"
 _BY_TASK = "Thresholds of single tasks; where there are any, rows of other tasks are not looked at again"
 
 
@@ -20,37 +21,19 @@ class TaskLook(Model):
     below: float = Field(ge=0, le=2, description="Certainty that too little is; 0: its rows are never seen again")
     share: Fraction = Field(description="Share of its rows that are less certain")
     accuracy: Fraction = Field(description="Of all its rows together, once that is done")
-
-
-class SecondLook(Model):
-    """What was measured, on held-out rows, of looking again at those that a point is not certain of.
-
-    With thresholds by task, `below` is what as many rows of all tasks are less certain than.
-    """
-
-    point: Name = Field(description="Operating point that sees the least certain rows again")
-    below: float = Field(ge=0, le=2, description="Certainty that too little is; above 1: all rows are seen again")
-    share: Fraction = Field(description="Share of the rows that are less certain")
-    accuracy: Fraction = Field(description="Of all rows together, once that is done")
-    low: Fraction | None = Field(
-        default=None, description="Floor that this accuracy keeps with 95 % confidence, for rows nobody has seen yet"
-    )
-    samples: int | None = Field(default=None, gt=0, description="Held-out rows behind the figures")
-    by_task: dict[Name, TaskLook] = Field(
-        default_factory=dict, max_length=MOST_TASKS, exclude_if=is_empty, description=_BY_TASK
-    )
+    low: Fraction | None = Field(default=None, description=_LOW, exclude_if=lambda low: low is None)
 
     def on(self, basis: AccuracyBasis) -> float:
         """Return the accuracy that counts."""
-        return self.low if basis == "LowerBound" and self.low is not None else self.accuracy
+        return _on(basis, self.accuracy, self.low)
 
 
 class LookPlan(Model):
     """A second look that a stage may take at rows it has served at a point."""
 
     point: Name = Field(description="Operating point that sees the least certain rows again")
-    below: float = Field(ge=0, le=2, description="Certainty that too little is")
-    share: Fraction = Field(description="Share of the rows that are less certain, as planned")
+    below: float = Field(ge=0, le=2, description="Certainty that too little is; above 1: all rows are seen again")
+    share: Fraction = Field(description="Share of the rows that are less certain, as measured")
     accuracy: Fraction = Field(description="Of all rows together, once that is done")
     by_task: dict[Name, TaskLook] = Field(
         default_factory=dict, max_length=MOST_TASKS, exclude_if=is_empty, description=_BY_TASK
@@ -58,3 +41,30 @@ class LookPlan(Model):
 
     def __str__(self) -> str:
         return f"{self.point} {100 * self.share:.0f} %"
+
+
+class SecondLook(LookPlan):
+    """What was measured, on held-out rows, of looking again at those that a point is not certain of.
+
+    With thresholds by task, `below` is what as many rows of all tasks are less certain than.
+    """
+
+    low: Fraction | None = Field(default=None, description=_LOW)
+    samples: int | None = Field(default=None, gt=0, description="Held-out rows behind the figures")
+
+    def planned(self, basis: AccuracyBasis) -> LookPlan:
+        """It with the accuracy that counts, overall and of each task."""
+        return LookPlan(
+            point=self.point,
+            below=self.below,
+            share=self.share,
+            accuracy=_on(basis, self.accuracy, self.low),
+            by_task={
+                task: TaskLook(below=one.below, share=one.share, accuracy=one.on(basis))
+                for task, one in self.by_task.items()
+            },
+        )
+
+
+def _on(basis: AccuracyBasis, accuracy: float, low: float | None) -> float:
+    return low if basis == "LowerBound" and low is not None else accuracy

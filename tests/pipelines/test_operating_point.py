@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from tests.builders import a_pipeline, a_stage, a_variant
 from trimtab_pipelines.evidence import Accuracy
 from trimtab_pipelines.operating_point import Merging, OperatingPoint, Prompts
+from trimtab_pipelines.second_look import SecondLook, TaskLook
 from trimtab_pipelines.stages import StageInput
 from trimtab_pipelines.variants import Variant
 
@@ -97,6 +98,19 @@ def test_a_task_has_its_own_accuracy_where_it_is_known():
     assert point.judged("crops") == Accuracy(value=0.7, low=0.6, samples=100, source="Measured")
     assert point.judged("faces") == point.judged() == Accuracy(value=0.9, low=0.88, source="Measured")
     assert point.accuracies_by_task("LowerBound") == {"crops": 0.6}
+
+
+def test_by_lower_bounds_a_second_look_promises_less_for_each_task_too():
+    tasks = {
+        "crops": TaskLook(below=0.6, share=0.3, accuracy=0.94, low=0.91),
+        "pets": TaskLook(below=0, share=0, accuracy=0.7),
+    }
+    look = SecondLook(point="more", below=0.4, share=0.15, accuracy=0.82, low=0.8, by_task=tasks)
+
+    assert [look.planned(basis).accuracy for basis in ("Expected", "LowerBound")] == [0.82, 0.8]
+    assert look.planned("LowerBound").by_task["crops"].accuracy == 0.91
+    assert look.planned("LowerBound").by_task["pets"].accuracy == 0.7, "where no bound was measured"
+    assert look.planned("Expected").by_task["crops"].accuracy == 0.94
 
 
 def test_a_variant_with_one_way_to_run_hands_its_evidence_to_its_point():

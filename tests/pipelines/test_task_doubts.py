@@ -40,6 +40,7 @@ def test_a_task_that_a_look_does_not_help_is_not_looked_at_again() -> None:
         assert 0.15 < look.by_task["easy"].below <= 0.25
         assert look.low is not None
         assert look.low <= made_right(look, truth)
+        assert all(one.low is not None and one.low < one.accuracy for one in look.by_task.values())
     assert looks[-1].share < 0.13, "a fifth of one of two tasks"
     mixed = second_looks({name: Seen(one.certainty, one.right) for name, one in of_tasks(1, 2_000).items()})["fast"]
     assert min(look.share for look in mixed if look.accuracy >= looks[-1].accuracy - 0.01) > 2 * looks[-1].share

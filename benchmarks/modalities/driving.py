@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 
 import psutil
 
@@ -44,12 +45,14 @@ class Serving:
     async def load(self, jobs: Jobs, jobs_rps: float, seconds: float, seed: int = 1) -> Run:
         """The same under whatever plan is in force."""
         asked = load_pipeline(self.setting.asked(jobs))
+        # A payload each, where they are few: those that take turns would have a broken sense mend itself.
         options = AttackOptions(duration_seconds=seconds, seed=seed)
+        options = replace(options, max_payloads=max(options.max_payloads, ceil(1.2 * jobs_rps * seconds)))
         before = self._cpu_seconds()
         address, load = f"127.0.0.1:{self.local.rest_port}", LoadSpec.parse(f"constant:{jobs_rps:g}")
         results = await attack_async(asked, address, load, options)
         after = self._cpu_seconds()
-        busy = {name: (after[name] - before[name]) / seconds for name in after}
+        busy = {name: (after[name] - before.get(name, 0.0)) / seconds for name in after}
         return Run(self.setting.method, jobs_rps, results, busy, options.seed)
 
     async def _follow(self, jobs: Jobs, jobs_rps: float) -> None:

@@ -302,7 +302,8 @@ class Router:
             served=self.accounts.recent.summary(now),
             accuracy_sources=sources(self.pipeline.spec.stages),
             stages={
-                name: stage_state(desk, rows_per_request.get(name), refused[name]) for name, desk in self._desks.items()
+                name: stage_state(desk, rows_per_request.get(name), refused[name], now)
+                for name, desk in self._desks.items()
             },
         )
 

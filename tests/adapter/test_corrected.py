@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.adapter.test_escalation import POINTS, STAGE
+from tests.adapter.test_escalation import LOOK, POINTS, STAGE
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.deliberation import Deliberation
 from trimtab_adapter.observation import ObservationError, merge_states, read_state
@@ -45,6 +45,17 @@ def test_second_looks_change_by_what_their_points_do():
     assert full.accuracy_evidence is not None
     assert full.accuracy_evidence.low == pytest.approx(0.845)
     assert half.second_looks[0].accuracy == pytest.approx(0.89 - 0.75 * 0.1 - 0.25 * 0.04)
+
+
+def test_second_looks_by_task_change_too():
+    own = {"cars": {"below": 0.6, "share": 0.5, "accuracy": 0.9, "low": 0.88}}
+    points = [POINTS[0], POINTS[1] | {"secondLooks": [LOOK | {"byTask": own}]}]
+    one = a_stage("only", variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | STAGE
+    spec = corrected(a_pipeline([one]).spec, {("only", "small", "full"): 0.86, ("only", "small", "half"): 0.7})
+    look = spec.stages[0].variants[0].points[1].second_looks[0].by_task["cars"]
+
+    assert look.accuracy == pytest.approx(0.9 - 0.5 * 0.1 - 0.5 * 0.04)
+    assert look.low == pytest.approx(0.88 - 0.07)
 
 
 def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_how_good_it_is():

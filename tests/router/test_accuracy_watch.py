@@ -5,11 +5,12 @@ import pytest
 
 from tests.builders import a_pipeline, a_plan, a_variant
 from tests.router.test_desk import READY, Desktop
-from trimtab_router.stage.accuracy_watch import DRIFT, AccuracyWatch
+from trimtab_router.stage.accuracy_watch import DRIFT, KEPT_SECONDS, LEAST_ROWS, AccuracyWatch
 from trimtab_router.stage.endings import Answered
 from trimtab_router.stage.policies import slack_fit
 from trimtab_router.stage.slot import Slot
 
+NOW = 7.0
 KEY, BEST = ("early", "at"), ("early", "avt")
 POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
 OUTPUTS = [{"name": "y", "datatype": "INT64"}, {"name": "sure", "datatype": "FP32"}]
@@ -20,12 +21,12 @@ def serve(watch, rng, rows, accuracy, best_accuracy, boast=0.0):
     for row in range(rows):
         chance = float(np.clip(rng.beta(8 * accuracy, 8 * (1 - accuracy)), 0, 1))
         certainty = min(chance + boast, 1.0)
-        watch.saw(KEY, 0.86, np.array([certainty]))
+        watch.saw(KEY, 0.86, np.array([certainty]), NOW)
         if row % 100 == 99:
             best_chance = float(np.clip(rng.beta(8 * best_accuracy, 8 * (1 - best_accuracy)), 0, 1))
             right, best_right = rng.random() < chance, rng.random() < best_chance
             agrees = bool(right and best_right) or bool(not right and not best_right and rng.random() < 0.1)
-            watch.saw(BEST, 0.95, np.array([best_chance]))
+            watch.saw(BEST, 0.95, np.array([best_chance]), NOW)
             watch.compared(KEY, certainty, best_chance, agrees=agrees)
 
 
@@ -33,10 +34,10 @@ def serve(watch, rng, rows, accuracy, best_accuracy, boast=0.0):
 def test_a_sense_that_fails_is_noticed_within_a_minute_of_twenty_rows_a_second(seed):
     rng, watch = np.random.default_rng(seed), AccuracyWatch()
     serve(watch, rng, 3000, 0.86, 0.95)
-    assert watch.drifted() == {}
+    assert watch.drifted(NOW) == {}
 
     serve(watch, rng, 60 * 20, 0.45, 0.95)
-    assert watch.drifted()[KEY] == pytest.approx(0.45, abs=0.04)
+    assert watch.drifted(NOW)[KEY] == pytest.approx(0.45, abs=0.04)
 
 
 def test_where_all_is_as_measured_nothing_is_told():
@@ -44,7 +45,7 @@ def test_where_all_is_as_measured_nothing_is_told():
     told = 0
     for _ in range(200):
         serve(watch, rng, 100, 0.86, 0.95)
-        told += bool(watch.drifted())
+        told += bool(watch.drifted(NOW))
     assert told <= 2
 
 
@@ -54,15 +55,55 @@ def test_answers_that_the_best_point_denies_mend_what_a_model_says_of_itself():
     serve(boasting, rng, 20_000, 0.6, 0.97, boast=0.26)
     serve(honest, rng, 20_000, 0.6, 0.97)
 
-    assert honest.drifted()[KEY] == pytest.approx(0.6, abs=0.04)
-    assert boasting.drifted()[KEY] < 0.86 - 2 * DRIFT, "a third of what it boasts is taken off, once 200 were compared"
+    assert honest.drifted(NOW)[KEY] == pytest.approx(0.6, abs=0.04)
+    assert boasting.drifted(NOW)[KEY] < 0.86 - 2 * DRIFT, (
+        "a third of what it boasts is taken off, once 200 were compared"
+    )
 
 
 def test_a_certainty_that_is_no_probability_says_nothing():
     watch = AccuracyWatch()
-    watch.saw(KEY, 0.86, np.array([np.nan, 7.5, -2.0] * 100))
+    watch.saw(KEY, 0.86, np.array([np.nan, 7.5, -2.0] * 100), NOW)
 
-    assert watch.drifted() == {}
+    assert watch.drifted(NOW) == {}
+
+
+def look_again(watch, rng, rows, lost):
+    """Rows that a first point was not certain of: a look was measured to win 0.2 a row, and wins `lost` less."""
+    for _ in range(rows):
+        before = float(np.clip(rng.normal(0.5, 0.1), 0, 1))
+        after = float(np.clip(before + rng.normal(0.2 - lost, 0.15), 0, 1))
+        watch.saw_again(BEST, 0.95, np.array([after]), np.array([before]), 0.2, NOW)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_point_that_only_looks_again_is_judged_by_what_its_looks_win(seed):
+    rng, watch = np.random.default_rng(seed), AccuracyWatch()
+    look_again(watch, rng, 2000, lost=0.04)
+    assert watch.drifted(NOW) == {}, "rows that are picked out are not judged as exactly as all rows"
+
+    look_again(watch, rng, 60 * 6, lost=0.25)
+    assert watch.drifted(NOW)[BEST] == pytest.approx(0.70, abs=0.06)
+
+
+def test_what_was_seen_of_one_kind_of_rows_gives_way_to_what_is_seen_of_the_other():
+    rng, watch = np.random.default_rng(0), AccuracyWatch()
+    look_again(watch, rng, 500, lost=0.3)
+    assert BEST in watch.drifted(NOW)
+
+    for _ in range(600):
+        watch.saw(BEST, 0.95, np.array([rng.beta(8 * 0.95, 8 * 0.05)]), NOW)
+    assert watch.drifted(NOW) == {}
+
+
+def test_what_nobody_sees_any_more_is_believed_anew_after_a_while():
+    watch = AccuracyWatch()
+    watch.saw(KEY, 0.86, np.full(500, 0.4), NOW)
+
+    assert KEY in watch.drifted(NOW + KEPT_SECONDS - 1.0)
+    assert watch.drifted(NOW + KEPT_SECONDS) == {}
+    watch.saw(KEY, 0.86, np.full(LEAST_ROWS - 1, 0.4), NOW + KEPT_SECONDS)
+    assert watch.drifted(NOW + KEPT_SECONDS) == {}, "it begins from nothing"
 
 
 class Audited(Desktop):

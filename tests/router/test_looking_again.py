@@ -40,12 +40,12 @@ def quick_first(view):
 class Looking(Desktop):
     """A stage whose model says how certain it is."""
 
-    def __init__(self, slots=1, **changes):
+    def __init__(self, slots=1, points=POINTS, **changes):
         super().__init__(Policy(quick_first, falls_back=True), slots=slots, **changes)
         pipeline = a_pipeline(1)
         stage = pipeline.spec.stages[0]
         described = stage.model_dump(by_alias=True) | {"outputs": OUTPUTS, "certainty": "sure"}
-        described["variants"] = [a_variant(operatingPoints=POINTS)]
+        described["variants"] = [a_variant(operatingPoints=points)]
         quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.1, 8: 0.4}}
         plan = a_plan(pipeline, serviceSeconds={1: 1.0, 8: 4.0}, fallbacks=[quick])
         desk = self.desk
@@ -105,6 +105,21 @@ def test_the_doubted_rows_alone_go_again_at_the_better_point(top):
     top.answer(top.sent[1], [SURE, SURE])
     assert ys(work) == [0.0, 101.0, 2.0, 103.0]
     assert not any(piece.provisional for piece in work.owner.served)
+
+
+def test_a_point_whose_looks_win_less_than_was_measured_is_told():
+    look = {"point": "default", "below": 0.5, "share": 0.5, "accuracy": 0.8}
+    top = Looking(points=[POINTS[0], POINTS[1] | {"secondLooks": [look]}])
+    for batch in range(30):
+        top.take(4, top.clock.now + 100.0)
+        top.settle()
+        for certainties in ([SURE, DOUBTED, SURE, DOUBTED], [DOUBTED + 0.2] * 2 if batch < 5 else [DOUBTED] * 2):
+            top.clock.run(top.clock.now + 1.0)
+            top.answer(top.sent[-1], certainties)
+
+    told = top.desk.watch.drifted(top.clock.now)
+    assert told[top.desk.variant, "default"] == pytest.approx(0.7, abs=0.06), "0.2 a row that is looked at again, or 0"
+    assert (top.desk.variant, "quick") not in told or told[top.desk.variant, "quick"] < 0.7
 
 
 def test_a_job_caught_by_its_deadline_is_answered_with_what_is_known(top):

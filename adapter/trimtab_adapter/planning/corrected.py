@@ -1,13 +1,16 @@
 """A pipeline with the accuracies that are observed, where they are not what was measured before. Pure."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from trimtab_pipelines.evidence import Accuracy, AccuracyEvidence
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.second_look import SecondLook
+from trimtab_pipelines.second_look import SecondLook, TaskLook
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
+
+_Looked = TypeVar("_Looked", SecondLook, TaskLook)
 
 
 def corrected(spec: InferencePipelineSpec, accuracies: Mapping[tuple[str, str, str], float]) -> InferencePipelineSpec:
@@ -94,13 +97,21 @@ def _point(point: OperatingPoint, now: Mapping[str, float], change: Mapping[str,
     own = change[point.name]
     evidence = None if point.accuracy_evidence is None else _along(point.accuracy_evidence, own)
     looks = [look for look in point.second_looks if now[look.point] > now[point.name]]
-    moved = tuple(_look(look, (1 - look.share) * own + look.share * change[look.point]) for look in looks)
+    moved = tuple(_look(look, own, change[look.point]) for look in looks)
     return point.model_copy(
         update={"accuracy": _moved(point.accuracy, own), "accuracy_evidence": evidence, "second_looks": moved}
     )
 
 
-def _look(look: SecondLook, by: float) -> SecondLook:
+def _look(look: SecondLook, first: float, then: float) -> SecondLook:
+    """A second look once the accuracies of its two points have changed by so much."""
+    return _shifted(look, first, then).model_copy(
+        update={"by_task": {task: _shifted(own, first, then) for task, own in look.by_task.items()}}
+    )
+
+
+def _shifted(look: _Looked, first: float, then: float) -> _Looked:
+    by = (1 - look.share) * first + look.share * then
     low = None if look.low is None else _moved(look.low, by)
     return look.model_copy(update={"accuracy": _moved(look.accuracy, by), "low": low})
 

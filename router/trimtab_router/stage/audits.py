@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
 from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.tensors import Array
 from trimtab_router.graph import Runnable
@@ -33,8 +34,10 @@ class Audit:
     request_id = ""
     listens = False
 
-    def __init__(self, stage: Stage, watch: AccuracyWatch, key: tuple[str, str], row: Mapping[str, Array]) -> None:
-        self._stage, self._watch, self._key, self._row = stage, watch, key, row
+    def __init__(
+        self, stage: Stage, watch: AccuracyWatch, key: tuple[str, str], row: Mapping[str, Array], now: float
+    ) -> None:
+        self._stage, self._watch, self._key, self._row, self._now = stage, watch, key, row, now
 
     def work_written(self, work: Work, row: int, piece: Piece | LastPiece, now: float) -> None:
         """Answers that are written are not compared."""
@@ -48,7 +51,7 @@ class Audit:
         if label is None or certainty is None:
             return
         best = (served[0].variant, served[0].operating_point)
-        self._watch.saw(best, stage.variant(best[0]).point(best[1]).accuracy, outputs[certainty])
+        self._watch.saw(best, stage.variant(best[0]).point(best[1]).accuracy, outputs[certainty], self._now)
         agrees = bool(np.array_equal(outputs[label][0], self._row[label][0]))
         self._watch.compared(self._key, float(self._row[certainty][0]), float(outputs[certainty][0]), agrees=agrees)
 
@@ -79,12 +82,18 @@ class Audits:
         certainty = self._stage.certainty
         if certainty is None or answer.point != parcel.point.name:
             return
-        expected = self._stage.variant(parcel.variant).point(parcel.point.name).accuracy
+        variant = self._stage.variant(parcel.variant)
+        expected = variant.point(parcel.point.name).accuracy
         best = max(points, key=lambda point: point.accuracy)
         for piece, own in zip(parcel.batch, answer.outputs, strict=True):
-            if piece.provisional is not None or piece.work.closed or isinstance(piece.work.owner, Audit):
+            if piece.work.closed or isinstance(piece.work.owner, Audit):
                 continue
-            self._watch.saw(parcel.key, expected, own[certainty])
+            if piece.provisional is not None:
+                won, before = _won(variant, parcel.point.name, piece), piece.provisional.certainties
+                if won is not None and before is not None:
+                    self._watch.saw_again(parcel.key, expected, own[certainty], before, won, now)
+                continue
+            self._watch.saw(parcel.key, expected, own[certainty], now)
             if self._label is None or best.name == parcel.point.name:
                 continue
             self._owed += SHARE * piece.rows
@@ -95,7 +104,7 @@ class Audits:
     def _pick(self, parcel: Parcel, piece: Slice, own: Mapping[str, Array], now: float) -> None:
         row = piece.rows // 2
         answered = {name: array[row : row + 1].copy() for name, array in own.items()}
-        audit = Audit(self._stage, self._watch, parcel.key, answered)
+        audit = Audit(self._stage, self._watch, parcel.key, answered, now)
         inputs = {name: piece.array(name)[row : row + 1].copy() for name in piece.work.inputs}
         runnable = Runnable(self._stage.name, 1, inputs)
         self.waiting.append((now + KEPT_SECONDS, Work(audit, runnable, deadline=now + KEPT_SECONDS, now=now)))
@@ -112,6 +121,19 @@ class Audits:
             self.waiting.popleft()
             taken.append(Slice(work, 0, 1))
         return taken
+
+
+def _won(variant: Variant, point: str, piece: Slice) -> float | None:
+    """Right answers that a second look at a point wins a row, as the document tells; None where it tells nothing."""
+    before, meant, task = piece.provisional, piece.again, piece.work.wish.task
+    if before is None or meant is None or meant.point != point:
+        return None
+    first = variant.point(before.operating_point)
+    for look in first.second_looks:
+        own = look.by_task.get(task) if look.by_task else look
+        if look.point == point and own is not None and own.below == meant.below and own.share:
+            return (own.accuracy - first.judged(task if look.by_task else "").value) / own.share
+    return None
 
 
 def label_of(stage: Stage) -> str | None:

@@ -6,15 +6,16 @@ from trimtab_pipelines.router_state import EndpointState, StageState
 from trimtab_router.stage.desk import Desk
 
 
-def stage_state(desk: Desk, rows_per_request: float | None, refused: Mapping[str, str]) -> StageState:
+def stage_state(desk: Desk, rows_per_request: float | None, refused: Mapping[str, str], now: float) -> StageState:
     """What a stage runs and has learnt.
 
     Args:
         desk: the stage's.
         rows_per_request: how many rows a request brings it; None before the first.
         refused: why replicas get no work, by name.
+        now: seconds of the desk's clock.
     """
-    drifted = desk.watch.drifted()
+    drifted = desk.watch.drifted(now)
     return StageState(
         variant=desk.variant,
         batch_size=desk.plan.batch_size,

@@ -265,11 +265,11 @@ class Desk:
     def _begin_next(self, now: float) -> bool:
         """Let the most urgent row begin that does not have all it reads; False where none does, or no place idles."""
         slot = binding.with_a_spare_place(self.slots, self.plan.variant, self.variant)
-        waiting = self._early.queue() if slot is not None else None
-        if slot is None or waiting is None:
+        variant = None if slot is None else self.layout.variant_of(slot, self.variant)
+        if slot is None or variant is None or self.layout.is_whole(variant):  # it is about to read the images itself
             return False
-        variant = self.layout.variant_of(slot, self.variant)
-        if variant is None or self.layout.is_whole(variant):  # it is about to read the images itself
+        waiting = self._early.queue()
+        if waiting is None:
             return False
         decision = self._policy.decide(replace(self._view(variant, now, slot.point), waiting=waiting))
         self._early.left(waiting.pop().work)

@@ -92,6 +92,7 @@ class Course:
             runnable,
             deadline=journey.ends_by if journey.delivery.first_seconds is not None else journey.deadline,
             now=now,
+            ends_by=journey.ends_by if runnable.stage == self.teller else None,
             wish=journey.wish,
             accuracy_floor=self._floor_of(journey, runnable.stage) if journey.least_accuracy else 0.0,
             looked_at_again=stage.certainty is not None,

@@ -401,8 +401,8 @@ class Router:
         )
 
     def _asked_too_much(self, journey: Journey) -> bool:
-        """Whether its own deadline left it less time than the promise."""
-        return journey.deadline - journey.arrived_at < self.pipeline.spec.slo.start_seconds
+        """Whether its own deadline is before the promise's, which is summed as for who has none: they round alike."""
+        return journey.deadline < journey.arrived_at + self.pipeline.spec.slo.start_seconds
 
     def _left_early(self, call: Call) -> bool:
         """Whether a caller who leaves now does so before the promise was due, and not because we do."""

@@ -75,13 +75,11 @@ def test_changes_of_layout_lose_no_chat():
     assert (at[11.0], at[13.0]) == (WHOLE, PULLS)  # images are encoded apart once there is who encodes
 
 
-def test_a_writer_that_dies_loses_no_chat():
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_writer_that_dies_loses_no_chat(rows):
     conditions = replace(EXACT, failures=(Failure(1.015, "text"),), startup_seconds=0.5)
-    found = simulate(
-        a_scenario(
-            [1.0, 1.01, 3.0], apart=True, conditions=conditions, pipeline=a_choosing_pipeline(slo={"latency": "9s"})
-        )
-    )
+    pipeline = a_choosing_pipeline(slo={"latency": "9s"})
+    found = simulate(a_scenario([1.0, 1.01, 3.0], apart=True, conditions=conditions, pipeline=pipeline, rows=(rows,)))
 
     assert found.ends.tolist() == [OK, OK, OK]
     assert found.latency_seconds[0] > 0.5

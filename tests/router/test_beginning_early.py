@@ -9,8 +9,10 @@ import pytest
 
 from tests.router.chats import a_png
 from tests.router.fakes import until
+from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline
 from tests.router.parted import Beginner, Encoder, a_picture, ask, parted, reading, references, shown_by
 from tests.router.test_queue import Caller
+from tests.router.test_writing import Writers
 from trimtab_router.carriage.http import HttpCarrier
 from trimtab_router.graph import Runnable
 from trimtab_router.stage.policies.view import Point
@@ -214,3 +216,24 @@ async def test_a_chat_of_several_choices_waits_for_all():
         turns.set()
         assert (await ask(rig, a_picture(1), a_picture(2), n=2))[0] == 200
         assert all(AWAITED not in [one["url"] for one in references(writer, each)] for each in range(2))
+
+
+def test_who_has_not_begun_is_in_no_queue_where_chats_are_about_to_be_read_whole():
+    top = Writers(a_choosing_pipeline(), slots=2, places=1)
+    pulls, whole = top.slots
+    pulls.reads_ahead = frozenset({PULLS})
+    whole.offer(frozenset({WHOLE}))
+    top.take()
+    assert (pulls.inflight, whole.inflight) == (1, 0)
+    early = Work(cast("Any", Caller()), Runnable("text", 1, {}), deadline=100.0, now=0.0)
+    top.desk.begin_early(early)
+    top.desk.follow(top.desk.plan.model_copy(update={"variant": WHOLE}))
+    top.end(top.sent[0])
+    for _ in range(3):
+        top.desk.look_around()
+        top.settle()
+
+    assert top.desk.variant == WHOLE
+    assert (pulls.spare, early.queued_rows) == (True, 0)
+    top.desk.withdraw(early)
+    assert top.desk.queue.rows == 0

@@ -187,6 +187,24 @@ async def test_an_answer_that_nobody_has_heard_of_is_written_again(breaks):
         assert await rig.outcomes() == {"ok": 1}
 
 
+@pytest.mark.parametrize("breaks", ["die", "error"])
+async def test_an_answer_that_is_written_again_has_as_long_as_the_whole_of_it(breaks):
+    pipeline = a_chat_pipeline(slo={"latency": "60s", "firstToken": "1s"}, dropPolicy="Past")
+    replica = ChatReplica(stepped=True, break_after=1, breaks=breaks)
+    async with chatting(replica, pipeline=pipeline, batchSize=1) as rig:
+        asked = asyncio.create_task(ask(rig, a_chat("one two")))
+        replica.steps.release()
+        await rig.until(lambda: rig.value("trimtab_stage_rows_total", stage="text") == 1)
+        assert (await ask(rig, a_chat("waits until its first piece is due")))[0] == 504
+        for _ in range(3):
+            replica.steps.release()
+
+        status, told, _ = await asked
+        assert (status, told["choices"][0]["message"]["content"]) == (200, "one two")
+        assert [written.ended for written in replica.written] == [breaks, "whole"]
+        assert await rig.outcomes() == {"ok": 1, "dropped": 1}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_replica_lost_before_the_first_piece_costs_nobody_an_answer(stream):
     replicas = [ChatReplica(name=f"r-{n}", break_after=0) for n in range(2)]

@@ -73,6 +73,9 @@ class Desktop:
     def retried(self, reason):
         self.told.append(reason)
 
+    def undecided(self, error):
+        self.told.append(str(error))
+
     def troubled(self, message):
         self.told.append(message)
 
@@ -317,3 +320,22 @@ def test_a_slot_is_free_again_even_where_an_answer_is_of_no_use():
         top.desk.ended(top.sent[0], Answered([{}], "default"))
 
     assert top.slots[0].free
+
+
+def test_a_policy_that_fails_stops_no_stage_and_is_told_of():
+    def fails_at_two_rows(view):
+        if sum(piece.rows for piece in view.waiting) > 1:
+            raise IndexError("two rows")
+        return POLICIES["UrgentFirst"].decide(view)
+
+    top = Desktop(Policy(fails_at_two_rows), batchSize=4)
+    works = [top.take(), top.take()]
+    top.settle()
+    assert [[piece.work for piece in parcel.batch] for parcel in top.sent] == [works]
+    assert top.told == ["two rows"]
+    top.end(top.sent[0])
+
+    top.take()
+    top.settle()
+    assert len(top.sent) == 2
+    assert top.told == ["two rows"]

@@ -14,6 +14,7 @@ from trimtab_router.carriage import replicas
 from trimtab_router.carriage.http import HttpCarrier
 from trimtab_router.carriage.replicas import Replica
 from trimtab_router.limits import Limits
+from trimtab_router.stage.policies.view import Policy
 
 SECOND = 1_000_000
 PATIENT = {"timeout": 60 * SECOND}
@@ -231,3 +232,17 @@ async def test_a_probe_asked_before_a_doubt_does_not_dispel_it():
     assert changes[-1][1] > asked
     await replica.close()
     await fake.stop()
+
+
+async def test_where_a_policy_fails_the_most_urgent_leave_and_the_log_tells_once(caplog):
+    def fails(view):
+        raise IndexError(view.most_rows)
+
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, policy=Policy(fails), batchSize=4) as rig:
+        for n in range(3):
+            answered(await rig.rest(a_request(value=float(n))), 1, n)
+
+        assert await rig.metric("trimtab_undecided_total", stage="stage-0") == 3
+    (record,) = [record for record in caplog.records if "its departure policy failed" in record.message]
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], IndexError)

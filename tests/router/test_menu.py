@@ -8,7 +8,7 @@ import pytest
 from benchmarks.schedule import deciding
 from tests.router.test_queue import Caller
 from trimtab_router.graph import Runnable
-from trimtab_router.stage.policies import modality_mix
+from trimtab_router.stage.policies import POLICIES, modality_mix
 from trimtab_router.stage.policies.book import MOST_ROWS, SHARED_ROWS, book_of
 from trimtab_router.stage.policies.menu import Menu, prepare, unbeaten
 from trimtab_router.stage.policies.units import Unit, offers, units
@@ -179,3 +179,33 @@ def test_what_was_prepared_is_not_worked_out_again_where_a_decision_is_made():
     assert book_of(points, "", 64) is book
     heard = [point for point in points if point.reads is not None and point.reads <= {"audio", "text"}]
     assert book_of(heard, "", 64).written == MOST_ROWS
+
+
+def points_of(most_rows):
+    """Points profiled for batches as large as that, which are as slow there as in parts."""
+    for point in deciding.POINTS:
+        full = point.profiled[-1]
+        profiled = tuple(full * (rows // 64) + point.profiled[rows % 64 - 1] for rows in range(65, most_rows + 1))
+        profiled = point.profiled + profiled
+        yield replace(point, profiled=profiled, seconds=(0.0, *profiled).__getitem__)
+
+
+SMALL, WITH_A_FLOOR, LARGE = [a_job(1, deadline=9.0) for _ in range(200)], [a_job(2, 0.6)], [a_job(150, 0.6)]
+
+
+@pytest.mark.parametrize("jobs", [SMALL, WITH_A_FLOOR, LARGE], ids=["small", "with a floor", "large"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_of_batches_larger_than_any_that_are_planned_one_leaves_by_every_policy(name, jobs):
+    points = list(points_of(130))
+    view = replace(a_view(*map(whole, jobs)), points=points, most_rows=130)
+
+    leaving = POLICIES[name].decide(view)
+    assert isinstance(leaving, Departure)
+    assert 1 <= sum(piece.rows for piece in leaving.takes) <= 130
+
+
+def test_books_of_batches_larger_than_any_that_are_planned_are_prepared():
+    points = list(points_of(130))
+    prepare(points, 130)
+
+    assert Menu(replace(a_view(), points=points, most_rows=130)).fare([whole(a_job(9))]).book.written == MOST_ROWS

@@ -1,11 +1,14 @@
 """An image that many chats show at one instant is encoded once, whichever encoder gets it."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
 from tests.router.chats import ChatReplica
-from tests.router.fakes import until
+from tests.router.fakes import endpoints_of, until
 from tests.router.parted import Encoder, a_picture, ask, reading, references
 
 
@@ -224,3 +227,54 @@ async def test_who_leaves_while_an_image_is_asked_for_leaves_nothing():
         await until(lambda: rig.router.budget.requests == 0)
         encoder.answers.set()
         await until(lambda: len(encoder.asked) == 1 and not encoder.kept)
+
+
+@contextmanager
+def threads_of_the_loop(threads):
+    """All that the running loop hands to threads goes to these; gives an event that a first one of them waits for."""
+    loop, free = asyncio.get_running_loop(), threading.Event()
+    threads.submit(free.wait)
+    loop.set_default_executor(threads)
+    try:
+        yield free
+    finally:
+        free.set()
+        loop.set_default_executor(ThreadPoolExecutor())
+        threads.shutdown()
+
+
+async def test_an_encoder_that_is_left_while_it_is_asked_for_an_image_answers_first():
+    encoders, writer = [Encoder(name=f"encoder-{number}", caches=True) for number in range(2)], ChatReplica(name="w")
+    async with reading(encoders, [writer]) as rig:
+        for _ in range(2):  # the second finds it, on a connection that is kept
+            assert (await ask(rig, a_picture(1)))[0] == 200
+        home = next(encoder for encoder in encoders if encoder.shown)
+        others = [encoder for encoder in encoders if encoder is not home]
+        carrier = rig.router._http["encode"]
+        with threads_of_the_loop(ThreadPoolExecutor(1)) as free:
+            asked = asyncio.create_task(ask(rig, a_picture(1)))
+            await until(lambda: len(carrier._under_way) == 1)
+            rig.router.apply_endpoints(endpoints_of({"encode": others, "text": [writer]}))
+            await until(lambda: list(carrier.replicas) == [other.name for other in others])
+            for _ in range(20):  # turns of the loop: a replica that holds nothing has closed by then
+                await asyncio.sleep(0)
+            assert carrier._retiring
+            free.set()
+
+            async with asyncio.timeout(30):
+                assert (await asked)[0] == 200
+        assert (shown(encoders), len(home.asked)) == (1, 2)
+        await until(lambda: not carrier._retiring)
+
+
+async def test_an_image_that_cannot_be_asked_for_is_encoded_again():
+    encoder, threads = Encoder(caches=True), ThreadPoolExecutor(1)
+    async with reading([encoder], [ChatReplica(name="writer")]) as rig:
+        assert (await ask(rig, a_picture(1)))[0] == 200
+        with threads_of_the_loop(threads) as free:
+            free.set()
+            threads.shutdown()
+            async with asyncio.timeout(30):
+                assert (await ask(rig, a_picture(1)))[0] == 200
+        assert len(encoder.shown) == 2
+        assert await rig.outcomes() == {"ok": 2}

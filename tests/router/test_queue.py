@@ -91,6 +91,21 @@ def test_room_is_counted_in_rows():
     assert not queue.has_room(3)
 
 
+def test_a_work_that_is_given_longer_goes_behind_those_who_have_not_as_long():
+    one, other, last = a_work(2, deadline=1.0), a_work(deadline=2.0), a_work(deadline=4.0)
+    queue = a_queue(one, other, last)
+    (first,) = take(queue, 1)
+    queue.postpone(one, 3.0)
+    queue.push(first)
+
+    assert (queue.rows, one.queued_rows) == (4, 2)
+    assert [piece.work for piece in take(queue, 4)] == [other, one, one, last]
+    assert (queue.rows, one.queued_rows) == (0, 0)
+    queue.postpone(one, 5.0)
+    queue.push(first)
+    assert queue.head() is first
+
+
 def test_discarded_work_frees_its_rows_and_its_tensors_at_once():
     left, stays = a_work(rows=4), a_work(rows=2, deadline=2.0)
     queue = a_queue(left, stays)

@@ -11,9 +11,11 @@ from yarl import URL
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, an_envoy
 from trimtab.local.door import make_sockets
+from trimtab_pipelines.codes import Code
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_protocol import grpc_messages
 from trimtab_router.admission.call import Call
+from trimtab_router.refusal import Refusal
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,22 @@ async def test_who_waited_longer_than_the_promise_and_left_was_let_down():
 
         assert await rig.outcomes() == {"dropped": 1}
         assert await rig.metric("trimtab_callers_faults_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "callers"), [({}, 0), ({"timeout": 200_000}, 0), ({"timeout": 199_999}, 20)], ids=str
+)
+async def test_who_is_dropped_at_the_promise_did_nothing_wrong_whenever_he_came(parameters, callers):
+    """How sums of seconds are rounded depends on the power of two below them: a clock that runs long sees many."""
+    now, pipeline = time.monotonic(), a_pipeline(1, slo={"latency": "200ms"})
+    async with a_rig(pipeline, {"stage-0": [FakeReplica()]}) as rig:
+        for n in range(20):
+            with pytest.raises(Refusal) as caught:
+                await rig.router.infer(Call(a_request(parameters=parameters), (now - 1.0) / 2**n))
+            assert caught.value.code is Code.DEADLINE_EXCEEDED
+
+        assert await rig.metric("trimtab_callers_faults_total") == callers
+        assert await rig.outcomes() == {"dropped": 20}
 
 
 async def test_the_door_writes_no_line_for_what_it_refuses_unless_asked():

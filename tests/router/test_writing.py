@@ -26,16 +26,16 @@ OUTPUTS = {"text": np.array([b"a b"], object), "finish_reason": np.array([b"stop
 class Writers:
     """A desk of a stage that writes, and all that it is given."""
 
-    def __init__(self, *, slots=1, places=4, repeatable=True, drop_policy="Predicted", **plan):
-        pipeline = a_chat_pipeline([a_writer(repeatable=repeatable)])
+    def __init__(self, pipeline=None, *, slots=1, places=4, repeatable=True, drop_policy="Predicted", **plan):
+        pipeline = pipeline or a_chat_pipeline([a_writer(repeatable=repeatable)])
         self.clock = FakeClock()
         self.under_way: dict[Any, Any] = {}
         self.wrote: Any = None
         self.told = []
         self.slots = [Slot(f"slot-{n}") for n in range(slots)]
         self.desk = Desk(
-            pipeline.spec.stages[0],
-            plan=a_plan(pipeline, batchSize=places, **plan).spec.stages[0],
+            pipeline.spec.stages[-1],
+            plan=a_plan(pipeline, batchSize=places, **plan).spec.stages[-1],
             max_rows=100,
             policy=POLICIES["UrgentFirst"],
             drop_policy=drop_policy,

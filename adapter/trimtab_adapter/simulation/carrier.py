@@ -56,6 +56,10 @@ class Batches:
     def abandoned(self) -> None:
         """Nobody hangs up."""
 
+    def undecided(self, error: Exception) -> None:
+        """Whoever simulates a policy learns what is wrong with it."""
+        raise error
+
     def troubled(self, message: str) -> None:
         """Whoever simulates trouble knows of it."""
 

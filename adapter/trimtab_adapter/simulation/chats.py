@@ -59,8 +59,10 @@ class WritingCarrier(DrawnCarrier):
         self._clock.at(now + slowed * whole, partial(self._written, replica, parcel, wrote))
 
     def abandon(self, parcel: Parcel) -> None:
-        """Write no more of a row."""
-        self._end(self._by_slot[parcel.slot], parcel, Abandoned())
+        """Write no more of a row; with a replica that died it ends by itself."""
+        replica = self._by_slot.get(parcel.slot)
+        if replica is not None:
+            self._end(replica, parcel, Abandoned())
 
     def _tell(self, replica: SimulatedReplica, parcel: Parcel, wrote: Wrote, piece: Piece | LastPiece) -> None:
         if any(held is parcel for held, _ in replica.held):

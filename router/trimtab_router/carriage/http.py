@@ -110,27 +110,39 @@ class HttpCarrier:
         return shares is not None
 
     def fetch(self, slot: Slot, variant: str, piece: Slice, came: Callable[[Mapping[str, Array] | None], None]) -> None:
-        """Ask a replica whether it has what it made of an image still."""
-        _start(self._fetch(self.replicas.get(slot.name), slot, variant, piece, came), self._under_way)
+        """Ask a replica whether it has what it made of an image still; one that is left meanwhile closes after that."""
+        replica = self.replicas.get(slot.name)
+        if replica is not None and replica.slot is slot:
+            replica.hold()
+            _start(self._fetch(replica, variant, piece, came), self._under_way)
+        else:
+            asyncio.get_running_loop().call_soon(came, None)
 
     async def _fetch(
-        self,
-        replica: Replica | None,
-        slot: Slot,
-        variant: str,
-        piece: Slice,
-        came: Callable[[Mapping[str, Array] | None], None],
+        self, replica: Replica, variant: str, piece: Slice, came: Callable[[Mapping[str, Array] | None], None]
     ) -> None:
-        found: dict[str, Array] | None = None
-        if replica is not None and replica.slot is slot and piece.work.identities:
-            url = replica.kept_at(variant, kept_as(secrets.token_hex(8), 0))
-            asked = await asyncio.to_thread(images.asked_for, piece.work.identities[piece.start])  # megabytes are read
-            told = await replica.fetch(url, asked)
-            if told.get("rows"):
-                found = {PULLED: images.reference(url, told)}
-                if piece.work.closed:
-                    self.forget(found[PULLED])
+        found: Mapping[str, Array] | None = None
+        try:
+            found = await self._kept_of(replica, variant, piece)
+        except Exception:
+            log.exception("stage %s: replica %s could not be asked for an image", self._stage.name, replica.name)
+        finally:
+            replica.let_go()
         came(found)
+
+    async def _kept_of(self, replica: Replica, variant: str, piece: Slice) -> Mapping[str, Array] | None:
+        """What a replica has kept of a row for whoever waits for it; None where it has nothing of it."""
+        if not piece.work.identities:
+            return None
+        url = replica.kept_at(variant, kept_as(secrets.token_hex(8), 0))
+        asked = await asyncio.to_thread(images.asked_for, piece.work.identities[piece.start])  # megabytes are read
+        told = await replica.fetch(url, asked)
+        if not told.get("rows"):
+            return None
+        found = {PULLED: images.reference(url, told)}
+        if piece.work.closed:
+            self.forget(found[PULLED])
+        return found
 
     def write(self, parcel: Parcel, wrote: Wrote, ended: Callable[[Parcel, Ending], None]) -> None:
         """Take a row to its replica, to be written."""

@@ -17,6 +17,7 @@ from trimtab_router.refusal import Refusal
 from trimtab_router.stage import binding
 from trimtab_router.stage.accuracy_watch import AccuracyWatch
 from trimtab_router.stage.audits import Audits
+from trimtab_router.stage.deciding import always_decides
 from trimtab_router.stage.door import Door, Standing
 from trimtab_router.stage.early import Early
 from trimtab_router.stage.endings import Answered, Ending
@@ -87,7 +88,7 @@ class Desk:
         self._door = Door(stage, self.queue, self.outlook, self._writing, drop_policy, suspects)
         self._sharing = Sharing(cast("Keeper", carrier), self._found, tally) if stage.encodes else None
         self._early = Early(cast("Writer", carrier), tally)
-        self._policy = policy
+        self._policy = always_decides(policy, tally)
         self._drop_policy = drop_policy
         self._clock = clock
         self._carrier = carrier
@@ -265,11 +266,11 @@ class Desk:
     def _begin_next(self, now: float) -> bool:
         """Let the most urgent row begin that does not have all it reads; False where none does, or no place idles."""
         slot = binding.with_a_spare_place(self.slots, self.plan.variant, self.variant)
-        waiting = self._early.queue() if slot is not None else None
-        if slot is None or waiting is None:
+        variant = None if slot is None else self.layout.variant_of(slot, self.variant)
+        if slot is None or variant is None or self.layout.is_whole(variant):  # it is about to read the images itself
             return False
-        variant = self.layout.variant_of(slot, self.variant)
-        if variant is None or self.layout.is_whole(variant):  # it is about to read the images itself
+        waiting = self._early.queue()
+        if waiting is None:
             return False
         decision = self._policy.decide(replace(self._view(variant, now, slot.point), waiting=waiting))
         self._early.left(waiting.pop().work)
@@ -400,13 +401,12 @@ class Desk:
 
         Of several timers only the newest, which is the soonest, does anything when it comes.
         """
-        queue = self.queue
-        if not queue.rows:
+        if not self.queue.rows:
             return
         view = self._view(self.variant, now)
         self._drop_hopeless(view)
-        while (head := queue.head()) is not None and self._grace_ends(head) <= now:
-            self._drop(queue.pop(), now)
+        while (head := self.queue.head()) is not None and self._grace_ends(head) <= now:
+            self._drop(self.queue.pop(), now)
         if head is None:
             return
         due = min(view.drop_time(head), self._grace_ends(head))

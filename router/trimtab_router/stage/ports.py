@@ -93,6 +93,9 @@ class Tally(Protocol):
     def abandoned(self) -> None:
         """Nobody waits any more for a row that was being written."""
 
+    def undecided(self, error: Exception) -> None:
+        """The policy failed, and `urgent_first` decided instead."""
+
     def troubled(self, message: str) -> None:
         """A replica did not do what it should."""
 

@@ -111,6 +111,13 @@ class DeadlineQueue:
                 lane[place] = (*lane[place][:2], replace(there, start=piece.stop))
             self._account(lane, work, -piece.rows)
 
+    def postpone(self, work: Work, deadline: float) -> None:
+        """Give a work another deadline, and what waits of it the place that it has by that."""
+        if work.queued_rows:
+            lane = self._lanes[work.signature]
+            lane[:] = sorted((deadline, *entry[1:]) if entry[2].work is work else entry for entry in lane)
+        work.deadline = deadline
+
     def discard(self, work: Work) -> None:
         """Forget all slices of a work and free its rows; `work.close()` comes with it."""
         if work.queued_rows:

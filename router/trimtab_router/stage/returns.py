@@ -223,7 +223,8 @@ class Returns:
                 self._fail_unrepeated(piece, cut.message)
             elif piece.attempts + 1 >= MAX_BROKEN_ANSWERS:
                 self._fail(piece, cut.message)
-            else:
+            else:  # it began in time: from there on the whole answer's end counts, whoever writes it
+                self._queue.postpone(piece.work, piece.work.ends_by)
                 self._return(piece, "AnswerCut", alone=piece.alone)
 
     def _seek_culprit(self, parcel: Parcel, rejected: Rejected) -> None:

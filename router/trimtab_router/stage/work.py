@@ -140,6 +140,7 @@ class Work:
         runnable: stage, rows and inputs.
         deadline: in seconds of the desk's clock.
         now: the same.
+        ends_by: as `deadline`, for what comes after the first piece of an answer that is written; None: no later.
         wish: what its request wishes.
         accuracy_floor: what this stage must give of it.
         looked_at_again: whether rows of it may be served twice.
@@ -151,6 +152,7 @@ class Work:
         "accuracy_floor",
         "closed",
         "deadline",
+        "ends_by",
         "enqueued_at",
         "identities",
         "inputs",
@@ -172,6 +174,7 @@ class Work:
         *,
         deadline: float,
         now: float,
+        ends_by: float | None = None,
         wish: Wish = NO_WISH,
         accuracy_floor: float = 0.0,
         looked_at_again: bool = False,
@@ -181,6 +184,7 @@ class Work:
         self.rows = runnable.rows
         self.inputs = runnable.inputs
         self.deadline = deadline
+        self.ends_by = deadline if ends_by is None else ends_by
         self.enqueued_at = now
         self.wish = wish
         self.accuracy_floor = accuracy_floor

@@ -98,6 +98,9 @@ class Metrics:
         self.early_rows = counter(
             "trimtab_early_rows", "Chats that began before all of their images were encoded", STAGE
         )
+        self.undecided = counter(
+            "trimtab_undecided", "Decisions that the departure policy failed at; UrgentFirst made them instead", STAGE
+        )
         self.stage_queue_rows = Gauge("trimtab_queue_length_rows", "Rows waiting", STAGE, registry=registry)
         self.stage_ready = Gauge("trimtab_ready_replicas", "Replicas ready to take a batch", STAGE, registry=registry)
         self.stage_refused = Gauge(
@@ -155,6 +158,7 @@ class StageMetrics:
         self.looks_again = metrics.rows_again.labels(*labels).inc
         self.abandoned = metrics.stage_abandoned.labels(*labels).inc
         self.early_rows = metrics.early_rows.labels(*labels).inc
+        self.undecided = metrics.undecided.labels(*labels).inc
         self._bound = lru_cache(self._bind)
 
     def _bind(self, key: tuple[str, str]) -> tuple[Histogram, Histogram, Gauge, Counter]:

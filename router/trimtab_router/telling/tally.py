@@ -20,6 +20,15 @@ class StageTally:
         self.began_early = metrics.early_rows
         self.retried = metrics.retried
         self.abandoned = metrics.abandoned
+        self._count_undecided = metrics.undecided
+        self._errors_told: set[type[Exception]] = set()
+
+    def undecided(self, error: Exception) -> None:
+        """The policy failed; the log is told once of each kind of error, for there may be thousands a second."""
+        self._count_undecided()
+        if type(error) not in self._errors_told:
+            self._errors_told.add(type(error))
+            log.error("stage %s: its departure policy failed; UrgentFirst decides instead", self._stage, exc_info=error)
 
     def troubled(self, message: str) -> None:
         """A replica did not do what it should."""

@@ -6,7 +6,7 @@ of two percent, so that what was found at one ratio serves many decisions.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, log
 
@@ -87,10 +87,14 @@ class Fare:
 
 
 class Menu:
-    """What a view's points offer; made for one decision."""
+    """What a view's points offer; made for one decision.
+
+    Args:
+        view: what waits. Its batches may have more rows than a book is written for; those of `self.view` do not.
+    """
 
     def __init__(self, view: View) -> None:
-        self.view = view
+        self.view = view if view.most_rows <= MOST_ROWS else replace(view, most_rows=MOST_ROWS)
         self._every = _Same(view.points)
         self._fares: dict[tuple[frozenset[str], str], Fare] = {}
 
@@ -129,6 +133,7 @@ def prepare(points: Sequence[Point], most_rows: int) -> None:
 
     Jobs of up to ``MOST_ROWS`` rows find their splits there. On an event loop all other work would stand still.
     """
+    most_rows = min(most_rows, MOST_ROWS)
     every = _Same(points)
     kinds = {every, *(_points_of(every, point.reads) for point in points if point.reads is not None)}
     for same in sorted(kinds, key=lambda kind: -len(kind.points)):

@@ -76,6 +76,7 @@ def decide(view: View, *, splits: bool = True) -> Departure | NotBefore:
     """
     start = max(view.now, min(view.free_at(), default=view.now))
     menu = Menu(view)
+    view = menu.view
     planned, hopeless = _planned(menu, start, splits=splits)
     planned = _own(view, planned)
     if not planned:

@@ -11,6 +11,8 @@ Json = dict[str, Any]
 API = "type.googleapis.com/"
 KEYS_FILTER, NAMES_FILTER = "trimtab.keys", "trimtab.names"
 BUFFER_FILTER = "envoy.filters.http.buffer"
+VERSION_HEADER = "x-trimtab-http"
+"""Which HTTP a request came over, for the routes alone, which cannot tell it otherwise; it goes no further."""
 _TOKENS_FILTER = "envoy.filters.http.jwt_authn"
 _CLAIMS = "claims"
 _JWKS_CACHE_SECONDS = 5
@@ -55,6 +57,16 @@ def chain(settings: EdgeSettings, max_payload_bytes: int) -> list[Json]:
         ),
     ]
     return steps
+
+
+def told_version() -> Json:
+    """Tell the routes the version of HTTP, whatever a caller says of it."""
+    version = {"key": VERSION_HEADER, "value": "%PROTOCOL%"}
+    return typed(
+        "envoy.http.early_header_mutation.header_mutation",
+        "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+        mutations=[{"append": {"header": version, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}}],
+    )
 
 
 def issuer_name(number: int) -> str:

@@ -1,15 +1,16 @@
 """Connections: too many, too slow, half open, and never read from."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterable
 
 from benchmarks.hostile import frames
 from benchmarks.hostile.bodies import MEBIBYTE, binary
-from benchmarks.hostile.caller import Caller, call_fields, calling
+from benchmarks.hostile.caller import INFER_PATH, STATUS_NAMES, Caller, call_fields, calling
 from benchmarks.hostile.door import INFER, Door
 from benchmarks.hostile.http1 import GOOD
-from benchmarks.hostile.kinds import CUT, ENDED, KEPT, LEFT, NOTHING, TOO_SLOW, Family
+from benchmarks.hostile.kinds import CUT, ENDED, INVALID, KEPT, LEFT, NOTHING, TOO_SLOW, Family
 from benchmarks.hostile.messages import a_message
 from benchmarks.hostile.wire import CUT_WITHIN_SECONDS, Wire, answered, connected, head, reply, status_of, together
 
@@ -122,6 +123,37 @@ async def announced_grpc(door: Door) -> Iterable[str]:
             prefix = frames.frame(frames.DATA, 0, number, frames.message(b"", length=64 * MEBIBYTE))
             await caller.send(frames.headers(number, frames.block(call_fields())), prefix)
         return await _ends(caller, numbers)
+
+
+@CONNECTIONS.kind("19 MB of 20 over gRPC on HTTP/1.1", INVALID | TOO_SLOW)
+async def stopped_grpc(door: Door) -> Iterable[str]:
+    """Sixteen that send most of a message at once and then nothing: by HTTP/1.1 no window bounds what they send."""
+    lines = ("Content-Type: application/grpc", "TE: trailers", "Content-Length: 20000000")
+    begun = head("POST", INFER_PATH.decode(), *lines) + frames.message(bytes(19_000_000), length=20_000_000 - 5)
+
+    async def one() -> str:
+        async with connected(door.grpc) as wire:
+            await wire.send(begun, CUT_WITHIN_SECONDS)
+            await wire.until(lambda: b"\r\n\r\n" in wire.received, CUT_WITHIN_SECONDS)
+            told = re.search(rb"\r\ngrpc-status: (\d+)", wire.received)
+            return await reply(wire, 0.01) if told is None else STATUS_NAMES[int(told[1])]
+
+    return await asyncio.gather(*(one() for _ in range(16)))
+
+
+@CONNECTIONS.kind("19 MB of 20 over gRPC on HTTP/2", TOO_SLOW)
+async def stopped_calls(door: Door) -> Iterable[str]:
+    """The same by calls as they should be, each on a connection of its own."""
+
+    async def one() -> str:
+        async with calling(door.grpc) as caller:
+            number = caller.stream()
+            await caller.send(frames.headers(number, frames.block(call_fields())))
+            begun = frames.message(bytes(19_000_000), length=20_000_000 - 5)
+            await caller.send_data(number, begun, ends=False)
+            return await caller.end_of(number, CUT_WITHIN_SECONDS)
+
+    return await asyncio.gather(*(one() for _ in range(16)))
 
 
 @CONNECTIONS.kind("messages sent byte by byte", TOO_SLOW)

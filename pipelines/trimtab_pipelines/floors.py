@@ -46,8 +46,8 @@ def at_least(right: int, rows: int, mean: float) -> float:
     return float(np.exp(_ways(right, rows) + counts * np.log(mean) + (rows - counts) * np.log1p(-mean)).sum())
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4)  # a bisection asks for the same ones; callers choose their length, so few are kept
 def _ways(right: int, rows: int) -> NDArray[np.float64]:
-    """Logarithms of the ways to choose `right`, `right` + 1, … `rows` rows; callers wish, so they are not costly."""
+    """Logarithms of the ways to choose `right`, `right` + 1, … `rows` rows."""
     log_factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, rows + 1)))))
     return np.asarray(log_factorials[rows] - log_factorials[right:] - log_factorials[: rows - right + 1][::-1])

@@ -125,7 +125,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take note of received bytes; who sends what nobody asked for could answer the next request with it."""
-        if self._waiter is None:
+        if self._waiter is None or self._waiter.done():  # the loop may read on before who waited goes on
             self._give_up("it sent what was not asked for")
             return
         if self._body is None:

@@ -248,6 +248,8 @@ class Router:
             if not pending.slow:
                 return admit(name, spec, pending)
             check(name, spec, pending.request, pending.inputs)
+            if self.draining:
+                raise _draining()
             cost = decoding_bytes(pending, reservation.size_bytes)
             reservation.grow(cost)
             loop = asyncio.get_running_loop()
@@ -320,12 +322,12 @@ class Router:
         await asyncio.gather(*(carrier.close() for carrier in self._http.values()))
         self.pacer.close()
         self._sweeping.close()
-        for pool in (self._decoding, self._preparing):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._decoding.shutdown(wait=False)  # who is in line there is still decoded, and told to try another router
+        self._preparing.shutdown(wait=False, cancel_futures=True)
 
     def _prepare(self, desk: Desk) -> None:
         """Have a thread work out what decisions by the new plan will look up; they wait for nothing."""
-        if self._policy.prepare is not None:
+        if self._policy.prepare is not None and not self.draining:
             variant = desk.plan.variant
             self._preparing.submit(self._policy.prepare, desk.outlook.points(variant), desk.outlook.most_rows(variant))
 
@@ -357,9 +359,7 @@ class Router:
         asked = sooner(wish.timeout_seconds, call.deadline_seconds)
         timeout = slo.start_seconds if asked is None else min(asked, LONGEST_TIMEOUT_SLOS * slo.latency_seconds)
         if self.draining:
-            raise Refusal(
-                Code.UNAVAILABLE, "Draining", "this router is shutting down; try another", retry_after_seconds=1.0
-            )
+            raise _draining()
         walk = Walk(self._graph, admitted.inputs, admitted.wanted)
         refusal = self._course.refusal_of(wish, walk)
         if refusal is not None:
@@ -408,6 +408,10 @@ class Router:
         """Whether a caller who leaves now does so before the promise was due, and not because we do."""
         waited_seconds = self._clock.now - call.arrived_at
         return not self.draining and waited_seconds < self.pipeline.spec.slo.latency_seconds
+
+
+def _draining() -> Refusal:
+    return Refusal(Code.UNAVAILABLE, "Draining", "this router is shutting down; try another", retry_after_seconds=1.0)
 
 
 def _tell(ended: asyncio.Future[None], _: Journey) -> None:

@@ -1,6 +1,7 @@
 """Job strategies: equal to brute force, floors that hold, and a document that reads back."""
 
 import itertools
+import tracemalloc
 from math import ceil, inf
 
 import numpy as np
@@ -134,6 +135,19 @@ def test_a_floor_with_a_probability_asks_for_no_more_than_it_must():
     assert needed_mean(0.7, 64) == 0.7
     with pytest.raises(ValueError, match="leave it out"):
         needed_mean(0.7, 64, 1.0)
+
+
+def test_floors_of_jobs_of_many_sizes_leave_little_behind():
+    needed_mean(0.5, 20_000, 0.9)
+    tracemalloc.start()
+    try:
+        for rows in range(20_001, 20_033):
+            needed_mean(0.5, rows, 0.9)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert held_bytes < 1_000_000
 
 
 def test_the_document_reads_back():

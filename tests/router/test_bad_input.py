@@ -43,6 +43,7 @@ BAD_REQUESTS = [
     ),
     (a_request(parameters={"timeout": True}), "parameter 'timeout' is True; it must be an integer"),
     (a_request(requested_outputs=(RequestedOutput("z"),)), "unknown output 'z'; sample gives: y"),
+    (a_request(requested_outputs=(RequestedOutput("y"),) * 3), "the request names an output twice: 'y'"),
     (
         a_request(requested_outputs=(RequestedOutput("y", {"shared_memory_region": "r"}),)),
         "output 'y': shared memory is not supported; leave it out",

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import time
 import zlib
 from typing import Any
 
@@ -186,3 +187,37 @@ async def test_errors_of_ours_tell_nothing_of_the_inside_and_forge_no_log_line(c
         assert (status, error) == (500, "the request failed; the router's log says more under request id 'r-1'")
         assert "pod-7 has lost its way" in caplog.text
         assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+def slow_to_decode() -> bytes:
+    """A request all in JSON that is decoded in a thread."""
+    data = [0.123456789] * 4000
+    return json.dumps({"inputs": [{"name": "x", "shape": [1000, 4], "datatype": "FP32", "data": data}]}).encode()
+
+
+async def test_a_body_whose_end_comes_once_the_router_stops_is_told_to_try_another():
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        body = slow_to_decode()
+        opened = await send(rig, HEAD + b"Content-Length: %d\r\n\r\n" % len(body), body[:-100])
+        await rig.until(lambda: rig.value("trimtab_bytes_in_flight") > 0)
+        await rig.router.drain(1.0)
+        opened[1].write(body[-100:])
+        head = await answered(*opened)
+
+        assert head.startswith(b"HTTP/1.1 503 "), head
+        assert b"\r\nRetry-After: 1\r\n" in head
+        assert b"x-trimtab-reason: Draining" in head
+        assert await rig.outcomes() == {"refused": 1}
+
+
+async def test_what_waits_to_be_decoded_when_the_router_stops_still_is():
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        pending = rest.read_request("sample", slow_to_decode(), None)
+        reservations = [await rig.router.visit(time.monotonic()) for _ in range(8)]
+        decoding = [asyncio.ensure_future(rig.router.admit(pending, each)) for each in reservations]
+        await asyncio.sleep(0)
+        await rig.router.drain(1.0)
+
+        assert [len(admitted.inputs["x"]) for admitted in await asyncio.gather(*decoding)] == [1000] * 8
+        for reservation in reservations:
+            reservation.end()

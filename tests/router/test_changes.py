@@ -69,6 +69,9 @@ async def test_what_decisions_by_a_plan_look_up_is_worked_out_beside_the_loop():
         await rig.until(lambda: len(prepared) == 2)
 
         assert prepared[1] == (["half"], 2)
+        await rig.router.drain(1.0)
+        rig.router.apply_plan(a_plan(pipeline, 3))
+        assert rig.router.plan_generation == 3
 
 
 async def test_a_variant_changes_once_a_ready_replica_offers_it():

@@ -134,4 +134,9 @@ def _wanted(pipeline: str, spec: InferencePipelineSpec, request: InferRequest) -
         for parameter, cure in _NOT_DONE.items():
             if parameter in output.parameters:
                 raise invalid(f"output {output.name!r}: {cure}")
-    return tuple(output.name for output in request.requested_outputs)
+    # What is wanted is remembered as a key for as long as the process lives: unequal names bound its length.
+    wanted = tuple(output.name for output in request.requested_outputs)
+    if len(set(wanted)) != len(wanted):
+        twice = next(name for name in wanted if wanted.count(name) > 1)
+        raise invalid(f"the request names an output twice: {twice!r}")
+    return wanted

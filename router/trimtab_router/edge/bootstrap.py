@@ -103,6 +103,7 @@ def _connections(settings: EdgeSettings, doorstep: Doorstep, pipeline: str, *, t
         "stat_prefix": "door",
         "codec_type": "AUTO",
         "rds": {"route_config_name": ROUTES, "config_source": _from_router()},
+        "early_header_mutation_extensions": [filters.told_version()],
         "http_filters": filters.chain(settings, doorstep.max_payload_bytes),
         "local_reply_config": local_replies(doorstep.max_payload_bytes, MAX_HEADERS_KIB, chats=doorstep.chats),
         "access_log": access_log.loggers(settings.access_log, settings.access_log_fields),

@@ -1,6 +1,7 @@
 """What each request passes on its way in: whose it is, whether that one may, how often, how much. Pure."""
 
 from importlib.resources import files
+from math import ceil
 from typing import Any
 
 from trimtab_pipelines.edge import ClientLimits, EdgeSettings, JwtIssuer
@@ -11,10 +12,15 @@ Json = dict[str, Any]
 API = "type.googleapis.com/"
 KEYS_FILTER, NAMES_FILTER = "trimtab.keys", "trimtab.names"
 BUFFER_FILTER = "envoy.filters.http.buffer"
+VERSION_HEADER = "x-trimtab-http"
+"""Which HTTP a request came over, for the routes alone, which cannot tell it otherwise; it goes no further."""
 _TOKENS_FILTER = "envoy.filters.http.jwt_authn"
 _CLAIMS = "claims"
 _JWKS_CACHE_SECONDS = 5
 _BURST_SECONDS = 2.0
+_FILL_SECONDS = 0.2
+"""The shortest time in which a bucket is given whole tokens. Envoy counts it in whole milliseconds, and fills by the
+rate that follows, so that it is off by a quarter of a percent at most."""
 _MAX_CLIENTS = 10_000
 
 
@@ -55,6 +61,16 @@ def chain(settings: EdgeSettings, max_payload_bytes: int) -> list[Json]:
         ),
     ]
     return steps
+
+
+def told_version() -> Json:
+    """Tell the routes the version of HTTP, whatever a caller says of it."""
+    version = {"key": VERSION_HEADER, "value": "%PROTOCOL%"}
+    return typed(
+        "envoy.http.early_header_mutation.header_mutation",
+        "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+        mutations=[{"append": {"header": version, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}}],
+    )
 
 
 def issuer_name(number: int) -> str:
@@ -120,12 +136,8 @@ def _rate(limits: ClientLimits) -> Json:
     """A bucket of tokens for each client, made as clients come; who was away for longest loses his first."""
     rate = limits.requests_per_second
     burst = limits.burst or max(round(rate * _BURST_SECONDS), 1)
-    interval = max(1.0 / rate, 0.05)
-    bucket = {
-        "max_tokens": burst,
-        "tokens_per_fill": max(round(rate * interval), 1),
-        "fill_interval": f"{interval:.3f}s",
-    }
+    tokens = max(ceil(rate * _FILL_SECONDS), 1)
+    bucket = {"max_tokens": burst, "tokens_per_fill": tokens, "fill_interval": f"{tokens / rate:.3f}s"}
     unlimited = {"max_tokens": 4_000_000_000, "tokens_per_fill": 4_000_000_000, "fill_interval": "1s"}
     return typed(
         "envoy.filters.http.local_ratelimit",

@@ -116,6 +116,7 @@ _MAPPERS = (
     _mapper(_status(401), "Unauthenticated", text=UNAUTHENTICATED),
     _mapper(_status(403), "Forbidden", text="this client may not call this pipeline"),
     _mapper(_status(404), "NotFound", text=NOT_FOUND),
+    _mapper(_status(505), "Malformed", status=400, text="gRPC goes over HTTP/2; over HTTP/1.1 nobody is served by it"),
     _mapper(_status(408), "RequestTimeout", text="the request did not arrive in time"),
     _mapper(_status(429), "ClientRate", text="this client sends more requests than it may", retry_after_seconds=1),
 )

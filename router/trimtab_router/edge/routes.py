@@ -12,7 +12,7 @@ from typing import Any
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_protocol import grpc_messages
 from trimtab_router.edge.bootstrap import LARGE, REQUESTS, ROUTES, SERVICES
-from trimtab_router.edge.filters import API, BUFFER_FILTER, KEYS_FILTER, NAMES_FILTER
+from trimtab_router.edge.filters import API, BUFFER_FILTER, KEYS_FILTER, NAMES_FILTER, VERSION_HEADER
 from trimtab_router.edge.keys import HashedKey
 
 Json = dict[str, Any]
@@ -34,6 +34,7 @@ SERVICES_SECONDS = 300.0
 MOST_HELD_BYTES = 2**18
 """Of a REST request that waits at the door until it is whole."""
 _SMALL: Json = {"name": "content-length", "range_match": {"start": "0", "end": str(MOST_HELD_BYTES + 1)}}
+_HTTP1: Json = {"name": VERSION_HEADER, "string_match": {"exact": "HTTP/1.1"}}
 _GET: Json = {"name": ":method", "string_match": {"exact": "GET"}}
 _UNBUFFERED: Json = {"@type": API + "envoy.extensions.filters.http.buffer.v3.BufferPerRoute", "disabled": True}
 
@@ -76,8 +77,15 @@ def door_routes(settings: EdgeSettings, keys: Iterable[HashedKey], *, pipeline: 
     host: Json = {
         "name": ROUTES,
         "domains": ["*"],
-        "request_headers_to_remove": list(SECRET_HEADERS),
+        "request_headers_to_remove": [*SECRET_HEADERS, VERSION_HEADER],
         "routes": [
+            # Calls are held until they are whole. Over HTTP/2 the fattest are cut when memory runs short; over HTTP/1.1
+            # nothing would bound what all of them hold here together.
+            {
+                "match": {"prefix": "/", "grpc": {}, "headers": [_HTTP1]},
+                "direct_response": {"status": 505},
+                **streaming,
+            },
             *({"match": {"prefix": prefix, "grpc": {}}, "route": services, **streaming} for prefix in OWN_SERVICES),
             *({"match": {"path": path, "grpc": {}}, "route": to_router, **cut} for path in METHODS),
             # At once, though the caller's stream may never end: gRPC callers are told UNIMPLEMENTED.

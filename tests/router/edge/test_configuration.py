@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def generated(name: str, folder: Path = Path("/sockets")) -> dict[str, Any]:
     """All that is made of these settings."""
-    settings = EdgeSettings.model_validate(SETTINGS[name])
+    return generated_of(SETTINGS[name], folder, otlp="collector:4317" if name == "everything" else None)
+
+
+def generated_of(asked: dict[str, Any], folder: Path, otlp: str | None = None) -> dict[str, Any]:
+    settings = EdgeSettings.model_validate(asked)
     doorstep = Doorstep(Sockets(folder), "0.0.0.0", 8080, 8081)
-    otlp = "collector:4317" if name == "everything" else None
     return {
         "bootstrap": bootstrap(settings, doorstep, pipeline="sample", otlp=otlp),
         "routes": door_routes(settings, KEYS, pipeline="sample", longest_seconds=65.0),
@@ -78,20 +82,36 @@ def test_it_is_as_reviewed(name):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_envoy_takes_it(name, tmp_path):
+    assert_taken(generated(name, tmp_path), tmp_path)
+
+
+def assert_taken(found: dict[str, Any], folder: Path) -> None:
     """The routes come by another way; here they stand where Envoy looks at them too."""
-    found = generated(name, tmp_path)
     for file, content in found["certificates"].items():
-        (tmp_path / file).write_text(json.dumps(content))
+        (folder / file).write_text(json.dumps(content))
     config = found["bootstrap"]
     routes = {key: value for key, value in found["routes"].items() if key != "@type"}
     for listener in config["static_resources"]["listeners"]:
         manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
         del manager["rds"]
         manager["route_config"] = routes
-    (tmp_path / "envoy.json").write_text(json.dumps(config))
-    arguments = ["--mode", "validate", "--config-path", str(tmp_path / "envoy.json"), "--log-level", "warning"]
+    (folder / "envoy.json").write_text(json.dumps(config))
+    arguments = ["--mode", "validate", "--config-path", str(folder / "envoy.json"), "--log-level", "warning"]
     ran = subprocess.run([program(), *arguments], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("rate_rps", [0.01, 3, 21, 29, 30, 39, 50, 59, 69, 70, 99, 130, 4567.8])
+def test_a_client_may_send_as_many_requests_a_second_as_was_asked(rate_rps, tmp_path):
+    found = generated_of({"clients": {"requestsPerSecond": rate_rps}}, tmp_path)
+    (manager,) = found["bootstrap"]["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
+    filters = {each["name"]: each["typed_config"] for each in manager["typed_config"]["http_filters"]}
+    bucket = filters["envoy.filters.http.local_ratelimit"]["descriptors"][0]["token_bucket"]
+    interval_ms = Decimal(bucket["fill_interval"].removesuffix("s")) * 1000
+
+    assert interval_ms == int(interval_ms) >= 50, "Envoy would leave out what is less than a millisecond"
+    assert 1000 * bucket["tokens_per_fill"] / float(interval_ms) == pytest.approx(rate_rps, rel=0.005)
+    assert_taken(found, tmp_path)
 
 
 def test_the_same_routes_have_the_same_version_and_others_another():

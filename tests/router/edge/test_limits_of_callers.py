@@ -219,6 +219,25 @@ async def test_large_uploads_that_dawdle_take_no_place_of_small_requests():
             writer.close()
 
 
+async def test_grpc_over_http1_is_refused_at_once_whatever_it_says_of_itself():
+    """It would be held at the door until it is whole, and nothing would bound what all of them hold together."""
+    lines = b"content-type: application/grpc\r\nte: trailers\r\nx-trimtab-http: HTTP/2\r\n"
+    framings = (b"content-length: 20000000\r\n\r\n" + bytes(1000), b"transfer-encoding: chunked\r\n\r\n")
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        for method in ("/inference.GRPCInferenceService/ModelInfer", "/grpc.health.v1.Health/Check"):
+            for framing in framings:
+                begun = f"POST {method} HTTP/1.1\r\nhost: door\r\n".encode() + lines + framing
+                reader, writer = await connect(rig, begun)
+                async with asyncio.timeout(10):  # a body that never comes would be waited for until its time is up
+                    answer = await reader.readuntil(b"\r\n\r\n")
+                assert b"\r\ngrpc-status: 3\r\n" in answer, answer
+                assert b"\r\ngrpc-message: gRPC goes over HTTP/2; over HTTP/1.1 nobody is served by it\r\n" in answer
+                assert b"\r\nx-trimtab-reason: Malformed\r\n" in answer
+                writer.close()
+        assert await code(rig, ("x-trimtab-http", "HTTP/1.1")) == "OK"
+        assert (await post(rig)).status == 200
+
+
 async def test_a_tunnel_is_refused_at_once():
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
         _, writer = opened = await connect(rig, b"CONNECT elsewhere:1 HTTP/1.1\r\nhost: elsewhere:1\r\n\r\n")

@@ -20,6 +20,7 @@ from tests.router.edge.two import H2Caller
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
 from trimtab_pipelines.edge import EdgeSettings, Tls
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages, rest
+from trimtab_router.ingress.health import MOST_STREAMS
 
 PIPELINE = a_pipeline(1)
 BIG = 16 * 2**20
@@ -123,6 +124,45 @@ async def test_health_is_told_and_watched():
         rig.router.leaving = True
         assert (await watch.read()).status == kinds.NOT_SERVING
         watch.cancel()
+
+
+async def test_who_watches_health_goes_on_hearing_of_it_when_another_stops():
+    asked = health_pb2.HealthCheckRequest(service="sample")
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        stub = health_pb2_grpc.HealthStub(await rig.channel())
+        stops, stays = stub.Watch(asked), stub.Watch(asked)
+        for watch in (stops, stays):
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        stops.cancel()
+        await stub.Check(asked)  # what is said after it is heard after it
+        rig.router.leaving = True
+        async with asyncio.timeout(20):
+            assert (await stays.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        stays.cancel()
+
+
+async def test_however_many_watch_health_or_ask_what_there_is_who_asks_once_is_told():
+    asked = health_pb2.HealthCheckRequest(service="sample")
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(max_streams=1024)) as rig:
+        health = health_pb2_grpc.HealthStub(await rig.channel())
+        reflection = reflection_pb2_grpc.ServerReflectionStub(await rig.channel())
+        watches = [health.Watch(asked) for _ in range(MOST_STREAMS)]
+        questions = [reflection.ServerReflectionInfo() for _ in range(MOST_STREAMS)]
+        for question in questions:
+            await question.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        for stream in (*watches, *questions):
+            assert await stream.read() is not grpc.aio.EOF  # type: ignore[attr-defined]
+
+        assert (await health.Check(asked)).status == health_pb2.HealthCheckResponse.SERVING
+        for one_more in (health.Watch(asked), reflection.ServerReflectionInfo(never_ending())):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await one_more.read()
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        watches[0].cancel()
+        await health.Check(asked)
+        assert (await health.Watch(asked).read()).status == health_pb2.HealthCheckResponse.SERVING
+        for stream in (*watches, *questions):
+            stream.cancel()
 
 
 async def test_who_asks_what_there_is_is_told_while_he_goes_on_asking():

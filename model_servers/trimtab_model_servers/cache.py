@@ -3,8 +3,8 @@
 Where the pods are several tenants' (CACHE_TENANT_VARIABLE), only files with a digest are shared, each within its
 tenant: what else is fetched lies in a folder of this pod's own.
 
-Pods that want the same file at once wait for the first of them to fetch it. Where the files together outgrow the bound,
-those unused for longest go; a file in use stays readable to whoever has it open.
+Pods that want the same file at once wait for the first of them to fetch it; what one that dies leaves of it goes. Where
+the files together outgrow the bound, those unused for longest go; a file in use stays readable to whoever has it open.
 """
 
 import contextlib
@@ -81,15 +81,33 @@ def kept(
 
 
 def shrink(folder: Path, bound_bytes: int) -> None:
-    """Remove the files unused for longest until the rest is within the bound."""
-    files = [(status.st_mtime, status.st_size, path) for path in folder.glob("*") for status in _status(path)]
-    excess = sum(size for _, size, _ in files) - bound_bytes
+    """Remove what nobody fetches to its end any more, then the files unused for longest until the rest is in the bound.
+
+    What is being fetched counts, and stays.
+    """
+    excess = sum(_unfinished_bytes(path) for path in folder.glob(f"{_FETCHING}*")) - bound_bytes
+    files = [(status.st_mtime, status.st_size, path) for path in folder.glob("[!.]*") for status in _status(path)]
+    excess += sum(size for _, size, _ in files)
     for used_at, size, path in sorted(files):
         if excess <= 0 or time.time() - used_at < FRESH_SECONDS:
             return
         path.unlink(missing_ok=True)
         excess -= size
         log.info("%s: removed, unused since %s", path, time.ctime(used_at))
+
+
+def _unfinished_bytes(path: Path) -> int:
+    """The size of a file that is being fetched; none of one that nobody writes any more, which is removed."""
+    for status in _status(path):
+        if time.time() - status.st_mtime < FRESH_SECONDS:  # earlier releases write without this lock
+            return status.st_size
+        with contextlib.suppress(OSError), _lock(path.with_name(path.name.removeprefix(_FETCHING))) as lock:
+            if _is_ours(lock):
+                path.unlink(missing_ok=True)
+                log.info("%s: removed, nobody fetches it since %s", path, time.ctime(status.st_mtime))
+                return 0
+        return status.st_size
+    return 0
 
 
 def _usable(path: Path, is_good: Callable[[Path], bool]) -> bool:
@@ -101,10 +119,11 @@ def _usable(path: Path, is_good: Callable[[Path], bool]) -> bool:
 
 
 def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_FETCHING)
-    temporary = Path(name)
+    """Write a file in one step, in the place of what a process that died has left of it; the lock is held."""
+    temporary = path.with_name(f"{_FETCHING}{path.name}")
+    temporary.unlink(missing_ok=True)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             write(file)
         temporary.chmod(0o644)
         temporary.replace(path)
@@ -115,26 +134,35 @@ def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
 @contextlib.contextmanager
 def _alone(path: Path, wait_seconds: float) -> Iterator[None]:
     """Hold the right to write this file; the system takes it back from a process that dies."""
-    with path.with_name(f".{path.name}.lock").open("wb") as lock:
+    with _lock(path) as lock:
         give_up = time.monotonic() + wait_seconds
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > give_up:
-                    raise ModelError(
-                        f"{path}: another process has been fetching it for {wait_seconds:g} s; is the store slow?"
-                    ) from None
-                time.sleep(0.1)
+        while not _is_ours(lock):
+            if time.monotonic() > give_up:
+                raise ModelError(
+                    f"{path}: another process has been fetching it for {wait_seconds:g} s; is the store slow?"
+                )
+            time.sleep(0.1)
         yield
 
 
+def _lock(path: Path) -> BinaryIO:
+    """What a file is locked by for whoever writes it."""
+    return path.with_name(f".{path.name}.lock").open("wb")
+
+
+def _is_ours(lock: BinaryIO) -> bool:
+    """Whether the lock could be taken."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _status(path: Path) -> Iterator[os.stat_result]:
-    """The status of a file that stays; none where it is gone by now."""
+    """The status of a file; none where it is gone by now."""
     with contextlib.suppress(OSError):
-        if not path.name.startswith("."):
-            yield path.stat()
+        yield path.stat()
 
 
 def _bound_bytes() -> int:

@@ -5,12 +5,15 @@ tenant: what else is fetched lies in a folder of this pod's own.
 
 Pods that want the same file at once wait for the first of them to fetch it; what one that dies leaves of it goes. Where
 the files together outgrow the bound, those unused for longest go; a file in use stays readable to whoever has it open.
+What a hub's client keeps of a repository is a folder, and counts and goes as one file does.
 """
 
 import contextlib
 import fcntl
 import logging
 import os
+import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +28,7 @@ BOUND_VARIABLE = "TRIMTAB_WEIGHTS_CACHE_BYTES"
 DEFAULT_BOUND_BYTES = 64 * 2**30
 FRESH_SECONDS = 900.0
 """Used more recently than this, a file is not taken away: somebody may be about to open it."""
-_FETCHING = ".fetching-"
+_FETCHING, _HUB = ".fetching-", "hf"
 log = logging.getLogger(__name__)
 
 
@@ -45,6 +48,23 @@ def tenant() -> str:
 def own_folder() -> Path:
     """Where fetched weights are kept that nobody else may be given unseen."""
     return Path(tempfile.gettempdir()) / "trimtab-weights" if tenant() else cache_folder()
+
+
+def hub_folder(repository: str) -> Path:
+    """Make a folder for what a hub's client keeps of a repository (OWNER/NAME): an entry of the own folder, used now.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = own_folder() / _HUB / repository.replace("/", "--")
+    path.mkdir(parents=True, exist_ok=True)
+    _touch(path)
+    return path
+
+
+def keep_bound() -> None:
+    """Let the entries of the own folder go that were unused for longest, where together they outgrow the bound."""
+    shrink(own_folder(), _bound_bytes())
 
 
 def kept(
@@ -86,14 +106,30 @@ def shrink(folder: Path, bound_bytes: int) -> None:
     What is being fetched counts, and stays.
     """
     excess = sum(_unfinished_bytes(path) for path in folder.glob(f"{_FETCHING}*")) - bound_bytes
-    files = [(status.st_mtime, status.st_size, path) for path in folder.glob("[!.]*") for status in _status(path)]
-    excess += sum(size for _, size, _ in files)
-    for used_at, size, path in sorted(files):
+    entries = list(_entries(folder))
+    excess += sum(size for _, size, _ in entries)
+    for used_at, size, path in sorted(entries):
         if excess <= 0 or time.time() - used_at < FRESH_SECONDS:
             return
-        path.unlink(missing_ok=True)
-        excess -= size
-        log.info("%s: removed, unused since %s", path, time.ctime(used_at))
+        with contextlib.suppress(OSError):  # what cannot be removed here keeps nothing from loading
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+            excess -= size
+            log.info("%s: removed, unused since %s", path, time.ctime(used_at))
+
+
+def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    """What may be removed: when it was used last, its bytes, where it is."""
+    for path in folder.glob("[!.]*"):
+        for status in _status(path):
+            if stat.S_ISREG(status.st_mode):
+                yield status.st_mtime, status.st_size, path
+    for path in folder.glob(f"{_HUB}/[!.]*"):
+        for status in _status(path):
+            inner = (one for entry in path.rglob("*") if not entry.is_symlink() for one in _status(entry))
+            yield status.st_mtime, sum(one.st_size for one in inner if stat.S_ISREG(one.st_mode)), path
 
 
 def _unfinished_bytes(path: Path) -> int:
@@ -113,9 +149,13 @@ def _unfinished_bytes(path: Path) -> int:
 def _usable(path: Path, is_good: Callable[[Path], bool]) -> bool:
     if not path.is_file() or not is_good(path):
         return False
+    _touch(path)
+    return True
+
+
+def _touch(path: Path) -> None:
     with contextlib.suppress(OSError):  # a cache that others fill may be read-only here
         os.utime(path)
-    return True
 
 
 def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:

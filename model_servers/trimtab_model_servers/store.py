@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from trimtab_model_servers.cache import own_folder
+from trimtab_model_servers.cache import hub_folder, keep_bound
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.fetched import SUFFIX, FetchLimits, sha256
 
@@ -101,7 +101,10 @@ def _from_hub(address: str) -> Path:
         hub = import_module("huggingface_hub")  # optional
     except ImportError as error:
         raise ModelError(f"storageUri hf://{address} needs huggingface_hub: pip install huggingface_hub") from error
+    repository = f"{owner}/{name}"
     try:
-        return Path(hub.hf_hub_download(f"{owner}/{name}", file, cache_dir=own_folder() / "hf", etag_timeout=10))
+        found = Path(hub.hf_hub_download(repository, file, cache_dir=hub_folder(repository), etag_timeout=10))
     except Exception as error:
         raise ModelError(f"storageUri hf://{address}: {type(error).__name__}: {error}") from error
+    keep_bound()
+    return found

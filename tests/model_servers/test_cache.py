@@ -79,3 +79,48 @@ def test_what_is_being_fetched_stays_and_counts(writer, tmp_path):
 
     assert not unused.exists()
     assert fetching.exists()
+
+
+def test_a_folder_that_is_nobodys_entry_is_passed_over(tmp_path):
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "other").mkdir()
+    a_file(tmp_path / "a.safetensors", 5)
+    for name in ("hf", "other"):
+        os.utime(tmp_path / name, (1, 1))
+    cache.shrink(tmp_path, 10)
+
+    assert {one.name for one in tmp_path.iterdir()} == {"hf", "other"}
+
+
+def test_what_a_hub_keeps_of_a_repository_counts_and_goes_as_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path))
+    blobs, snapshots = (tmp_path / "hf" / "owner--name" / one for one in ("blobs", "snapshots"))
+    for folder in (blobs, snapshots):
+        folder.mkdir(parents=True)
+    a_file(blobs / "content", an_hour_ago())
+    (snapshots / "model.safetensors").symlink_to(blobs / "content")
+    os.utime(blobs.parent, (1, 1))
+    cache.shrink(tmp_path, 1000)
+    assert blobs.exists()
+
+    assert cache.hub_folder("owner/name") == blobs.parent  # in use again
+    cache.shrink(tmp_path, 999)
+    assert blobs.exists()
+
+    os.utime(blobs.parent, (1, 1))
+    cache.shrink(tmp_path, 999)
+    assert not list((tmp_path / "hf").iterdir())
+
+
+def test_an_entry_that_cannot_be_removed_keeps_no_other(tmp_path):
+    (tmp_path / "hf").mkdir()
+    target = tmp_path / ".elsewhere"
+    target.mkdir()
+    a_file(target / "content", 1)
+    (tmp_path / "hf" / "owner--name").symlink_to(target)  # of which rmtree takes none
+    os.utime(target, (1, 1))
+    a_file(tmp_path / "a.safetensors", 5)
+    cache.shrink(tmp_path, 10)
+
+    assert (target / "content").exists()
+    assert not (tmp_path / "a.safetensors").exists()

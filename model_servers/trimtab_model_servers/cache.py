@@ -3,14 +3,17 @@
 Where the pods are several tenants' (CACHE_TENANT_VARIABLE), only files with a digest are shared, each within its
 tenant: what else is fetched lies in a folder of this pod's own.
 
-Pods that want the same file at once wait for the first of them to fetch it. Where the files together outgrow the bound,
-those unused for longest go; a file in use stays readable to whoever has it open.
+Pods that want the same file at once wait for the first of them to fetch it; what one that dies leaves of it goes. Where
+the files together outgrow the bound, those unused for longest go; a file in use stays readable to whoever has it open.
+What a hub's client keeps of a repository is a folder, and counts and goes as one file does.
 """
 
 import contextlib
 import fcntl
 import logging
 import os
+import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +28,7 @@ BOUND_VARIABLE = "TRIMTAB_WEIGHTS_CACHE_BYTES"
 DEFAULT_BOUND_BYTES = 64 * 2**30
 FRESH_SECONDS = 900.0
 """Used more recently than this, a file is not taken away: somebody may be about to open it."""
-_FETCHING = ".fetching-"
+_FETCHING, _HUB = ".fetching-", "hf"
 log = logging.getLogger(__name__)
 
 
@@ -45,6 +48,23 @@ def tenant() -> str:
 def own_folder() -> Path:
     """Where fetched weights are kept that nobody else may be given unseen."""
     return Path(tempfile.gettempdir()) / "trimtab-weights" if tenant() else cache_folder()
+
+
+def hub_folder(repository: str) -> Path:
+    """Make a folder for what a hub's client keeps of a repository (OWNER/NAME): an entry of the own folder, used now.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = own_folder() / _HUB / repository.replace("/", "--")
+    path.mkdir(parents=True, exist_ok=True)
+    _touch(path)
+    return path
+
+
+def keep_bound() -> None:
+    """Let the entries of the own folder go that were unused for longest, where together they outgrow the bound."""
+    shrink(own_folder(), _bound_bytes())
 
 
 def kept(
@@ -81,30 +101,69 @@ def kept(
 
 
 def shrink(folder: Path, bound_bytes: int) -> None:
-    """Remove the files unused for longest until the rest is within the bound."""
-    files = [(status.st_mtime, status.st_size, path) for path in folder.glob("*") for status in _status(path)]
-    excess = sum(size for _, size, _ in files) - bound_bytes
-    for used_at, size, path in sorted(files):
+    """Remove what nobody fetches to its end any more, then the files unused for longest until the rest is in the bound.
+
+    What is being fetched counts, and stays.
+    """
+    excess = sum(_unfinished_bytes(path) for path in folder.glob(f"{_FETCHING}*")) - bound_bytes
+    entries = list(_entries(folder))
+    excess += sum(size for _, size, _ in entries)
+    for used_at, size, path in sorted(entries):
         if excess <= 0 or time.time() - used_at < FRESH_SECONDS:
             return
-        path.unlink(missing_ok=True)
-        excess -= size
-        log.info("%s: removed, unused since %s", path, time.ctime(used_at))
+        with contextlib.suppress(OSError):  # what cannot be removed here keeps nothing from loading
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+            excess -= size
+            log.info("%s: removed, unused since %s", path, time.ctime(used_at))
+
+
+def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    """What may be removed: when it was used last, its bytes, where it is."""
+    for path in folder.glob("[!.]*"):
+        for status in _status(path):
+            if stat.S_ISREG(status.st_mode):
+                yield status.st_mtime, status.st_size, path
+    for path in folder.glob(f"{_HUB}/[!.]*"):
+        for status in _status(path):
+            inner = (one for entry in path.rglob("*") if not entry.is_symlink() for one in _status(entry))
+            yield status.st_mtime, sum(one.st_size for one in inner if stat.S_ISREG(one.st_mode)), path
+
+
+def _unfinished_bytes(path: Path) -> int:
+    """The size of a file that is being fetched; none of one that nobody writes any more, which is removed."""
+    for status in _status(path):
+        if time.time() - status.st_mtime < FRESH_SECONDS:  # earlier releases write without this lock
+            return status.st_size
+        with contextlib.suppress(OSError), _lock(path.with_name(path.name.removeprefix(_FETCHING))) as lock:
+            if _is_ours(lock):
+                path.unlink(missing_ok=True)
+                log.info("%s: removed, nobody fetches it since %s", path, time.ctime(status.st_mtime))
+                return 0
+        return status.st_size
+    return 0
 
 
 def _usable(path: Path, is_good: Callable[[Path], bool]) -> bool:
     if not path.is_file() or not is_good(path):
         return False
-    with contextlib.suppress(OSError):  # a cache that others fill may be read-only here
-        os.utime(path)
+    _touch(path)
     return True
 
 
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):  # a cache that others fill may be read-only here
+        os.utime(path)
+
+
 def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_FETCHING)
-    temporary = Path(name)
+    """Write a file in one step, in the place of what a process that died has left of it; the lock is held."""
+    temporary = path.with_name(f"{_FETCHING}{path.name}")
+    temporary.unlink(missing_ok=True)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             write(file)
         temporary.chmod(0o644)
         temporary.replace(path)
@@ -115,26 +174,35 @@ def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
 @contextlib.contextmanager
 def _alone(path: Path, wait_seconds: float) -> Iterator[None]:
     """Hold the right to write this file; the system takes it back from a process that dies."""
-    with path.with_name(f".{path.name}.lock").open("wb") as lock:
+    with _lock(path) as lock:
         give_up = time.monotonic() + wait_seconds
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > give_up:
-                    raise ModelError(
-                        f"{path}: another process has been fetching it for {wait_seconds:g} s; is the store slow?"
-                    ) from None
-                time.sleep(0.1)
+        while not _is_ours(lock):
+            if time.monotonic() > give_up:
+                raise ModelError(
+                    f"{path}: another process has been fetching it for {wait_seconds:g} s; is the store slow?"
+                )
+            time.sleep(0.1)
         yield
 
 
+def _lock(path: Path) -> BinaryIO:
+    """What a file is locked by for whoever writes it."""
+    return path.with_name(f".{path.name}.lock").open("wb")
+
+
+def _is_ours(lock: BinaryIO) -> bool:
+    """Whether the lock could be taken."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _status(path: Path) -> Iterator[os.stat_result]:
-    """The status of a file that stays; none where it is gone by now."""
+    """The status of a file; none where it is gone by now."""
     with contextlib.suppress(OSError):
-        if not path.name.startswith("."):
-            yield path.stat()
+        yield path.stat()
 
 
 def _bound_bytes() -> int:

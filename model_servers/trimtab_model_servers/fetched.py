@@ -4,6 +4,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimtab_model_servers.errors import ModelError
+
 SUFFIX = ".safetensors"
 
 
@@ -16,6 +18,12 @@ class FetchLimits:
     read_seconds: float = 30.0
     patience_seconds: float = 60.0
     total_seconds: float = 900.0
+
+
+def require_size(size_bytes: int, limits: FetchLimits, name: str) -> None:
+    """Raise ModelError where a file is larger than may be fetched."""
+    if size_bytes > limits.max_bytes:
+        raise ModelError(f"{name}: {size_bytes} bytes are more than the {limits.max_bytes} allowed for weights")
 
 
 def sha256(path: Path) -> str:

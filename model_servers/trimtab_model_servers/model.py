@@ -102,15 +102,22 @@ class HostedModel:
     async def follow_tasks(self, worker: BatchWorker) -> None:
         """Take tasks as they come and go, for ever, between two batches; returns where there is nothing to follow.
 
-        Beside a batch it would take turns with it at the interpreter's lock, for several times as long.
+        Beside a batch it would take turns with it at the interpreter's lock, for several times as long. Where the
+        folder cannot be read, the tasks in force stay, and it is read again when it is looked at next.
         """
-        folder, network = self.spec.tasks_folder, self.network
+        folder, network, failure = self.spec.tasks_folder, self.network, ""
         if not folder or not isinstance(network, Enrolling):
             return
         async for _ in awatch(
             folder, recursive=False, step=20, debounce=100, rust_timeout=TASKS_POLL_MILLISECONDS, yield_on_timeout=True
         ):
-            await worker.run(network.reread)
+            try:
+                await worker.run(network.reread)
+                failure = ""
+            except Exception as error:  # whatever it is, tasks that come later are to be taken
+                if failure != repr(error):  # told once, not at every look
+                    log.exception("model %s cannot read its folder of tasks %s", self.spec.name, folder)
+                failure = repr(error)
 
     def _trial(self, rows: int, point: OperatingPoint) -> dict[str, torch.Tensor]:
         carried = point.carried(self.spec.inputs)

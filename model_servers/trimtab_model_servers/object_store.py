@@ -23,7 +23,7 @@ from minio.error import InvalidResponseError, MinioException, S3Error, ServerErr
 
 from trimtab_model_servers.cache import kept, own_folder, tenant
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.fetched import SUFFIX, FetchLimits, sha256
+from trimtab_model_servers.fetched import SUFFIX, FetchLimits, require_size, sha256
 from trimtab_pipelines.backoff import backoff
 
 _DEFAULT_ENDPOINT = "https://s3.amazonaws.com"
@@ -90,10 +90,7 @@ class _Source:
         """Ask what the object is like; raises ModelError where it is none that may be fetched."""
         if self._found is None:
             self._found = self._persist(self._described)
-        size = self._found.size or 0
-        if size > self._limits.max_bytes:
-            allowed = f"the {self._limits.max_bytes} allowed for weights"
-            raise ModelError(f"{self._address}: {size} bytes are more than {allowed}")
+        require_size(self._found.size or 0, self._limits, self._address)
         return self._found
 
     def write(self, file: BinaryIO) -> None:

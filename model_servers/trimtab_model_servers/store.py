@@ -5,13 +5,12 @@ object store calls its content, so that the next replica finds it on disk.
 """
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from trimtab_model_servers.cache import own_folder
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.fetched import SUFFIX, FetchLimits, sha256
+from trimtab_model_servers.hub import fetch_from_hub
 
 _FORMS = "a path, file://PATH, s3://BUCKET/KEY, hf://OWNER/NAME/FILE or random://?seed=N"
 
@@ -49,7 +48,7 @@ def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits | Non
 
             return fetch(parts.netloc, unquote(parts.path).lstrip("/"), digest, limits or FetchLimits())
         case "hf":
-            path = _from_hub(parts.netloc + parts.path)
+            path = fetch_from_hub(parts.netloc + parts.path, limits or FetchLimits())
         case _:
             raise ModelError(f"storageUri {storage_uri!r}: unknown scheme {parts.scheme!r}; write {_FORMS}")
     require_digest(path, digest, storage_uri)
@@ -91,17 +90,3 @@ def _local(path: Path) -> Path:
     if path.suffix != SUFFIX:
         raise ModelError(f"{path}: only {SUFFIX} files are read; write it with safetensors.torch.save_file")
     return path
-
-
-def _from_hub(address: str) -> Path:
-    owner, name, file = [*address.split("/", 2), "", ""][:3]
-    if not file.endswith(SUFFIX) or not owner or not name:
-        raise ModelError(f"storageUri hf://{address}: write hf://OWNER/NAME/FILE{SUFFIX}")
-    try:
-        hub = import_module("huggingface_hub")  # optional
-    except ImportError as error:
-        raise ModelError(f"storageUri hf://{address} needs huggingface_hub: pip install huggingface_hub") from error
-    try:
-        return Path(hub.hf_hub_download(f"{owner}/{name}", file, cache_dir=own_folder() / "hf", etag_timeout=10))
-    except Exception as error:
-        raise ModelError(f"storageUri hf://{address}: {type(error).__name__}: {error}") from error

@@ -1,21 +1,46 @@
 """Tensors from a safetensors file into a module, with errors that name the file, the tensor and what would be right."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.store import Seed, find_weights
+from trimtab_pipelines.model_spec import ModelSpec
 
+Module = TypeVar("Module", bound=torch.nn.Module)
 _COUNTER = "num_batches_tracked"  # of no use but to training; files often leave it out
 
 
-def load_weights(module: torch.nn.Module, path: Path) -> None:
-    """Give a module (which may be on the meta device) the tensors of a file, in the module's own dtypes.
+def with_weights(spec: ModelSpec, construct: Callable[[], Module]) -> tuple[Module, bool]:
+    """Construct a network with the weights of its `storageUri`; tell, too, whether they are random.
+
+    It is constructed in memory, not on the meta device: whatever it keeps outside its state dict is then filled.
 
     Raises:
-        ModelError: the file is no safetensors file, or a tensor is missing, superfluous or of another shape.
+        ModelError: weights that are not there or are of another architecture.
+    """
+    weights = find_weights(spec.storage_uri, spec.digest)
+    random = isinstance(weights, Seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(weights.value if isinstance(weights, Seed) else 0)
+        network = construct()
+    if not isinstance(weights, Seed):
+        load_weights(network, weights)
+    return network.eval().requires_grad_(requires_grad=False), random
+
+
+def load_weights(module: torch.nn.Module, path: Path) -> None:
+    """Give a module the tensors of a file, in the module's own dtypes.
+
+    The module may be on the meta device, if its state dict is all that it keeps.
+
+    Raises:
+        ModelError: the file is no safetensors file; a tensor is missing, superfluous or of another shape; or the
+            module keeps on the meta device what no file holds.
     """
     wanted = module.state_dict()
     found = read_tensors(path)
@@ -25,6 +50,12 @@ def load_weights(module: torch.nn.Module, path: Path) -> None:
         for name, tensor in wanted.items()
     }
     module.load_state_dict(state, assign=True)
+    kept = (*module.named_parameters(), *module.named_buffers())
+    unfilled = [name for name, tensor in kept if tensor.is_meta]
+    if unfilled:
+        raise ModelError(
+            f"{path}: no file holds {unfilled[0]!r}, and the meta device gave it no numbers; build the module elsewhere"
+        )
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -38,7 +38,7 @@ class _Job(Generic[Result]):
         try:
             result = self.work()
         except BaseException as error:  # noqa: BLE001  (whoever waits for the batch must learn of any failure)
-            self.loop.call_soon_threadsafe(self._fail, error)
+            self.loop.call_soon_threadsafe(self._fail, _tellable(error))
         else:
             self.loop.call_soon_threadsafe(self._succeed, result)
 
@@ -54,6 +54,15 @@ class _Job(Generic[Result]):
     def _fail(self, error: BaseException) -> None:
         if not self.future.done():
             self.future.set_exception(error)
+
+
+def _tellable(error: BaseException) -> BaseException:
+    """The error as a future takes it: StopIteration, which would end whoever waits, as the cause of another."""
+    if not isinstance(error, StopIteration):
+        return error
+    told = RuntimeError(f"it raised {error!r}")
+    told.__cause__ = error
+    return told
 
 
 class BatchWorker:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeVar
 
 ERROR = "<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message><Resource>{path}</Resource></Error>"
 
@@ -31,9 +32,18 @@ class ObjectStore:
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
     """Run an object store on a free port."""
-    store = ObjectStore()
+    with serving(ObjectStore(), StoreHandler) as store:
+        yield store
 
-    class Handler(_Handler):
+
+Store = TypeVar("Store", bound=ObjectStore)
+
+
+@contextmanager
+def serving(store: Store, handler: type["StoreHandler"]) -> Iterator[Store]:
+    """Answer for a store on a free port."""
+
+    class Handler(handler):  # type: ignore[misc, valid-type]
         state = store
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -50,20 +60,23 @@ def object_store() -> Iterator[ObjectStore]:
         server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class StoreHandler(BaseHTTPRequestHandler):
+    """Answers as an object store does."""
+
     state: ObjectStore
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
-        self._answer(with_body=False)
+        self.answer(with_body=False)
 
     def do_GET(self) -> None:
-        self._answer(with_body=True)
+        self.answer(with_body=True)
 
     def log_message(self, *_: object) -> None:
         """Keep quiet."""
 
-    def _answer(self, *, with_body: bool) -> None:
+    def answer(self, *, with_body: bool) -> None:
+        """Tell an object, and give its bytes where they are asked for."""
         state = self.state
         path = self.path.partition("?")[0]
         state.requests.append(f"{self.command} {path}")
@@ -81,10 +94,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(state.declare_bytes or len(content)))
         self.end_headers()
         if with_body:
-            self._send(content)
+            self.send(content)
         return None
 
-    def _send(self, content: bytes) -> None:
+    def send(self, content: bytes) -> None:
+        """Send bytes, or the first of them and then nothing."""
         stall = self.state.stall_after_bytes
         self.wfile.write(content[:stall])
         if stall is not None:

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
+from tests.model_servers.test_families import a_spec
 from trimtab_model_servers.families import av_hubert, registry, self_mm, tbn, tvlt, vilt
 from trimtab_model_servers.families.bn_inception import FEATURES, BnInception
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -134,6 +136,30 @@ def test_what_is_absent_is_not_computed_and_what_is_not_sent_is_not_missed(name,
             assert torch.equal(tensor, not_sent[output])
             assert tensor.shape[0] == 1
         assert any(not torch.equal(left_out[output], whole[output]) for output in whole)
+
+
+STORED = {
+    "tvlt": (tvlt.build, "multimodal/tvlt", {"depth": 1, "width": 64, "heads": 4, "frames": 2}),
+    "vilt": (vilt.build, "multimodal/vilt", {"layers": 1}),
+    "tbn": (tbn.build, "multimodal/tbn", {}),
+    "self-mm": (self_mm.build, "multimodal/self-mm", {"layers": 1}),
+    "av-hubert": (av_hubert.build, "multimodal/av-hubert-base", {"layers": 1, "max_new_tokens": 8}),
+}
+
+
+@pytest.mark.parametrize("name", list(MODALITIES))
+def test_stored_weights_answer_as_the_network_that_they_are_of(name, networks, rows, tmp_path):
+    build, family, parameters = STORED[name]
+    path, original = tmp_path / "weights.safetensors", networks[name]
+    save_file(original.network.state_dict(), path)
+    built: Any = build(a_spec(family=family, parameters=parameters, storageUri=str(path)))
+
+    assert built.weights == "stored"
+    assert not [one for one, buffer in built.network.network.named_buffers() if buffer.is_meta]
+    with torch.inference_mode():
+        expected, answer = original.infer(rows[name], ALL), built.network.infer(rows[name], ALL)
+    for output, tensor in expected.items():
+        assert torch.allclose(answer[output], tensor, rtol=1e-4)  # a file's tensors lie otherwise in memory
 
 
 @pytest.mark.parametrize("name", list(MODALITIES))

@@ -91,6 +91,15 @@ def test_tensors_reach_the_module_even_in_half_precision_or_without_the_counter(
     assert int(state["1.num_batches_tracked"]) == 0
 
 
+def test_a_module_is_not_served_with_what_nothing_has_filled(tmp_path):
+    path = saved(tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        module = a_layer()
+        module.register_buffer("positions", torch.arange(3), persistent=False)
+    with pytest.raises(ModelError, match=r"model.safetensors: no file holds 'positions'"):
+        load_weights(module, path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

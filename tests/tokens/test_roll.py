@@ -1,8 +1,10 @@
 """Tasks join a transformer that serves: the pipeline's for good, a folder's as they come; no other gets in."""
 
 import asyncio
+import contextlib
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,21 +88,105 @@ def test_a_folders_tasks_come_and_go_and_numbers_may_have_gaps(weights, tmp_path
     assert labels(model, [5]) == [-1]
 
 
+@contextlib.asynccontextmanager
+async def followed(model):
+    """The tasks followed meanwhile."""
+    worker = BatchWorker()
+    following = asyncio.create_task(model.follow_tasks(worker))
+    yield
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    worker.close()
+
+
+async def until(model, fact, words):
+    """Wait until what a model tells of itself holds some words."""
+    async with asyncio.timeout(20):
+        while words not in str(model.facts().get(fact)):  # noqa: ASYNC110  (a thread puts it in force)
+            await asyncio.sleep(0.01)
+
+
 def test_a_change_is_noticed_while_it_serves(weights, tmp_path):
     model = load_model(spec(weights, tasksFolder=str(tmp_path)))
 
     async def until_listed():
-        worker = BatchWorker()
-        following = asyncio.create_task(model.follow_tasks(worker))
-        a_task(tmp_path / file_name(2, "late"), weights)
-        async with asyncio.timeout(20):
-            while model.facts()["tasks"] != "letters,signs,late":  # noqa: ASYNC110  (a thread puts it in force)
-                await asyncio.sleep(0.01)
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        worker.close()
+        async with followed(model):
+            a_task(tmp_path / file_name(2, "late"), weights)
+            await until(model, "tasks", "letters,signs,late")
 
     asyncio.run(until_listed())
+
+
+ODD = [
+    ({"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}, b"\0"),
+    ({"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]}, b""),
+]
+"""Tensors that a safetensors file may hold, and torch cannot."""
+
+
+def an_odd_task(path, weights, name, entry, content):
+    """Write a task whose card is right, and one tensor."""
+    header = {"__metadata__": {CARD: a_card(weights).model_dump_json(exclude_none=True)}, name: entry}
+    written = json.dumps(header).encode()
+    path.write_bytes(len(written).to_bytes(8, "little") + written + content)
+
+
+@pytest.mark.parametrize("name", ["x", "plain.weight"])
+@pytest.mark.parametrize(("entry", "content"), ODD, ids=["type", "size"])
+def test_a_tensor_that_cannot_be_read_keeps_no_replica_from_starting(weights, tmp_path, name, entry, content):
+    an_odd_task(tmp_path / file_name(2, "odd"), weights, name, entry, content)
+    a_task(tmp_path / file_name(7, "fine"), weights, likeliest=1)
+    model = load_model(spec(weights, tasksFolder=str(tmp_path)))
+
+    assert list(json.loads(str(model.facts()["tasks_refused"]))) == ["2-odd"]
+    assert labels(model, [7]) == [1]
+
+
+@pytest.mark.parametrize(("entry", "content"), ODD, ids=["type", "size"])
+def test_a_tensor_that_cannot_be_read_ends_no_following(weights, tmp_path, entry, content):
+    model = load_model(spec(weights, tasksFolder=str(tmp_path)))
+
+    async def until_both():
+        async with followed(model):
+            an_odd_task(tmp_path / file_name(2, "odd"), weights, "plain.weight", entry, content)
+            await until(model, "tasks_refused", "2-odd")
+            a_task(tmp_path / file_name(7, "fine"), weights, likeliest=1)
+            await until(model, "tasks", "fine")
+
+    asyncio.run(until_both())
+    assert labels(model, [7]) == [1]
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_is_told_once_and_followed(weights, tmp_path, caplog):
+    model = load_model(spec(weights, tasksFolder=str(tmp_path)))
+
+    async def until_read_again():
+        loop, read = asyncio.get_running_loop(), asyncio.Event()
+        network = _Failing(failures=2, read=lambda: loop.call_soon_threadsafe(read.set))
+        async with followed(replace(model, network=network)), asyncio.timeout(20):
+            await read.wait()
+
+    asyncio.run(until_read_again())
+    assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [(5, "Input/output error")]
+
+
+class _Failing:
+    """A network whose folder lies on a disk that fails for some looks."""
+
+    def __init__(self, failures, read):
+        self.failures, self.read = failures, read
+
+    def infer(self, inputs, point):
+        raise NotImplementedError
+
+    def reread(self):
+        if self.failures:
+            self.failures -= 1
+            raise OSError(5, "Input/output error")
+        self.read()
+
+    def facts(self):
+        return {}
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.outside import load_class
-from trimtab_model_servers.store import Seed, find_weights
-from trimtab_model_servers.weights import load_weights
+from trimtab_model_servers.weights import with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tensors import Datatype, TensorSpec
@@ -49,15 +48,9 @@ def _build(cls: Class, spec: ModelSpec) -> Built:
     """Make a user's module with stored or random weights."""
     check_tensors(cls, spec)
     check_parameters(cls, spec)
-    weights = find_weights(spec.storage_uri, spec.digest)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(weights.value if isinstance(weights, Seed) else 0)
-        module = _construct(cls, spec)
-    if not isinstance(weights, Seed):
-        load_weights(module, weights)
-    module = module.eval().requires_grad_(requires_grad=False)
+    module, random = with_weights(spec, lambda: _construct(cls, spec))
     outputs = tuple(tensor.name for tensor in _declared(cls, "outputs"))
-    return Built(OutsideNetwork(module, outputs), _where_from(module, random=isinstance(weights, Seed)))
+    return Built(OutsideNetwork(module, outputs), _where_from(module, random=random))
 
 
 def _construct(cls: Class, spec: ModelSpec) -> torch.nn.Module:

@@ -18,7 +18,8 @@ from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.families.pretrained import TRANSFORMERS
 from trimtab_model_servers.families.sequences import framed, known, packed, padded
-from trimtab_model_servers.families.several_inputs import given, served, with_weights
+from trimtab_model_servers.families.several_inputs import given, served
+from trimtab_model_servers.weights import with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from trimtab_model_servers.encoder import Encoder
 from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
-from trimtab_model_servers.families.several_inputs import given, served, told, with_weights
+from trimtab_model_servers.families.several_inputs import given, served, told
+from trimtab_model_servers.weights import with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 

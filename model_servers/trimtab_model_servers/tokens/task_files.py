@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -53,18 +53,43 @@ def load_task(path: Path, stored: Stored, mark: str, ways: Collection[str]) -> d
     Raises:
         ModelError: it does not fit; the message says what would.
     """
-    card, tensors = _read(path)
+    card = _card(path)
     if card.transformer != mark:
         raise ModelError(f"it was trained on another transformer ({card.transformer}); this one is {mark}")
-    return {way: _head(way, tensors, stored, len(card.classes)) for way in ways}
+    shapes = {way: _shapes(way, stored, len(card.classes)) for way in ways}
+    tensors = _tensors(path, [f"{way}.{part}" for way, parts in shapes.items() for part in parts])
+    return {way: _head(way, tensors, parts) for way, parts in shapes.items()}
 
 
-def _head(way: str, tensors: Mapping[str, Tensor], stored: Stored, classes: int) -> Head:
+def _card(path: Path) -> TaskCard:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ModelError(f"it is larger than {MOST_BYTES // 2**20} MiB, which no task's file may be")
+        return card_of(path.read_bytes())
+    except (OSError, UnusableTask) as error:
+        raise ModelError(str(error)) from error
+
+
+def _shapes(way: str, stored: Stored, classes: int) -> dict[str, tuple[int, ...]]:
+    """The shapes that a task's tensors must have for one way to run, by part."""
     like = next(iter(stored.heads[way].values())).prompts
-    width = stored.transformer.shape.width
-    wanted = {"weight": (classes, width), "bias": (classes,)} | ({} if like is None else {"prompts": tuple(like.shape)})
+    prompts = {} if like is None else {"prompts": tuple(like.shape)}
+    return {"weight": (classes, stored.transformer.shape.width), "bias": (classes,)} | prompts
+
+
+def _tensors(path: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Read those of the named tensors that a file has, as float32; what else it holds is nobody's concern."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            there = set(file.keys())
+            return {name: file.get_tensor(name).float() for name in names if name in there}
+    except Exception as error:  # a stranger's file: types and sizes that torch does not take raise anything
+        raise ModelError(f"its tensors cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _head(way: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Head:
     found: dict[str, Tensor] = {}
-    for part, shape in wanted.items():
+    for part, shape in shapes.items():
         tensor = tensors.get(f"{way}.{part}")
         if tensor is None or tuple(tensor.shape) != shape:
             given = "none" if tensor is None else str(list(tensor.shape))
@@ -73,14 +98,3 @@ def _head(way: str, tensors: Mapping[str, Tensor], stored: Stored, classes: int)
             raise ModelError(f"tensor {way}.{part} has numbers that are not finite")
         found[part] = tensor
     return Head(found["weight"], found["bias"], found.get("prompts"))
-
-
-def _read(path: Path) -> tuple[TaskCard, dict[str, Tensor]]:
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ModelError(f"it is larger than {MOST_BYTES // 2**20} MiB, which no task's file may be")
-        card = card_of(path.read_bytes())
-        with safe_open(path, framework="pt") as file:
-            return card, {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118  (no mapping)
-    except (SafetensorError, OSError, UnusableTask) as error:
-        raise ModelError(str(error)) from error

@@ -1,0 +1,132 @@
+"""Weights from a hub, by its own client, huggingface_hub, which keeps them in a folder for each repository as it likes.
+
+Where the hub cannot be asked, what was fetched of that file before serves; where nothing was, it is asked again
+for some seconds.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trimtab_model_servers.cache import hub_folder, keep_bound
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.fetched import SUFFIX, FetchLimits, require_size
+from trimtab_pipelines.backoff import backoff
+
+_ASKING_SECONDS = 10.0
+_ASKED_AGAIN, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5, 0.2, 10.0
+_PASSING = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
+Result = TypeVar("Result")
+
+
+def fetch_from_hub(address: str, limits: FetchLimits) -> Path:
+    """The local copy of a hub's file, downloading it unless the cache has what the hub has now.
+
+    Args:
+        address: OWNER/NAME/FILE.
+        limits: bounds of what is fetched.
+
+    Raises:
+        ModelError: no such file, too large, too slow, or no client of the hub.
+    """
+    name = f"storageUri hf://{address}"
+    owner, model, file = [*address.split("/", 2), "", ""][:3]
+    if not file.endswith(SUFFIX) or not owner or not model:
+        raise ModelError(f"{name}: write hf://OWNER/NAME/FILE{SUFFIX}")
+    try:
+        hub = import_module("huggingface_hub")  # optional
+    except ImportError as error:
+        raise ModelError(f"{name} needs huggingface_hub: pip install huggingface_hub") from error
+    try:
+        path = _within(limits.total_seconds, _Source(hub, f"{owner}/{model}", file, limits, name).find)
+    except ModelError:
+        raise
+    except TimeoutError as error:
+        raise ModelError(f"{name}: it did not come in {limits.total_seconds:g} s; is the hub overloaded?") from error
+    except Exception as error:
+        raise ModelError(f"{name}: {type(error).__name__}: {error}") from error
+    keep_bound()
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One file of a hub, as its client is asked for it; every method raises whatever the client does."""
+
+    hub: Any
+    repository: str
+    file: str
+    limits: FetchLimits
+    name: str
+
+    def find(self) -> Path:
+        """Fetch it if it is small enough, or find the one that was fetched before."""
+        folder = hub_folder(self.repository)
+        try:
+            size_bytes = self._size()
+        except Exception as error:  # noqa: BLE001  (away, overloaded, refusing: the client has a class for each)
+            try:
+                path = self._kept(folder, local_files_only=True)
+            except Exception:  # noqa: BLE001  (the hub's own words say more than that the file is not here)
+                path = self._fetched(folder, _asked_again(self._size, error))
+        else:
+            path = self._fetched(folder, size_bytes)
+        require_size(path.stat().st_size, self.limits, self.name)  # one replaced meanwhile, or fetched before
+        return path
+
+    def _size(self) -> int | None:
+        url = self.hub.hf_hub_url(self.repository, self.file)
+        size_bytes: int | None = self.hub.get_hf_file_metadata(url, timeout=_ASKING_SECONDS).size
+        return size_bytes
+
+    def _fetched(self, folder: Path, size_bytes: int | None) -> Path:
+        if size_bytes is None:
+            raise ModelError(f"{self.name}: the hub does not tell its size; fetch it yourself and name its path")
+        require_size(size_bytes, self.limits, self.name)
+        return self._kept(folder, etag_timeout=_ASKING_SECONDS)
+
+    def _kept(self, folder: Path, **how: Any) -> Path:
+        return Path(self.hub.hf_hub_download(self.repository, self.file, cache_dir=folder, **how))
+
+
+def _asked_again(ask: Callable[[], Result], error: Exception) -> Result:
+    """What a hub answers that failed once: it is asked again with growing pauses, unless it refuses."""
+    for pause_seconds in islice(backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS), _ASKED_AGAIN):
+        if not _passes(error):
+            break
+        time.sleep(pause_seconds)
+        try:
+            return ask()
+        except Exception as another:  # noqa: BLE001  (judged and raised below)
+            error = another
+    raise error
+
+
+def _passes(error: Exception) -> bool:
+    """Whether it may go well later: nobody answered, or a hub that is overloaded or broken."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status is None or status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _within(seconds: float, act: Callable[[], Result]) -> Result:
+    """What an act gives; TimeoutError where it takes longer, and it then goes on until the process ends.
+
+    The client has no bound of its own, and threads cannot be ended; a process whose weights do not come ends soon.
+    """
+    done: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(act())
+        except BaseException as error:  # noqa: BLE001  (whoever waits must learn of any failure)
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="hub", daemon=True).start()
+    return done.result(seconds)

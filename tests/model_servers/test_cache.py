@@ -1,0 +1,126 @@
+"""The folder of fetched weights: what is left half written in it, and its bound."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from trimtab_model_servers import cache
+
+HOUR_SECONDS = 3600.0
+WRITES_FOR_EVER = """
+import sys
+from pathlib import Path
+from trimtab_model_servers import cache
+
+def write(file):
+    file.write(bytes(1000))
+    file.flush()
+    print("written", flush=True)
+    sys.stdin.read()
+
+cache.kept("x.safetensors", lambda _: True, write, 60.0, Path(sys.argv[1]))
+"""
+
+
+def a_file(path, used_at, size=1000):
+    path.write_bytes(bytes(size))
+    os.utime(path, (used_at, used_at))
+    return path
+
+
+def write_whole(file):
+    file.write(b"whole")
+
+
+def an_hour_ago():
+    return time.time() - HOUR_SECONDS
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """A process that has begun to write x.safetensors."""
+    command = [sys.executable, "-c", WRITES_FOR_EVER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        yield process
+        process.kill()
+
+
+def test_what_a_process_that_died_has_written_is_written_anew(writer, tmp_path):
+    writer.kill()
+    writer.wait()
+    assert (tmp_path / ".fetching-x.safetensors").stat().st_size == 1000
+    path = cache.kept("x.safetensors", lambda _: True, write_whole, 60.0, tmp_path)
+
+    assert path.read_bytes() == b"whole"
+    assert {one.name for one in tmp_path.iterdir()} == {"x.safetensors", ".x.safetensors.lock"}
+
+
+def test_what_nobody_fetches_any_more_is_removed(tmp_path):
+    unfinished = a_file(tmp_path / ".fetching-x", an_hour_ago())
+    just_begun = a_file(tmp_path / ".fetching-y", time.time())
+    cache.shrink(tmp_path, 10)
+
+    assert not unfinished.exists()
+    assert just_begun.exists()
+
+
+def test_what_is_being_fetched_stays_and_counts(writer, tmp_path):
+    fetching = tmp_path / ".fetching-x.safetensors"
+    os.utime(fetching, (an_hour_ago(), an_hour_ago()))
+    unused = a_file(tmp_path / "unused.safetensors", an_hour_ago())
+    cache.shrink(tmp_path, 2000)
+    assert unused.exists()
+    cache.shrink(tmp_path, 1999)
+
+    assert not unused.exists()
+    assert fetching.exists()
+
+
+def test_a_folder_that_is_nobodys_entry_is_passed_over(tmp_path):
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "other").mkdir()
+    a_file(tmp_path / "a.safetensors", 5)
+    for name in ("hf", "other"):
+        os.utime(tmp_path / name, (1, 1))
+    cache.shrink(tmp_path, 10)
+
+    assert {one.name for one in tmp_path.iterdir()} == {"hf", "other"}
+
+
+def test_what_a_hub_keeps_of_a_repository_counts_and_goes_as_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path))
+    blobs, snapshots = (tmp_path / "hf" / "owner--name" / one for one in ("blobs", "snapshots"))
+    for folder in (blobs, snapshots):
+        folder.mkdir(parents=True)
+    a_file(blobs / "content", an_hour_ago())
+    (snapshots / "model.safetensors").symlink_to(blobs / "content")
+    os.utime(blobs.parent, (1, 1))
+    cache.shrink(tmp_path, 1000)
+    assert blobs.exists()
+
+    assert cache.hub_folder("owner/name") == blobs.parent  # in use again
+    cache.shrink(tmp_path, 999)
+    assert blobs.exists()
+
+    os.utime(blobs.parent, (1, 1))
+    cache.shrink(tmp_path, 999)
+    assert not list((tmp_path / "hf").iterdir())
+
+
+def test_an_entry_that_cannot_be_removed_keeps_no_other(tmp_path):
+    (tmp_path / "hf").mkdir()
+    target = tmp_path / ".elsewhere"
+    target.mkdir()
+    a_file(target / "content", 1)
+    (tmp_path / "hf" / "owner--name").symlink_to(target)  # of which rmtree takes none
+    os.utime(target, (1, 1))
+    a_file(tmp_path / "a.safetensors", 5)
+    cache.shrink(tmp_path, 10)
+
+    assert (target / "content").exists()
+    assert not (tmp_path / "a.safetensors").exists()

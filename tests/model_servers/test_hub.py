@@ -1,0 +1,101 @@
+"""Weights from a hub, through its own client."""
+
+import os
+import threading
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from safetensors.torch import save
+
+from tests.fakes.hub import Hub, hub
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.fetched import FetchLimits
+from trimtab_model_servers.store import find_weights
+
+CONTENT = save({"weight": torch.arange(1000, dtype=torch.float32)})
+
+
+@pytest.fixture
+def running(monkeypatch, tmp_path):
+    with hub() as one:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", one.endpoint)
+        template = f"{one.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path / "cache"))
+        yield one
+
+
+def gets(running: Hub) -> int:
+    """How often a file was asked for, besides what the client likes to know."""
+    return sum(request.startswith("GET ") and "/resolve/" in request for request in running.requests)
+
+
+def test_a_file_is_fetched_once_and_serves_while_the_hub_is_away(running):
+    address = running.put("owner/name", "sub/model.safetensors", CONTENT)
+    first = find_weights(address, None)
+    assert isinstance(first, Path)
+    assert first.read_bytes() == CONTENT
+    assert find_weights(address, None) == first
+    assert gets(running) == 1
+
+    running.objects.clear()
+    assert find_weights(address, None) == first
+
+
+def test_a_file_above_the_bound_is_not_fetched(running, tmp_path):
+    address = running.put("owner/name", "model.safetensors", CONTENT)
+    with pytest.raises(
+        ModelError, match=f"hf://owner/name/model.safetensors: {len(CONTENT)} bytes are more than the 10"
+    ):
+        find_weights(address, None, FetchLimits(max_bytes=1000))
+    assert gets(running) == 0
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_a_file_that_was_fetched_before_may_be_too_large_for_another_use(running):
+    address = running.put("owner/name", "model.safetensors", CONTENT)
+    find_weights(address, None)
+    running.objects.clear()
+    with pytest.raises(ModelError, match="bytes are more than the 1000 allowed"):
+        find_weights(address, None, FetchLimits(max_bytes=1000))
+
+
+def test_a_hub_that_stalls_is_given_up(running):
+    address = running.put("owner/name", "model.safetensors", CONTENT)
+    running.stall_after_bytes = 100
+    with pytest.raises(ModelError, match=r"model.safetensors: it did not come in 0.5 s; is the hub overloaded"):
+        find_weights(address, None, FetchLimits(total_seconds=0.5))
+    running.objects.clear()
+    running.released.set()
+    for thread in threading.enumerate():
+        if thread.name == "hub":
+            thread.join(20.0)
+            assert not thread.is_alive()
+
+
+def test_a_hub_that_is_overloaded_is_asked_again(running):
+    address = running.put("owner/name", "model.safetensors", CONTENT)
+    running.overloaded_for = 3
+    found = find_weights(address, None)
+
+    assert isinstance(found, Path)
+    assert found.read_bytes() == CONTENT
+
+
+def test_a_file_that_the_hub_has_not_is_told_in_its_words(running):
+    with pytest.raises(ModelError, match=r"hf://owner/name/absent.safetensors: .*NotFound.*404"):
+        find_weights("hf://owner/name/absent.safetensors", None)
+    assert len([request for request in running.requests if request.startswith("HEAD")]) == 1
+
+
+def test_what_is_fetched_keeps_to_the_bound_of_the_cache(running, monkeypatch, tmp_path):
+    first = find_weights(running.put("owner/first", "model.safetensors", CONTENT), None)
+    os.utime(tmp_path / "cache" / "hf" / "owner--first", (1, 1))
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE_BYTES", "1000")
+    second = find_weights(running.put("owner/second", "model.safetensors", CONTENT), None)
+
+    assert isinstance(first, Path)
+    assert isinstance(second, Path)
+    assert (first.exists(), second.exists()) == (False, True)

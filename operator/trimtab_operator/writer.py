@@ -10,8 +10,8 @@ from http import HTTPStatus
 
 from trimtab_kubernetes import Cluster, ClusterError, Conflict, NotFound, Rejected, Unreachable
 from trimtab_kubernetes.objects import Key, Object, fingerprint
-from trimtab_operator.judging.drift import differs, status_differs
-from trimtab_operator.judging.refusals import RefusedWrite, is_ours, not_ours
+from trimtab_operator.judging.drift import difference, differs, status_differs
+from trimtab_operator.judging.refusals import Reason, RefusedWrite, is_ours, not_ours, not_taken
 from trimtab_operator.manifests.objects import Ref, ref_of
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.reconcile import Reconciliation
@@ -26,8 +26,12 @@ SCALE_MANAGER = f"{OPERATOR_MANAGER}-scale"
 _PLAN_FIELDS = ("observedGeneration", "appliedGeneration")
 
 
-class _ForeignError(Exception):
-    """There is an object of that name that is not ours; the message says whose."""
+class _NotWrittenError(Exception):
+    """An object is not as it should be, though the cluster refused nothing; the message says why."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Writer:
@@ -46,11 +50,9 @@ class Writer:
         """
         store, writes = self._store, 0
         for manifest in decided.apply:
-            if differs(store.get(key, ref_of(manifest)), manifest):
-                writes += await self._try(key, ref_of(manifest), manifest, self._write)
+            writes += await self._make_true(key, manifest, self._write)
         for manifest in decided.scale:
-            if differs(store.get(key, ref_of(manifest)), manifest):
-                writes += await self._try(key, ref_of(manifest), manifest, self._scale)
+            writes += await self._make_true(key, manifest, self._scale)
         for ref in decided.delete:
             found = store.get(key, ref)
             writes += 0 if found is None else await self._try(key, ref, found, self._delete)
@@ -66,6 +68,13 @@ class Writer:
         due = [refusal.until for refusal in self._store.refused.get(key, {}).values()]
         return max(min(due) - self._clock(), 0.0) if due else None
 
+    async def _make_true(self, key: Key, manifest: Object, write: Callable[..., Awaitable[None]]) -> int:
+        """Write an object where it is not as it should be; where it has become so, tell of it no more."""
+        ref, refused = ref_of(manifest), self._store.refused
+        if differs(self._store.get(key, ref), manifest):
+            return await self._try(key, ref, manifest, write)
+        return 0 if refused.get(key, {}).pop(ref, None) is None else 1
+
     async def _try(self, key: Key, ref: Ref, manifest: Object, write: Callable[..., Awaitable[None]]) -> int:
         """Write one object, or note why not; return the writes that took, 0 where it is too early to try again."""
         refused, stamp = self._store.refused[key], fingerprint([write.__name__, manifest])
@@ -74,8 +83,8 @@ class Writer:
             return 0
         try:
             await write(key, manifest)
-        except _ForeignError as error:
-            self._refuse(key, RefusedWrite(ref, "NotOurs", str(error), stamp, self._clock()))
+        except _NotWrittenError as error:
+            self._refuse(key, RefusedWrite(ref, error.reason, str(error), stamp, self._clock()))
         except ClusterError as error:
             if isinstance(error, Unreachable) and error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
@@ -92,19 +101,21 @@ class Writer:
         refused[refusal.ref] = refusal.after(refused.get(refusal.ref))
 
     async def _write(self, key: Key, manifest: Object) -> None:
-        """Write over our own object, or make it where there is none; _ForeignError where there is somebody else's."""
+        """Write over our own object, or make it where there is none; _NotWrittenError where there is another's."""
         ref = ref_of(manifest)
         found = self._store.get(key, ref)
         if found is None or not is_ours(found, manifest):
             found = await self._cluster.get(ref.kind, key[0], ref.name)
         if found is not None and not is_ours(found, manifest):
-            raise _ForeignError(not_ours(found))
+            raise _NotWrittenError("NotOurs", not_ours(found))
         try:
-            await self._apply(manifest, only=found)
+            applied = await self._apply(manifest, only=found)
         except Conflict:
             if found is not None:
                 self._store.objects.remove(found)  # it is gone, or another by now: look anew
             log.info("%s %s/%s is another by now", ref.kind, key[0], ref.name)
+        else:
+            _must_stand(applied, manifest)
 
     async def _scale(self, key: Key, manifest: Object) -> None:
         """Write over the very object that was counted; where that is gone, there is nothing to scale."""
@@ -112,15 +123,22 @@ class Writer:
         if found is None:
             return
         self._metrics.writes.labels(manifest["kind"]).inc()
-        self._store.objects.put(await self._cluster.apply(_over(found, manifest), manager=SCALE_MANAGER))
+        applied = await self._cluster.apply(_over(found, manifest), manager=SCALE_MANAGER)
+        self._store.objects.put(applied)
+        _must_stand(applied, manifest)
 
-    async def _apply(self, manifest: Object, subresource: str | None = None, only: Object | None = None) -> None:
-        """Apply; over `only`, if given, by force, else nowhere where somebody else has written."""
+    async def _apply(self, manifest: Object, subresource: str | None = None, only: Object | None = None) -> Object:
+        """Apply; over `only`, if given, by force, else nowhere where somebody else has written.
+
+        Returns:
+            The object as the cluster keeps it.
+        """
         kind, force = manifest["kind"], only is not None or subresource is not None
         self._metrics.writes.labels(kind if subresource is None else f"{kind}/{subresource}").inc()
         body = manifest if only is None else _over(only, manifest)
         applied = await self._cluster.apply(body, manager=OPERATOR_MANAGER, subresource=subresource, force=force)
         self._store.objects.put(applied)
+        return applied
 
     async def _delete(self, key: Key, found: Object) -> None:
         """Delete this very object, not one of the same name that somebody made since."""
@@ -158,3 +176,10 @@ class Writer:
 def _over(found: Object, manifest: Object) -> Object:
     """The manifest as one that may be applied over this very object only."""
     return {**manifest, "metadata": {**manifest["metadata"], "uid": found["metadata"]["uid"]}}
+
+
+def _must_stand(applied: Object, manifest: Object) -> None:
+    """Raise where the cluster keeps something other than was sent: to send it again at once would change nothing."""
+    path = difference(applied, manifest)
+    if path is not None:
+        raise _NotWrittenError("NotTaken", not_taken(ref_of(manifest), path))

@@ -1,4 +1,4 @@
-"""What could not be written, and why: an object of that name that is not ours, or one the cluster refuses. Pure.
+"""What could not be written, and why: an object that is not ours, or one the cluster refuses or changes. Pure.
 
 Nothing is written over what somebody else made, whoever may create a pipeline of a fitting name. What was refused is
 tried again when it has changed, and now and then, later and later: the cause may be gone, and nobody tells of that.
@@ -14,7 +14,7 @@ from trimtab_operator.manifests.objects import Ref, ref_of
 from trimtab_pipelines.backoff import pause_seconds
 from trimtab_pipelines.cluster import MANAGED_BY, PIPELINE_LABEL
 
-Reason = Literal["NotOurs", "WriteRejected"]
+Reason = Literal["NotOurs", "NotTaken", "WriteRejected"]
 OBJECTS_WRITTEN = "ObjectsWritten"
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 300.0
@@ -73,6 +73,14 @@ def not_ours(found: Object) -> str:
     ref = ref_of(found)
     cure = "rename or delete it, or name the pipeline otherwise"
     return f"{ref.kind} {ref.name} is not this pipeline's but {_whose(found)}: {cure}"
+
+
+def not_taken(ref: Ref, path: str) -> str:
+    """Say what an object does not take, though the cluster took the write."""
+    return (
+        f"{ref.kind} {ref.name} does not take {path}: the cluster, or a webhook of it, keeps something other than was "
+        "sent; see which admission webhooks change it"
+    )
 
 
 def objects_written(refused: Mapping[Ref, RefusedWrite]) -> Finding:

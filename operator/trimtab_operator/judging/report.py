@@ -127,7 +127,7 @@ def _told(facts: Facts, reason: str, message: str, about: str) -> Object:
     return event(pipeline, reason, message, decision=about, by=OPERATOR_MANAGER, now_seconds=facts.now, bad=bad)
 
 
-_BAD = ("PlanRejected", "ReadyTimeout", "Unschedulable", "ProfileFailed", "NotOurs", "WriteRejected")
+_BAD = ("PlanRejected", "ReadyTimeout", "Unschedulable", "ProfileFailed", "NotOurs", "NotTaken", "WriteRejected")
 _TOLD = (*_BAD, "Profiling")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trimtab_kubernetes.objects import Object
 from trimtab_operator.judging import plans as planning
 from trimtab_operator.judging.choice import Choice, choose
-from trimtab_operator.judging.drift import stamped
+from trimtab_operator.judging.drift import is_replaced, stamped
 from trimtab_operator.judging.observed import Observed
 from trimtab_operator.judging.pod_state import pod_states
 from trimtab_operator.judging.profiles import profiling
@@ -48,6 +48,7 @@ class Reconciliation:
     scale: tuple[Object, ...] = ()
     """Of objects the pipeline does not describe any more: their number of replicas, and nothing else."""
     delete: tuple[Ref, ...] = ()
+    """What is wanted no more, and what has to go before it can be made anew."""
     pipeline_status: Object | None = None
     plan_status: Object | None = None
     events: tuple[Object, ...] = ()
@@ -73,12 +74,13 @@ def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliat
         *measured.objects,
         *replicas.objects,
     ]
+    replaced = frozenset(ref_of(each) for each in wanted if is_replaced(observed.owned.get(ref_of(each)), each))
     scheme = "https" if settings.edge.tls else "http"
     facts = Facts(site, choice, measured.finding, stage_states(site, choice.plan), observed, now, scheme)
     return Reconciliation(
-        apply=tuple(stamped(manifest) for manifest in wanted),
+        apply=tuple(stamped(manifest) for manifest in wanted if ref_of(manifest) not in replaced),
         scale=replicas.rescaled,
-        delete=tuple(_superfluous(observed, wanted, replicas.kept, choice)),
+        delete=tuple(sorted({*replaced, *_superfluous(observed, wanted, replicas.kept, choice)})),
         pipeline_status=pipeline_report(facts),
         plan_status=plan_report(facts),
         events=events_of(facts),

@@ -1,11 +1,12 @@
 """Objects of others, and manifests the cluster refuses: told of in a condition, harmless to everything else."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.builders import a_pipeline_document, a_stage, a_variant
-from tests.operating.scene import Site
+from tests.operating.scene import SETTINGS, Site
 from trimtab_kubernetes import Cluster
 from trimtab_operator.judging.refusals import LONGEST_PAUSE_SECONDS
 from trimtab_operator.writer import SCALE_MANAGER
@@ -182,3 +183,21 @@ async def test_scaling_what_the_pipeline_describes_no_more_takes_its_other_field
     assert after["spec"] == before["spec"] | {"replicas": 0}
     owned = {entry["manager"]: entry["fieldsV1"] for entry in after["metadata"]["managedFields"]}
     assert owned[SCALE_MANAGER] == {"f:spec": {"f:replicas": {}}}
+
+
+@pytest.mark.parametrize(("before", "after"), [("ClusterRole", "Role"), ("Role", "ClusterRole")])
+async def test_when_the_kind_of_the_roles_changes_the_bindings_follow(
+    cluster: Cluster, namespace: str, before: str, after: str
+) -> None:
+    """As when `namespaces` of the chart changes: no binding's role can be changed, only the binding replaced."""
+    site = Site(cluster, namespace, a_pipeline_document([a_stage()]), settings=replace(SETTINGS, role_kind=before))
+    await site.apply_pipeline()
+    await site.settle()
+    site.settings = replace(SETTINGS, role_kind=after)
+    site.restart()
+    await site.settle()
+    found = (await cluster.list("RoleBinding", namespace)).items
+
+    assert {binding["metadata"]["name"] for binding in found} == {"sample-router", "sample-profiler"}
+    assert {binding["roleRef"]["kind"] for binding in found} == {after}
+    assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")

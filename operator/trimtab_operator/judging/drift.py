@@ -29,6 +29,12 @@ def differs(live: Object | None, manifest: Object) -> bool:
     return live is None or not contains(live, manifest)
 
 
+def is_replaced(live: Object | None, manifest: Object) -> bool:
+    """Whether an object has to go before it can be as we want it: nobody may change which role a binding binds."""
+    role = manifest.get("roleRef")
+    return role is not None and live is not None and not contains(live.get("roleRef"), role)
+
+
 def contains(live: Any, wanted: Any) -> bool:
     """Whether all of `wanted` stands in `live`; what is empty may be left out there."""
     return difference(live, wanted) is None

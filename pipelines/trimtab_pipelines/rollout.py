@@ -3,7 +3,8 @@
 The operator, the local runtime and the simulator roll out by this one rule: counts in, counts out.
 
 Make before break: what is no longer wanted keeps serving until what follows it is ready; the routers move by themselves
-in between. A stage that the plan does without, as another does its work, goes last. All replicas together never ask for
+in between. A stage that the plan does without, as another does its work, goes last; so does one that the pipeline has
+no more, as routers of before need it. All replicas together never ask for
 more than the limit, those that are leaving included. Where the limit leaves no room, replicas are exchanged one by one,
 and a stage loses its last ready replica only where nothing else could ever make room. Level-triggered: call `decide`
 with what is true now, carry out what it returns, call it again when anything has changed.
@@ -94,13 +95,16 @@ class HostingSet:
         return self.each.times(max(self.desired + self.surging, self.present) + self.leaving)
 
 
-def decide(targets: Sequence[Target], sets: Sequence[HostingSet], limit: Room) -> dict[str, int]:
+def decide(
+    targets: Sequence[Target], sets: Sequence[HostingSet], limit: Room, *, routed_anew: bool = True
+) -> dict[str, int]:
     """The number of replicas each hosting set should be told to have, new ones included.
 
     Args:
         targets: what should run, one a stage.
         sets: every hosting set that exists.
         limit: most that all replicas may ask for.
+        routed_anew: no router is left that knows stages which have no target any more.
     """
     known = {each.name for each in sets}
     missing = [HostingSet(t.name, t.stage, t.each, desired=0) for t in targets if t.name not in known]
@@ -112,6 +116,7 @@ def decide(targets: Sequence[Target], sets: Sequence[HostingSet], limit: Room) -
             rollout.bring_up(target)
     unmet = [target for target in targets if rollout.desired[target.name] < target.replicas]
     rollout.retire(unmet, spared)
+    rollout.retire_gone(unmet, routed_anew=routed_anew)
     if unmet and limit.holds(total(target.room for target in targets)) and not rollout.under_way(unmet):
         rollout.make_room(unmet)
     return rollout.desired
@@ -134,6 +139,11 @@ class _Rollout:
         """Room for more; what was only just told to go still counts."""
         added = (each.each.times(max(self.desired[each.name] - each.desired, 0)) for each in self.sets)
         return self.limit - total(each.held for each in self.sets) - total(added)
+
+    @property
+    def gone(self) -> list[HostingSet]:
+        """The hosting sets of stages that the pipeline has no more."""
+        return [each for each in self.sets if each.stage not in self.targets and self.desired[each.name]]
 
     def stale(self, stage: str) -> list[HostingSet]:
         """List the stage's hosting sets that the plan does not ask for."""
@@ -169,19 +179,25 @@ class _Rollout:
         return all(self.is_ready(target) for target in self.targets.values() if target is not idle and target.replicas)
 
     def retire(self, unmet: Sequence[Target], spared: Container[str]) -> None:
-        """Let go of what a ready successor replaces, of stages that are gone, of what is not ready and in the way."""
+        """Let go of what a ready successor replaces, and of what is not ready and in the way."""
         for each in self.sets:
             target = self.targets.get(each.stage)
             if each.stage in spared:
                 self.desired[each.name] = min(self.desired[each.name], each.ready)
-                continue
-            if target is None:
-                self.desired[each.name] = 0
-            elif each.name != target.name:
+            elif target is not None and each.name != target.name:
                 if self.is_ready(target):
                     self.desired[each.name] = 0
                 elif target in unmet:
                     self.desired[each.name] = min(self.desired[each.name], each.ready)
+
+    def retire_gone(self, unmet: Sequence[Target], *, routed_anew: bool) -> None:
+        """Let go of stages that are gone once nobody needs them, and before of what is not ready and in the way."""
+        unneeded = routed_anew and all(map(self.is_ready, self.targets.values()))
+        for each in self.gone:
+            if unneeded:
+                self.desired[each.name] = 0
+            elif unmet:
+                self.desired[each.name] = min(self.desired[each.name], each.ready)
 
     def is_ready(self, target: Target) -> bool:
         """Whether all replicas the plan asks for are ready."""
@@ -203,6 +219,7 @@ class _Rollout:
         """Give up one replica that the plan does not ask for: a spare one, else one whose place its heir can take.
 
         Of a stage that the plan does without any will do; what waits for it goes on once those that follow are ready.
+        One that the pipeline has no more loses its last replica before a stage does that it still has.
         """
         for each in self.sets:
             target = self.targets.get(each.stage)
@@ -210,10 +227,10 @@ class _Rollout:
                 self.desired[each.name] -= 1
                 return
         stale = [(target, each) for target in unmet for each in self.stale(target.stage)]
-        spare = [each for _, each in stale if self.ready(each.stage) > 1]
+        spare = [each for each in (*self.gone, *(each for _, each in stale)) if self.ready(each.stage) > 1]
         heirs = [each for target, each in stale if (each.each + self.free).holds(target.each)]
         last = sorted((each for _, each in stale), key=lambda each: -each.each.cores)
-        for each in sorted(spare, key=lambda each: -self.ready(each.stage)) or heirs or last:
+        for each in sorted(spare, key=lambda each: -self.ready(each.stage)) or self.gone or heirs or last:
             self.desired[each.name] -= 1
             return
 

@@ -151,6 +151,21 @@ def test_never_without_a_ready_replica_where_surge_holds_one_more(case, data) ->
         roll(cluster, targets, data, keep_ready=n > 0)
 
 
+@settings(max_examples=80, deadline=None)
+@given(plans(), st.data())
+def test_arrives_where_stages_come_and_go(case, data) -> None:
+    """Within the budget at every step, without any surge."""
+    budget, sequence = case
+    cluster = Cluster(budget)
+    for targets in sequence:
+        renamed = [data.draw(st.sampled_from(["", "again"])) + target.stage for target in targets]
+        plan = [
+            a_target(stage, target.name.rpartition("-")[2], target.replicas)
+            for stage, target in zip(renamed, targets, strict=True)
+        ]
+        roll(cluster, plan, data)
+
+
 @settings(max_examples=50, deadline=None)
 @given(plans(), st.data())
 def test_arrives_whatever_happens_on_the_way(case, data) -> None:
@@ -203,7 +218,13 @@ def a_set(name: str, desired: int, **changes: Any) -> HostingSet:
         ([a_set("read-l", 1)], 1.0, {"read-l": 0, "read-m": 0}),
         ([a_set("read-l", 0, present=0, ready=0, leaving=1)], 1.0, {"read-l": 0, "read-m": 0}),
         ([a_set("read-l", 1, ready=0)], 1.0, {"read-l": 0, "read-m": 0}),
-        ([a_set("old-s", 1)], 2.0, {"old-s": 0, "read-m": 2}),
+        ([a_set("old-s", 1)], 2.0, {"old-s": 1, "read-m": 2}),
+        ([a_set("old-s", 1), a_set("read-m", 2)], 2.0, {"old-s": 0, "read-m": 2}),
+        ([a_set("old-s", 2), a_set("read-s", 2)], 1.5, {"old-s": 2, "read-s": 2, "read-m": 1}),
+        ([a_set("old-m", 2)], 1.0, {"old-m": 1, "read-m": 0}),
+        ([a_set("old-m", 1), a_set("read-m", 1)], 1.0, {"old-m": 0, "read-m": 1}),
+        ([a_set("old-l", 1), a_set("read-l", 1)], 2.0, {"old-l": 0, "read-l": 1, "read-m": 0}),
+        ([a_set("old-l", 2, ready=0)], 2.0, {"old-l": 0, "read-m": 0}),
     ],
     ids=[
         "starts",
@@ -216,11 +237,37 @@ def a_set(name: str, desired: int, **changes: Any) -> HostingSet:
         "breaks first only where nothing else makes room",
         "waits for what is leaving",
         "gives up at once what is not ready and in the way",
+        "keeps a stage that is gone until those there are are ready",
         "clears away a stage that is gone",
+        "gives up nothing for what has room",
+        "gives up spare replicas of a stage that is gone where they are in the way",
+        "gives up the last one, too, where nothing else makes room",
+        "gives up the last one of a stage that is gone before that of one there is",
+        "gives up at once what is gone, not ready and in the way",
     ],
 )
 def test_next_step(sets, limit, expected) -> None:
     assert decide([a_target("read", "m", 2)], sets, Room(limit)) == expected
+
+
+def test_a_stage_that_is_gone_serves_until_routers_do_without_it() -> None:
+    plan, sets = [a_target("read", "m", 2)], [a_set("old-s", 1), a_set("read-m", 2)]
+
+    assert decide(plan, sets, Room(2.0), routed_anew=False) == {"old-s": 1, "read-m": 2}
+    assert decide(plan, sets, Room(2.0), routed_anew=True) == {"old-s": 0, "read-m": 2}
+
+
+def test_a_renamed_stage_serves_until_its_successor_does() -> None:
+    plan = [a_target("locate", "m", 1), a_target("classifier", "m", 2)]
+    sets = [a_set("locate-m", 1), a_set("classify-m", 2)]
+
+    assert decide(plan, sets, Room(10.0)) == {"locate-m": 1, "classify-m": 2, "classifier-m": 2}
+    sets.append(a_set("classifier-m", 2))
+    assert decide(plan, sets, Room(10.0)) == {"locate-m": 1, "classify-m": 0, "classifier-m": 2}
+
+
+def test_without_any_target_all_go() -> None:
+    assert decide([], [a_set("old-s", 2)], Room(1.0)) == {"old-s": 0}
 
 
 def test_gives_up_pods_without_a_node_where_the_limit_shrank() -> None:

@@ -15,10 +15,11 @@ from trimtab_operator.manifests.hosting_sets import (
     service,
     template,
 )
-from trimtab_operator.manifests.objects import Ref
+from trimtab_operator.manifests.objects import ROUTER, Ref
+from trimtab_operator.manifests.routers import PIPELINE_HASH, pipeline_hash
 from trimtab_operator.manifests.seldon import seldon_deployment
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.cluster import hosting_set_name
+from trimtab_pipelines.cluster import hosting_set_name, router_name
 from trimtab_pipelines.hosting import HostingGroup, hosting_groups
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.rollout import HostingSet, Room, Target, decide, surge_allowed
@@ -79,7 +80,7 @@ def decide_replicas(site: Site, plan: PipelinePlan | None, limit: Room) -> Repli
     if plan is None:
         desired = {each.name: each.desired for each in sets}
     else:
-        desired = decide(targets(plan, site.pipeline), sets, limit)
+        desired = decide(targets(plan, site.pipeline), sets, limit, routed_anew=routed_anew(site))
     by_name = {each.name: each for each in sets}
     objects: list[Object] = []
     rescaled: list[Object] = []
@@ -95,6 +96,21 @@ def decide_replicas(site: Site, plan: PipelinePlan | None, limit: Room) -> Repli
         if name not in site.groups and count == 0 and by_name[name].present + by_name[name].leaving == 0
     }
     return Replicas(tuple(objects), tuple(rescaled), frozenset(desired.keys() - gone))
+
+
+def routed_anew(site: Site) -> bool:
+    """Whether no router is left that started from another version of the pipeline, those that drain included."""
+    found = site.owned.get(Ref("Deployment", router_name(site.pipeline.name)))
+    if found is None:
+        return False
+    marks, status = found["spec"]["template"]["metadata"].get("annotations", {}), found.get("status") or {}
+    updated = int(status.get("updatedReplicas", 0))
+    return (
+        marks.get(PIPELINE_HASH) == pipeline_hash(site.pipeline, site.settings)
+        and int(status.get("observedGeneration", 0)) >= int(found["metadata"].get("generation", 0))
+        and updated == int(status.get("replicas", 0)) == int(found["spec"].get("replicas", 1))
+        and sum(pod.component == ROUTER for pod in site.pods) <= updated
+    )
 
 
 def stage_states(site: Site, plan: PipelinePlan | None) -> tuple[StageProgress, ...]:

@@ -133,9 +133,14 @@ def _selector(pipeline: InferencePipeline) -> dict[str, str]:
     return {PIPELINE_LABEL: pipeline.name, COMPONENT: ROUTER}
 
 
+def pipeline_hash(pipeline: InferencePipeline, settings: Settings) -> str:
+    """The hash of all that a router reads at its start; its pods carry it as PIPELINE_HASH."""
+    read = pipeline.spec.model_dump(mode="json", exclude=_UNREAD)
+    return fingerprint([read, uid_of(pipeline), edge_files(pipeline, settings, FOLDER)])
+
+
 def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
     name, marks = router_name(pipeline.name), labels(pipeline, ROUTER)
-    read = pipeline.spec.model_dump(mode="json", exclude=_UNREAD)
     template = pod(
         marks,
         [_container(pipeline, settings)],
@@ -159,9 +164,7 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
         ],
         **image_pull_secrets(settings),
     )
-    template["metadata"]["annotations"] = {
-        PIPELINE_HASH: fingerprint([read, uid_of(pipeline), edge_files(pipeline, settings, FOLDER)])
-    }
+    template["metadata"]["annotations"] = {PIPELINE_HASH: pipeline_hash(pipeline, settings)}
     return owned(
         "Deployment",
         name,

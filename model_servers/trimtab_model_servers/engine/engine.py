@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -25,9 +26,14 @@ _Told = tuple["asyncio.Queue[Event | Exception]", Event | Exception]
 
 
 class Engine:
-    """Runs a core until ``stop``; its thread computes with ``threads`` threads (None: as many as torch takes)."""
+    """Runs a core until ``stop``; its thread computes with ``threads`` threads (None: as many as torch takes).
+
+    Attributes:
+        failure: why it will never answer again, once it has failed itself and everybody was told.
+    """
 
     def __init__(self, core: Core, *, threads: int | None = None) -> None:
+        self.failure: Future[str] = Future()
         self._core = core
         self._threads = threads
         self._asked: deque[Callable[[], None]] = deque()
@@ -143,10 +149,16 @@ class Engine:
             _LOG.exception("the engine itself failed; every request in flight ends")
             with self._wake:
                 self._stopping = True
+            self._give_up(f"the engine failed: {type(error).__name__}: {error}")
+
+    def _give_up(self, why: str) -> None:
+        try:
             while self._asked:
                 self._asked.popleft()()
-            self._core.fail_all(f"the engine failed: {type(error).__name__}: {error}")
+            self._core.fail_all(why)
             self._deliver()
+        finally:
+            self.failure.set_result(why)
 
     def _act(self) -> bool:
         """Do what was asked, compute a step, or wait; False when there is nothing left to do."""

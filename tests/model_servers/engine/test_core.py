@@ -1,6 +1,7 @@
 """A mistake is its request's own, and whatever ended has given everything back."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,6 +176,45 @@ def test_a_seed_repeats_a_draw_and_a_narrow_draw_is_the_greedy_one(served):
     assert drawn("g", Sampling(temperature=1.5, top_p=1e-6)) == greedy
 
 
+@pytest.mark.parametrize("sampling", [Sampling(1e-40), Sampling(5e-324), Sampling(1.0, top_p=1e-60)])
+def test_what_float32_holds_as_nothing_draws_the_likeliest_and_the_others_go_on(served, sampling):
+    plain = Request("plain", (1, 20), max_new_tokens=8)
+    narrow = replace(plain, id="narrow", sampling=sampling)
+    alone = tokens(ran(Core(served, LIMITS), plain)["plain"])
+    core = Core(served, LIMITS)
+
+    heard = ran(core, plain, narrow)
+
+    assert [last(heard[name]).ending for name in ("plain", "narrow")] == [Ending.LENGTH, Ending.LENGTH]
+    assert tokens(heard["plain"]) == tokens(heard["narrow"]) == alone
+    assert idle(core.gauges)
+
+
+def test_who_cannot_be_spelled_ends_alone(served):
+    spelt: list[int] = []
+
+    def letters() -> Any:
+        number = len(spelt)
+        spelt.append(number)
+
+        def spell(token: int) -> str:
+            if number == 1:
+                raise UnicodeDecodeError("utf-8", b"", 0, 1, "no such token")
+            return f"<{token}>"
+
+        return spell
+
+    core = Core(served, LIMITS, spelling=letters)
+    alone = tokens(ran(Core(served, LIMITS), Request("first", (1, 20), max_new_tokens=6))["first"])
+
+    heard = ran(core, *(Request(name, (1, 20), max_new_tokens=6) for name in ("first", "second", "third")))
+
+    assert [last(events).ending for events in heard.values()] == [Ending.LENGTH, Ending.ERROR, Ending.LENGTH]
+    assert "no such token" in (last(heard["second"]).error or "")
+    assert tokens(heard["first"]) == tokens(heard["third"]) == alone
+    assert idle(core.gauges)
+
+
 async def test_streams_from_a_thread_and_who_stops_listening_is_let_go_of(served):
     alone = llava()
     drawn = LlavaRequests(alone, seed=21)
@@ -235,5 +275,6 @@ async def test_an_engine_that_fails_itself_tells_everybody_and_takes_no_more(ser
     await asyncio.to_thread(engine.stop)
     assert last(events).ending is Ending.ERROR
     assert "ZeroDivisionError: a fault of the engine's own" in (last(events).error or "")
+    assert engine.failure.result(0) == last(events).error
     with pytest.raises(EngineBusy):
         await anext(engine.stream(Request("late", (1, 2)), []))

@@ -79,13 +79,14 @@ async def test_options_that_are_no_object_are_the_callers_mistake(wrong):
 
 
 async def test_an_image_is_shared_with_nobody_that_only_names_its_owner():
-    encoder, writer = Encoder(), ChatReplica(name="writer")
+    encoder, writer = Encoder(caches=True), ChatReplica(name="writer")
     async with reading([encoder], [writer]) as rig:
-        for client in ("victim", "thief"):
+        for client in ("victim", "thief", "victim"):
             told = asked(b'{"tenant": "victim"}', images=[a_picture(1)])
             assert (await rig.rest(told, **{"x-trimtab-client": client}))[0] == 200
 
         assert encoder.files == [a_picture(1)] * 2
+        assert encoder.asked == [("victim", True)]
 
 
 def test_pipelines_that_answer_no_chats_have_no_options_to_own():

@@ -84,7 +84,7 @@ async def test_a_replica_that_dies_or_hangs_over_what_it_read_had_it():
     died = await lost_at(replica.port, 30.0)
     replica.dies_reading = False
     replica.gate.clear()
-    hung = await lost_at(replica.port, 0.2)
+    hung = await lost_at(replica.port, 1.0)
     await replica.stop()
 
     assert died.delivered

@@ -107,6 +107,20 @@ def test_an_image_that_does_not_fit_when_it_comes_ends_its_request(served):
     assert idle(core.gauges)
 
 
+def test_who_takes_over_an_image_with_his_prefix_is_answered_before_it_is_encoded_again(served):
+    core, shown = Core(served, LIMITS), torch.randn(2, 48, generator=torch.Generator().manual_seed(1))
+    first = Request("first", (1, 3, 3, 20, 30), images=(Image("cat", 1, 2, 2),), max_new_tokens=6)
+    heard: dict[str, list[Event]] = {"first": [], "again": []}
+    for request, images in ((first, [shown]), (replace(first, id="again"), [None])):
+        core.submit(request, images, heard[request.id].append)
+        while core.step():
+            pass
+
+    assert last(heard["again"]).usage.cached == 4
+    assert tokens(heard["again"]) == tokens(heard["first"])
+    assert idle(core.gauges)
+
+
 def test_a_caller_who_cannot_be_told_is_cancelled_alone(served):
     core = Core(served, LIMITS)
     heard: list[Event] = []

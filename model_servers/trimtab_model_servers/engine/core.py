@@ -40,13 +40,13 @@ class _Talk:
 class Gauges:
     """What is in flight. All but ``steps`` return to 0 when nothing is."""
 
-    waiting: int
-    running: int
-    busy_slots: int
-    pending_tokens: int
-    held: int
-    embedding_bytes: int
-    steps: int
+    waiting: int = 0
+    running: int = 0
+    busy_slots: int = 0
+    pending_tokens: int = 0
+    held: int = 0
+    embedding_bytes: int = 0
+    steps: int = 0
 
 
 class Core:

@@ -1,6 +1,7 @@
 """A mistake is its request's own, and whatever ended has given everything back."""
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -258,6 +259,48 @@ async def test_streams_from_a_thread_and_who_stops_listening_is_let_go_of(served
     assert idle(engine.gauges)
     with pytest.raises(Exception, match="the engine stops"):
         engine.submit(Request("late", (1, 2)), [], lambda _: None)
+
+
+class Watched(Core):
+    """Notes which threads look at what it holds while that may change."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.looked: set[int] = set()
+        self.stepped: set[int] = set()
+
+    @property
+    def gauges(self) -> Gauges:
+        """As ever."""
+        self.looked.add(threading.get_ident())
+        return super().gauges
+
+    def step(self) -> bool:
+        """As ever."""
+        self.stepped.add(threading.get_ident())
+        return super().step()
+
+
+async def test_what_is_in_flight_is_counted_by_the_thread_that_changes_it(served):
+    core = Watched(served, LIMITS)
+    engine = Engine(core)
+
+    async def answered(name: str) -> list[Event]:
+        return [event async for event in engine.stream(Request(name, (1, 2), max_new_tokens=2), [])]
+
+    try:
+        engine.submit(Request("waits", (1, 3, 3, 2), images=(Image("cat", 1, 2, 2),)), [None], lambda _: None)
+        await answered("beside")
+        assert (engine.gauges.running, engine.gauges.held, engine.gauges.pending_tokens) == (1, 1, 3)
+        engine.cancel("waits")
+        await answered("alone")
+        assert idle(engine.gauges)
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+    assert engine.gauges.steps >= 4
+    assert core.looked == core.stepped
+    assert threading.get_ident() not in core.looked
 
 
 async def test_a_request_that_takes_anothers_id_is_refused_and_the_other_goes_on(served):

@@ -9,6 +9,7 @@ import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 
 import aiohttp
 
@@ -73,8 +74,7 @@ class Streams:
         """
         heard = _Heard(wrote)
         try:
-            async with asyncio.timeout(begin_seconds) as patience, self._post(path, body, headers) as response:
-                heard.delivered = True
+            async with asyncio.timeout(begin_seconds) as patience, self._post(path, body, headers, heard) as response:
                 if response.status != 200:
                     message = message_in(await response.content.read(MOST_ERROR_BYTES))
                     return self._by_code(response.status, message or f"HTTP status {response.status}")
@@ -105,18 +105,23 @@ class Streams:
             return 0, _why(error).encode()
 
     def _post(
-        self, path: str, body: bytes, headers: dict[str, str]
+        self, path: str, body: bytes, headers: dict[str, str], heard: "_Heard | None" = None
     ) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
         scheme = "http" if self._tls() is None else "https"
         url = f"{scheme}://{self._address}{path}"
-        return self._opened().post(url, data=body, headers=headers, ssl=self._ssl(), allow_redirects=False)
+        return self._opened().post(
+            url, data=body, headers=headers, ssl=self._ssl(), allow_redirects=False, trace_request_ctx=heard
+        )
 
     def _ssl(self) -> "ssl.SSLContext | bool":
         return self._tls() or True
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
+            leaving = aiohttp.TraceConfig()
+            leaving.on_request_headers_sent.append(_leaves)
             self._session = aiohttp.ClientSession(
+                trace_configs=[leaving],
                 connector=aiohttp.TCPConnector(limit=0),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -143,7 +148,7 @@ class Streams:
 
 
 class _Heard:
-    """What was heard of one answer so far."""
+    """What was heard of one answer so far; ``delivered``: the replica may have what was asked."""
 
     def __init__(self, wrote: Callable[[Piece | LastPiece], None]) -> None:
         self.delivered = False
@@ -160,6 +165,14 @@ class _Heard:
         self._texts.append(said.text)
         self._wrote(said)
         return outputs_of("".join(self._texts), said) if isinstance(said, LastPiece) else None
+
+
+async def _leaves(
+    _: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceRequestHeadersSentParams
+) -> None:
+    """Note, just before the first byte of a request leaves on its connection, that its replica may have it."""
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.delivered = True
 
 
 def _why(error: Exception) -> str:

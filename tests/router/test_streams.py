@@ -1,6 +1,7 @@
 """What replicas write, as it is read, and what is known of a row that nothing was written of."""
 
 import asyncio
+import json
 import socket
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +14,7 @@ from tests.router.chats import ChatReplica
 from trimtab_protocol import Tensor, rest
 from trimtab_protocol.chat.inner import Piece
 from trimtab_router.carriage.streams import Streams, _events
-from trimtab_router.stage.endings import Lost
+from trimtab_router.stage.endings import Answered, Lost
 
 OTHERS = 8
 CHAT = b'[{"role": "user", "content": [{"type": "text", "text": "a"}]}]'
@@ -98,3 +99,28 @@ async def test_a_replica_that_cannot_be_reached_did_not_have_it():
         ending = await lost_at(bound.getsockname()[1], 30.0)
 
     assert not ending.delivered
+
+
+async def test_a_large_chat_arrives_whole():
+    """A library's warning that it would hold up the loop would be an error here."""
+    replica = ChatReplica()
+    await replica.start()
+    said = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in ("a" * 2**21, "b")]
+    body, length = rest.encode_batch(
+        [[Tensor("messages", "BYTES", np.array([json.dumps(said).encode()], object))]], {}, "r"
+    )
+    streams = Streams("replica-0", f"127.0.0.1:{replica.port}", lambda: None)
+    ending = await streams.write(
+        "/v2/models/small/generate_stream",
+        b"".join(body),
+        {rest.HEADER_LENGTH: str(length)},
+        point="default",
+        begin_seconds=30.0,
+        gap_seconds=30.0,
+        wrote=lambda _: None,
+    )
+    await streams.close()
+    await replica.stop()
+
+    assert isinstance(ending, Answered), ending
+    assert replica.written[0].messages == said

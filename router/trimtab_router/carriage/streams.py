@@ -6,6 +6,7 @@ of its own, and cancelling that task is all it takes.
 
 import asyncio
 import contextlib
+import io
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +26,7 @@ CALLERS_FAULT = frozenset({400, 413, 422})
 NOT_READY = frozenset({404, 429, 503})
 CONNECT_SECONDS = 2.0
 MOST_ERROR_BYTES = 2**16
-_LONGEST_READ_BYTES = 2**16
+_LONGEST_READ_BYTES, _LONGEST_WHOLE_BYTES = 2**16, 2**20
 TURNS_OF_OTHERS = 2
 """Of the event loop: in the first a first piece is read, in the second its caller is told."""
 
@@ -109,8 +110,10 @@ class Streams:
     ) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
         scheme = "http" if self._tls() is None else "https"
         url = f"{scheme}://{self._address}{path}"
+        # A large one goes out in pieces: handed over whole it holds up everybody else.
+        data = body if len(body) <= _LONGEST_WHOLE_BYTES else io.BytesIO(body)
         return self._opened().post(
-            url, data=body, headers=headers, ssl=self._ssl(), allow_redirects=False, trace_request_ctx=heard
+            url, data=data, headers=headers, ssl=self._ssl(), allow_redirects=False, trace_request_ctx=heard
         )
 
     def _ssl(self) -> "ssl.SSLContext | bool":

@@ -65,6 +65,7 @@ class Loop:
         self._forecast_at = -math.inf
         self.current: PipelinePlan | None = None
         self.planner: Planner = decide  # or one that minds other pipelines too
+        self.note: Callable[[InferencePipeline, PipelinePlan | None], None] = lambda *_: None  # what runs, outside Auto
         self.ticked_at = time.monotonic()
         self._computed_seconds = 0.0  # by the last decision
         self._woken = asyncio.Event()
@@ -148,6 +149,8 @@ class Loop:
         forecast: ForecastRecord | None = None
         problem, fault = "", None
         try:
+            if pipeline.spec.mode != "Auto":
+                self.note(pipeline, plan)
             load = await self._observe(now_seconds)
             if not self._paused:
                 forecast = self._forecast(load, now_seconds)

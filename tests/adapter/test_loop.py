@@ -388,6 +388,20 @@ async def test_a_load_that_outgrows_the_plan_is_not_waited_out(site):
     assert site.plan().generation == 2
 
 
+async def test_what_runs_outside_auto_is_noted_whatever_the_routers_say(site):
+    loop, noted = site.loop(), []
+    loop.note = lambda pipeline, plan: noted.append((pipeline.spec.mode, plan))
+    offer(site.router, 5.0)
+    await loop.tick(1000.0)
+    assert noted == []
+    in_force, site.router.status = loop.current, 503
+    for mode in ("Advisory", "Paused"):
+        site.write(mode=mode)
+        await loop.tick(1100.0)
+
+    assert noted == [("Advisory", in_force), ("Paused", in_force)]
+
+
 async def test_a_forecast_below_what_comes_already_is_not_believed(site):
     class Sleepy:
         name = "lstm"

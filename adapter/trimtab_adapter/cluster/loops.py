@@ -161,6 +161,7 @@ class Loops:
         if self._pools is not None:
             wake = partial(_wake_from_anywhere, asyncio.get_running_loop(), loop)
             loop.planner = self._pools.planner("/".join(key), documents.pipeline, loop.current, wake)
+            loop.note = partial(self._pools.note, "/".join(key), wake)
         stop = asyncio.Event()
         task = asyncio.create_task(loop.run(stop, first=spread(key)))
         watched = self._watched(key)

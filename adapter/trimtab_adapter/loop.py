@@ -125,9 +125,12 @@ class Loop:
             return False
         try:
             load = await routers.load(time.time())
+            return outgrown(self.current, load.newest_rps, self._documents.pipeline.spec.adaptation.headroom)
         except ObservationError:
             return False
-        return outgrown(self.current, load.newest_rps, self._documents.pipeline.spec.adaptation.headroom)
+        except Exception:
+            log.exception("%s: the newest second cannot be looked at", self._documents.pipeline.name)
+            return False
 
     async def tick(self, now_seconds: float) -> None:
         """Decide once; no exception leaves."""

@@ -200,6 +200,29 @@ async def test_paused_and_unprofiled_pipelines_are_told_of(cluster, namespace, k
         await seen(cluster, PLAN, namespace, "new", generation(1))
 
 
+async def test_a_paused_pipeline_holds_in_its_pool_what_was_written_by_hand(cluster, namespace, kubeconfig, tmp_path):
+    (tmp_path / "pools.yaml").write_text("pools: {shared: {cores: 4}}")
+    budget = {"cores": "4", "pool": "shared"}
+    paused = a_pipeline_of(namespace, "paused", mode="Paused", budget=budget)
+    hand = initial_plan(paused, profiles_of(paused)).model_dump(mode="json", by_alias=True, exclude_none=True)
+    hand["metadata"] = {"name": "paused", "namespace": namespace}
+    await put(cluster, paused)
+    busy = FakeRouter()
+    offer(busy, 1500.0)
+    async with (
+        a_router().serve(host="0.0.0.0") as calm,
+        busy.serve(host="0.0.0.0"),
+        an_adapter(kubeconfig, namespace, "--pools", str(tmp_path / "pools.yaml")),
+    ):
+        await routed(cluster, namespace, "paused", calm)
+        await seen(cluster, PIPELINE, namespace, "paused", planned_as("Paused"))
+        await put(cluster, a_pipeline_of(namespace, "auto", budget=budget))
+        await routed(cluster, namespace, "auto", busy)
+        await seen(cluster, PLAN, namespace, "auto", lambda plan: plan["spec"]["expected"]["cores"] == 4.0)
+        await cluster.apply(hand, manager="user")
+        await seen(cluster, PLAN, namespace, "auto", lambda plan: plan["spec"]["expected"]["cores"] == 2.0)
+
+
 class Faulty(AdapterMetrics):
     """Metrics that fail at the first tick, and tell of every one."""
 

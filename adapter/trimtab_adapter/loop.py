@@ -65,6 +65,7 @@ class Loop:
         self._forecast_at = -math.inf
         self.current: PipelinePlan | None = None
         self.planner: Planner = decide  # or one that minds other pipelines too
+        self.note: Callable[[InferencePipeline, PipelinePlan | None], None] = lambda *_: None  # what runs, outside Auto
         self.ticked_at = time.monotonic()
         self._computed_seconds = 0.0  # by the last decision
         self._woken = asyncio.Event()
@@ -124,9 +125,12 @@ class Loop:
             return False
         try:
             load = await routers.load(time.time())
+            return outgrown(self.current, load.newest_rps, self._documents.pipeline.spec.adaptation.headroom)
         except ObservationError:
             return False
-        return outgrown(self.current, load.newest_rps, self._documents.pipeline.spec.adaptation.headroom)
+        except Exception:
+            log.exception("%s: the newest second cannot be looked at", self._documents.pipeline.name)
+            return False
 
     async def tick(self, now_seconds: float) -> None:
         """Decide once; no exception leaves."""
@@ -148,6 +152,8 @@ class Loop:
         forecast: ForecastRecord | None = None
         problem, fault = "", None
         try:
+            if pipeline.spec.mode != "Auto":
+                self.note(pipeline, plan)
             load = await self._observe(now_seconds)
             if not self._paused:
                 forecast = self._forecast(load, now_seconds)

@@ -65,7 +65,7 @@ async def get_json(
         raise ObservationError(f"{url} answered {response.status_code}: {shown}", "Missing")
     try:
         content: object = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ObservationError(f"{url} answered no JSON: {error}") from error
     return content
 

@@ -14,7 +14,9 @@ from aiohttp import web
 from benchmarks.chats.replica import Replica, request_of
 from trimtab_model_servers.chat.kept import Held, Kept
 from trimtab_model_servers.chat.pulling import Puller, Wanted
+from trimtab_model_servers.chat.words import Shown
 from trimtab_model_servers.chat_port import embeddings
+from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
 from trimtab_protocol import InferRequest
 
@@ -151,6 +153,13 @@ class _Keeper:
     def __init__(self) -> None:
         self.kept = Kept(2**40)
 
+    def keep_also(self, names: Sequence[str], of: str | Shown) -> dict[str, object]:
+        """Keep under further names what is kept; of images it has nothing cached."""
+        if not isinstance(of, str):
+            raise RefusalError(404, "nothing is cached of images here")
+        self.kept.share(of, names)
+        return {"kept": len(names)}
+
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Give what is kept under the path's last part."""
         keeper: Any = self
@@ -165,6 +174,7 @@ async def pulls() -> dict[str, float]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     puller, seconds = Puller(), []
     for number in range(PULLS):
+        keeper.kept.expect(str(number))
         keeper.kept.put(str(number), Held(rows, ""))
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v2/models/encode/embeddings/{number}"
         began = time.perf_counter()

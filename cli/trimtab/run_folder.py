@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trimtab.local.profiles import cache_folder
+from trimtab.record import FACTS_FILE
 from trimtab_pipelines.documents import DocumentError
 
 LOCK_FILE = ".lock"
@@ -31,9 +32,18 @@ class RunFolder:
     _lock: int = -1
 
     def __enter__(self) -> Path:
-        """Take the folder; raises DocumentError where another run has it, saying whose it is, or it cannot be one."""
+        """Take the folder.
+
+        Raises:
+            DocumentError: another run has it, it holds what no run left, or it cannot be one; nothing was touched.
+        """
         self.path = self.asked or Path(tempfile.mkdtemp(prefix="trimtab-"))
         try:
+            if self.asked is not None and not _free(self.path):
+                raise DocumentError(
+                    f"--folder {self.path} holds files that no run left there, and a run writes over its folder; "
+                    "give one that is empty, missing, or of an earlier run"
+                )
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.path)
         except OSError as error:
@@ -44,6 +54,12 @@ class RunFolder:
         if self.asked is None:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)  # the file stays: who removes one that another has just opened lets two in
+
+
+def _free(folder: Path) -> bool:
+    """Whether a run may take what is in a folder away: there is nothing, or an earlier run left its mark there."""
+    marked = any((folder / mark).exists() for mark in (LOCK_FILE, FACTS_FILE))
+    return marked or not folder.exists() or not any(folder.iterdir())
 
 
 def _locked(folder: Path) -> int:

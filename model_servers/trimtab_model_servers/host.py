@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.hosting import Hosted
+from trimtab_model_servers.hosting import Failing, Hosted
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_protocol.http import Tls
 
@@ -22,6 +22,9 @@ class Host:
     has_data_port: bool = False
     expected: set[str] = field(default_factory=set)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    broken: dict[str, str] = field(default_factory=dict)
+    """Why models that answered once never will again, by name."""
+    broke: asyncio.Event = field(default_factory=asyncio.Event)
     tls: Tls = lambda: None
     """What connections to other replicas are secured with."""
     leaving: bool = False
@@ -38,11 +41,18 @@ class Host:
 
         Before the last one is loaded, loading would hold up the batches of those before it.
         """
-        return bool(self.models) and self.expected <= self.models.keys() and not self.worker.draining
+        able = self.models.keys() - self.broken.keys()
+        return bool(self.models) and self.expected <= able and not self.worker.draining
 
     def loaded(self, name: str, model: Hosted) -> None:
-        """Record a model that can answer."""
+        """Record a model that can answer; should it fail for good, it is broken from then on."""
         self.models[name] = model
+        self.broken.pop(name, None)
+        if isinstance(model, Failing):
+            loop = asyncio.get_running_loop()
+            model.failure.add_done_callback(
+                lambda failure: loop.call_soon_threadsafe(self._break, name, model, failure.result())
+            )
         if self.expected <= self.models.keys():
             self.settled.set()
 
@@ -50,6 +60,11 @@ class Host:
         """Record a model that cannot be loaded."""
         self.failures[name] = reason
         self.settled.set()
+
+    def _break(self, name: str, model: Hosted, reason: str) -> None:
+        if self.models.get(name) is model:
+            self.broken[name] = reason
+            self.broke.set()
 
     def model(self, name: str) -> Hosted:
         """The loaded model of that name; RefusalError 404 names those there are."""

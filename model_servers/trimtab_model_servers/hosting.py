@@ -1,6 +1,7 @@
 """What a replica asks of whatever it hosts, apart from what makes it: importing this imports no model."""
 
 from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
 from trimtab_model_servers.chat.coming import Coming
@@ -42,6 +43,16 @@ class Counting(Protocol):
 
     async def close(self) -> None:
         """Serve what was taken in to its end, and stop."""
+        ...
+
+
+@runtime_checkable
+class Failing(Protocol):
+    """A model that may fail for good while it serves, and tells why once it has."""
+
+    @property
+    def failure(self) -> Future[str]:
+        """Done, from any thread, once it will never answer again."""
         ...
 
 

@@ -9,10 +9,11 @@ from trimtab_protocol import Parameters, RequestedOutput, Tensor
 from trimtab_protocol.extensions import OPERATING_POINT
 
 
-def checked_rows(spec: ModelSpec, tensors: Sequence[Tensor]) -> int:
-    """The rows of a batch whose tensors are those the model reads.
+def checked_rows(spec: ModelSpec, tensors: Sequence[Tensor], *, most: int | None = None) -> int:
+    """The rows of a batch whose tensors are those the model reads, at most as many as a batch of it may hold.
 
-    NaN and infinity pass: rows do not influence one another, so one caller's NaN is that caller's alone.
+    ``most`` may come instead, where nothing is computed. NaN and infinity pass: rows do not influence one another, so
+    one caller's NaN is that caller's alone.
 
     Raises:
         RefusalError: 400, naming the tensor and what would be right.
@@ -27,7 +28,7 @@ def checked_rows(spec: ModelSpec, tensors: Sequence[Tensor]) -> int:
             _check(spec, expected, given[expected.name])
         elif not expected.optional:
             raise RefusalError(400, f"model {spec.name!r}: input {expected.name!r} is missing; send {_words(expected)}")
-    return _common_rows(spec, tensors)
+    return _common_rows(spec, tensors, spec.max_batch_size if most is None else most)
 
 
 def chosen_point(spec: ModelSpec, parameters: Parameters) -> OperatingPoint:
@@ -64,18 +65,16 @@ def _check(spec: ModelSpec, expected: InputSpec, tensor: Tensor) -> None:
         )
 
 
-def _common_rows(spec: ModelSpec, tensors: Sequence[Tensor]) -> int:
+def _common_rows(spec: ModelSpec, tensors: Sequence[Tensor], most: int) -> int:
     rows = {tensor.shape[0] for tensor in tensors}
     if len(rows) > 1:
         each = ", ".join(f"{tensor.name} {tensor.shape[0]}" for tensor in tensors)
         raise RefusalError(400, f"model {spec.name!r}: all inputs must have the same number of rows, but: {each}")
     count = rows.pop() if rows else 0
     if count == 0:
-        raise RefusalError(400, f"model {spec.name!r}: the batch is empty; send 1 to {spec.max_batch_size} rows")
-    if count > spec.max_batch_size:
-        raise RefusalError(
-            400, f"model {spec.name!r}: {count} rows are more than a batch may hold; send 1 to {spec.max_batch_size}"
-        )
+        raise RefusalError(400, f"model {spec.name!r}: the batch is empty; send 1 to {most} rows")
+    if count > most:
+        raise RefusalError(400, f"model {spec.name!r}: {count} rows are more than a batch may hold; send 1 to {most}")
     return count
 
 

@@ -50,7 +50,7 @@ def run(
     identity: MutualTls | None = None,
     health_port: int | None = None,
 ) -> None:
-    """Serve the models of a folder until SIGTERM or SIGINT.
+    """Serve the models of a folder until SIGTERM or SIGINT, or until one of them fails for good.
 
     Args:
         folder: holds settings.json and NAME/model-settings.json, as `settings.write_model_folder` writes them.
@@ -64,7 +64,7 @@ def run(
         health_port: where whoever asks is told, in plain HTTP, whether it is alive and ready, and no more.
 
     Raises:
-        ModelError: a model cannot be loaded, or the folder holds none.
+        ModelError: a model cannot be loaded, the folder holds none, or one failed for good while it served.
         OSError: a port is taken.
     """
     keep_freed_memory(LARGEST_KEPT_BYTES, MOST_KEPT_BYTES)
@@ -113,7 +113,9 @@ async def _serve(folder: Path, on_ready: Callable[[ReplicaPorts], None], doors: 
         gc.collect()
         gc.freeze()
         on_ready(ports)
-        await _first({serving}, stopping)
+        breaking = asyncio.create_task(process.broke.wait())
+        await _first({serving, breaking}, stopping)
+        breaking.cancel()
         process.leaving = True
         await _until_quiet(process, drain_seconds)
         await process.worker.drain()
@@ -121,6 +123,8 @@ async def _serve(folder: Path, on_ready: Callable[[ReplicaPorts], None], doors: 
         await serving
         await data_port.stop()
     process.worker.close()
+    for name, reason in process.broken.items():
+        raise ModelError(f"model {name}: {reason}")
 
 
 def _model_settings(folder: Path) -> Sequence[mlserver.ModelSettings]:

@@ -88,15 +88,19 @@ def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliat
     )
 
 
-def _superfluous(observed: Observed, wanted: Sequence[Object], kept: frozenset[str], choice: Choice) -> list[Ref]:
-    """List what we own and want no more. A hosting set on its way out keeps its Service and budget till the end."""
+def _superfluous(observed: Observed, wanted: Sequence[Object], kept: frozenset[Ref], choice: Choice) -> list[Ref]:
+    """List what we own and want no more.
+
+    A hosting set on its way out keeps its Service and budget till the end; one of the other deployer serves until the
+    plan is true without it.
+    """
     asked = {ref_of(manifest) for manifest in wanted}
     found = []
     for ref, live in observed.owned.items():
         if ref in asked or ref.kind not in _TAKEN_AWAY or "deletionTimestamp" in live["metadata"]:
             continue
         of_stage = STAGE_LABEL in live["metadata"].get("labels", {})
-        if of_stage and (ref.name in kept or not choice.applied):
+        if of_stage and (ref in kept or not choice.applied):
             continue
         if ref.kind == "Job" and (live.get("status") or {}).get("conditions"):
             continue  # it ended; the cluster clears it away after a while

@@ -72,8 +72,13 @@ def course_of(
         )
         told.watch(partial(getattr, desk.queue, "rows"), partial(getattr, desk, "ready_replicas"))
         told.watch_refused(partial(_refused, carrier))
-        told.watch_drifted(desk.watch.drifted)
+        told.watch_drifted(partial(_drifted, desk, clock))
     return Course(graph, desks, clock)
+
+
+def _drifted(desk: Desk, clock: Clock) -> int:
+    """How many points of a stage are no longer as accurate as they were measured to be."""
+    return len(desk.watch.drifted(clock.now))
 
 
 def _refused(carrier: Carrier) -> int:

@@ -28,6 +28,7 @@ from trimtab_protocol.tensors import Array
 from trimtab_router.admission.budget import Budget, Reservation
 from trimtab_router.admission.call import Call
 from trimtab_router.admission.checks import VERSION, Admitted, admit, check
+from trimtab_router.admission.owning import options_inputs, owned
 from trimtab_router.admission.pacing import Pacer
 from trimtab_router.admission.sweeping import Sweeping
 from trimtab_router.admission.turnstile import Turnstile
@@ -121,6 +122,7 @@ class Router:
             for task in variant.present_tasks
         }
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
+        self._options = options_inputs(pipeline.spec)
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.start_seconds)
         limits = self.limits
         self._sweeping = Sweeping()
@@ -246,14 +248,14 @@ class Router:
         name, spec = self.pipeline.name, self.pipeline.spec
         try:
             if not pending.slow:
-                return admit(name, spec, pending)
+                return self._decode(pending, reservation.client)
             check(name, spec, pending.request, pending.inputs)
             if self.draining:
                 raise _draining()
             cost = decoding_bytes(pending, reservation.size_bytes)
             reservation.grow(cost)
             loop = asyncio.get_running_loop()
-            admitted = await loop.run_in_executor(self._decoding, admit, name, spec, pending)
+            admitted = await loop.run_in_executor(self._decoding, self._decode, pending, reservation.client)
             reservation.note(kept_bytes(admitted) - cost)
         except ProtocolError as error:
             raise self.accounts.turned_away(malformed(error)) from error
@@ -345,6 +347,12 @@ class Router:
         slo_seconds = self.pipeline.spec.slo.latency_seconds
         carried = CARRIED_SLACK * slo_seconds * min(rates) if rates else None
         return Bounds.of(busy, carried, sum(carries.seconds for carries, _ in stages) if known else None)
+
+    def _decode(self, pending: PendingRequest, client: str) -> Admitted:
+        """Decode a client's request, and say whose its chats are; changes nothing, so that any thread may."""
+        spec = self.pipeline.spec
+        admitted = admit(self.pipeline.name, spec, pending)
+        return owned(admitted, self._options, client=client, urgency_seconds=spec.slo.start_seconds)
 
     def _admitted(self, request: InferRequest) -> Admitted:
         try:

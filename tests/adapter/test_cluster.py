@@ -19,8 +19,13 @@ from tests.adapter.clusters import (
 )
 from tests.adapter.scenes import FakeRouter, profiles_of
 from tests.relay import before_the_api_server
+from trimtab_adapter.cluster.loops import Loops, Surroundings
+from trimtab_adapter.forecasting import TrainedWeights
+from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.planning.decide import initial_plan
+from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import follow
+from trimtab_kubernetes.objects import Key
 from trimtab_pipelines.cluster import ADAPTER_MANAGER, ADVISORY_LABEL, advisory_name
 
 PLAN, PIPELINE = "PipelinePlan", "InferencePipeline"
@@ -193,6 +198,57 @@ async def test_paused_and_unprofiled_pipelines_are_told_of(cluster, namespace, k
         assert await cluster.get(PLAN, namespace, "paused") is None
         await put(cluster, a_pipeline_of(namespace, "new"))
         await seen(cluster, PLAN, namespace, "new", generation(1))
+
+
+async def test_a_paused_pipeline_holds_in_its_pool_what_was_written_by_hand(cluster, namespace, kubeconfig, tmp_path):
+    (tmp_path / "pools.yaml").write_text("pools: {shared: {cores: 4}}")
+    budget = {"cores": "4", "pool": "shared"}
+    paused = a_pipeline_of(namespace, "paused", mode="Paused", budget=budget)
+    hand = initial_plan(paused, profiles_of(paused)).model_dump(mode="json", by_alias=True, exclude_none=True)
+    hand["metadata"] = {"name": "paused", "namespace": namespace}
+    await put(cluster, paused)
+    busy = FakeRouter()
+    offer(busy, 1500.0)
+    async with (
+        a_router().serve(host="0.0.0.0") as calm,
+        busy.serve(host="0.0.0.0"),
+        an_adapter(kubeconfig, namespace, "--pools", str(tmp_path / "pools.yaml")),
+    ):
+        await routed(cluster, namespace, "paused", calm)
+        await seen(cluster, PIPELINE, namespace, "paused", planned_as("Paused"))
+        await put(cluster, a_pipeline_of(namespace, "auto", budget=budget))
+        await routed(cluster, namespace, "auto", busy)
+        await seen(cluster, PLAN, namespace, "auto", lambda plan: plan["spec"]["expected"]["cores"] == 4.0)
+        await cluster.apply(hand, manager="user")
+        await seen(cluster, PLAN, namespace, "auto", lambda plan: plan["spec"]["expected"]["cores"] == 2.0)
+
+
+class Faulty(AdapterMetrics):
+    """Metrics that fail at the first tick, and tell of every one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ticks, self.taken = asyncio.Semaphore(0), 0
+
+    def take(self, key: Key, tick: Tick) -> None:
+        super().take(key, tick)
+        self.ticks.release()
+        self.taken += 1
+        if self.taken == 1:
+            raise RuntimeError("as no tick expects")
+
+
+async def test_a_loop_that_a_fault_ended_is_started_again(cluster, namespace, caplog):
+    await put(cluster, a_pipeline_of(namespace))
+    faulty = Faulty()
+    async with httpx.AsyncClient() as routers:
+        loops = Loops(Surroundings(cluster, routers, None, TrainedWeights(None), faulty), [namespace])
+        running = asyncio.create_task(loops.run())
+        for _ in range(3):
+            await asyncio.wait_for(faulty.ticks.acquire(), SECONDS)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert f"{namespace}/sample: its loop ended" in caplog.text
 
 
 async def test_it_plans_within_what_found_room(cluster, namespace, kubeconfig):

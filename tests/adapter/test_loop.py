@@ -38,11 +38,11 @@ class Site:
     router: FakeRouter
     client: httpx.AsyncClient
 
-    def loop(self, forecaster=None) -> Loop:
+    def loop(self, forecaster=None, senses=None) -> Loop:
         source = RouterSource(self.client, self.router.url)
         outlets = FileOutlets(self.folder / "plan.json", Journal(self.folder / "decisions.jsonl"))
         documents = FileDocuments(self.folder / "pipeline.yaml", self.folder / "profile.yaml")
-        return Loop(documents, outlets, Senses(source, source), forecaster or ReactiveForecaster())
+        return Loop(documents, outlets, senses or Senses(source, source), forecaster or ReactiveForecaster())
 
     def plan(self):
         return load_plan(self.folder / "plan.json").spec

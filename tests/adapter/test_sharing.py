@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from tests.adapter.scenes import a_ladder, expected, plan_together, profiles_of
+from tests.builders import a_plan
 from trimtab_adapter.cluster.solving import Solving
 from trimtab_adapter.planning.decide import PlanningError, Situation
 from trimtab_adapter.planning.pools import Member
+from trimtab_adapter.planning.seats import uses
 from trimtab_adapter.planning.sharing import SharedPools
-from trimtab_pipelines.plan import ForecastRecord
+from trimtab_pipelines.plan import Expectation, ForecastRecord
 from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.profile import ModelProfile
 
@@ -28,7 +30,7 @@ class Table:
         self.pools = SharedPools({"shared": self.pool})
         self.pipeline = a_ladder(budget={"cores": budget, "pool": pool}, objective={"accuracyWeight": 40})
         self.profiles = profiles_of(self.pipeline)
-        self.loads, self.plans, self.now = {}, {}, 0.0
+        self.loads, self.plans, self.advice, self.now = {}, {}, {}, 0.0
         self.woken: list[str] = []
         self.planners = {
             name: self.pools.planner(name, self.pipeline, None, partial(self.woken.append, name)) for name in names
@@ -38,11 +40,16 @@ class Table:
         forecast = ForecastRecord(peak_rps=self.loads[name], source="given")
         return Situation(forecast, self.now, self.plans.get(name))
 
-    def tick(self, name, load_rps, *, wait=False):
+    def tick(self, name, load_rps, *, wait=False, mode="Auto"):
         self.now += 100.0
         self.loads[name] = load_rps
-        with suppress(PlanningError) if wait else nullcontext():
-            self.plans[name] = self.planners[name](self.pipeline, self.profiles, self.situation(name))
+        pipeline = self.pipeline.model_copy(update={"spec": self.pipeline.spec.model_copy(update={"mode": mode})})
+        if mode != "Auto":
+            self.pools.note(name, partial(self.woken.append, name), pipeline, self.plans.get(name))
+        if mode != "Paused":
+            with suppress(PlanningError) if wait else nullcontext():
+                decided = self.plans if mode == "Auto" else self.advice
+                decided[name] = self.planners[name](pipeline, self.profiles, self.situation(name))
         assert self.cores() <= self.pool.cores + 1e-9
 
     def settle(self):
@@ -55,7 +62,7 @@ class Table:
         raise AssertionError("they wake each other without end")
 
     def cores(self):
-        return sum(expected(plan).cores for plan in self.plans.values())
+        return sum(uses(plan, self.pipeline)[0] for plan in self.plans.values())
 
 
 def test_what_one_needs_the_other_gives_up_first():
@@ -109,6 +116,48 @@ def test_a_pipeline_that_does_not_decide_keeps_what_it_holds():
     other.forget("paused")
     later = planner(table.pipeline, table.profiles, Situation(ForecastRecord(peak_rps=300.0, source="given"), 0.0))
     assert expected(later).cores == alone
+
+
+def test_what_a_user_puts_into_force_by_hand_is_held_in_the_pool():
+    table = Table("hand", "auto")
+    table.tick("hand", 300.0, mode="Advisory")
+    assert table.plans == {}, "advice is not in force"
+    by_hand = a_plan(table.pipeline, variant="light", replicas=3)
+    for mode in ("Advisory", "Paused"):
+        table.plans["hand"] = by_hand
+        table.tick("hand", 300.0, mode=mode)
+        table.tick("auto", 300.0)  # which checks the pool
+        table.settle()
+        assert table.cores() - expected(table.plans["auto"]).cores == 6.0
+        table.plans["hand"] = a_plan(table.pipeline, variant="light", replicas=1)
+        table.tick("hand", 300.0, mode=mode)
+        assert table.woken == ["auto"], "what was given up is told to the others"
+        table.settle()
+        assert expected(table.plans["auto"]).cores > 2.0
+        table.plans.pop("auto")
+        table.pools.forget("auto")
+
+
+def test_what_a_plan_written_by_hand_holds_is_what_its_replicas_ask_for():
+    pipeline = a_ladder(variant={"resources": {"cpu": "2", "gpu": 1}})
+    plan = a_plan(pipeline, variant="light", replicas=3, cores="2")
+    stale = Expectation(accuracy=0.5, latency_seconds=0.1, cores=1.0, objective=0.0)
+    plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"expected": stale})})
+    assert uses(plan, pipeline) == (12.0, 6)
+    assert uses(None, pipeline) == (0.0, 0)
+
+
+def test_advice_takes_nothing_from_the_neighbours():
+    table = Table("auto", "advised")
+    table.tick("auto", 60.0)
+    before = table.plans["auto"]
+    table.tick("advised", 1200.0, mode="Advisory")
+    assert table.woken == []
+    assert expected(table.advice["advised"]).cores <= POOL.cores
+    table.tick("auto", 60.0)
+    assert expected(table.plans["auto"]) == expected(before)
+    table.tick("advised", 1200.0)
+    assert table.woken == ["auto"], "in Auto it asks for its part"
 
 
 def test_a_pool_that_is_not_in_the_file_is_named():

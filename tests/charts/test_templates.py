@@ -141,6 +141,21 @@ def test_the_adapter_can_read_the_pools(tmp_path):
     assert (shared.cores, shared.gpus, shared.namespaces, shared.max_gain) == (16.0, 2, ("team-a",), 5.0)
 
 
+def test_other_pools_are_another_pod_of_the_adapter_and_of_nobody_else():
+    """The adapter reads its pools as it starts."""
+
+    def templates(cores: int) -> dict[str, Any]:
+        done = template("--set-string", f"budgetPools.shared.cores={cores}", "--set", "podAnnotations.team=a")
+        assert done.returncode == 0, done.stderr
+        made = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "Deployment"]
+        return {one["metadata"]["name"]: one["spec"]["template"] for one in made}
+
+    few, again, many = templates(16), templates(16), templates(32)
+    assert few == again
+    assert {name for name in few if few[name] != many[name]} == {"trimtab-adapter"}
+    assert {made["metadata"]["annotations"]["team"] for made in many.values()} == {"a"}
+
+
 def test_each_part_of_the_chart_is_limited_in_who_calls_it_and_whom_it_calls():
     policies = {m["metadata"]["name"]: m["spec"] for m in rendered("everything") if m["kind"] == "NetworkPolicy"}
     pods = pod_specs(rendered("everything"))

@@ -15,6 +15,8 @@ from trimtab.demand import changing_demand
 from trimtab.local.hosting import hosted_variants, memory_bytes_per_replica
 from trimtab.local.profiles import existing
 from trimtab.preparation import require_installed
+from trimtab.record import FACTS_FILE
+from trimtab.run_folder import LOCK_FILE, RunFolder
 from trimtab.verbs.load import load_outcome
 from trimtab_pipelines.documents import dump_yaml, load_pipeline, load_plan
 from trimtab_pipelines.ends import End
@@ -50,6 +52,29 @@ def test_no_such_pipeline(tmp_path: Path, capsys: Captured) -> None:
 def test_a_run_does_not_write_over_its_pipeline(tmp_path: Path, capsys: Captured) -> None:
     path = write_echo_pipeline(tmp_path)
     assert "is the pipeline's own" in said(capsys, 2, "up", str(path), "--folder", str(tmp_path))
+
+
+def test_a_run_takes_nothing_away_that_no_run_left(tmp_path: Path, capsys: Captured) -> None:
+    path, mine = write_echo_pipeline(tmp_path / "echo"), tmp_path / "mine"
+    weights, other = mine / "models" / "w.bin", mine / "pipeline.yaml"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    other.write_text("of another pipeline")
+    before = sorted(mine.rglob("*"))
+    plan, ports = write_plan(tmp_path / "given.json", echo_plan()), ("--rest-port", "0", "--grpc-port", "0")
+    arguments = ("up", str(path), "--plan", str(plan), "--folder", str(mine), *ports, "--admin-port", "0")
+    assert "holds files that no run left there" in said(capsys, 2, *arguments, "--duration", "0.1")
+    assert sorted(mine.rglob("*")) == before
+    assert weights.read_bytes() == b"weights"
+    assert other.read_text() == "of another pipeline"
+
+
+@pytest.mark.parametrize("left", [[], [LOCK_FILE, "models"], [FACTS_FILE, "models"]])
+def test_a_run_takes_a_folder_that_is_empty_or_of_an_earlier_run(tmp_path: Path, left: list[str]) -> None:
+    for name in left:
+        (tmp_path / name).touch()
+    with RunFolder(tmp_path) as taken:
+        assert taken == tmp_path
 
 
 def test_text_that_is_not_yaml(tmp_path: Path, capsys: Captured) -> None:

@@ -198,6 +198,25 @@ def up(tmp_path: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]
         process.communicate(timeout=PATIENCE_SECONDS)
 
 
+@pytest.mark.parametrize("name", ["link", "beside/../run"])
+async def test_a_plan_is_followed_whatever_its_folder_is_called(tmp_path: Path, name: str) -> None:
+    """The plan is written once the folder is watched, as an adapter's first one is."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    supervisor = Supervisor(Setup(write_echo_pipeline(tmp_path), tmp_path / name))
+    following = asyncio.create_task(supervisor._follow_plan())
+    try:
+        await asyncio.sleep(0)  # what is there already is read
+        write_plan(supervisor.plan_file, echo_plan())
+        await until(lambda: supervisor.plan is not None, "the plan is taken", following)
+        write_plan(supervisor.plan_file, echo_plan("slow", generation=2))
+        await until(lambda: supervisor.plan == echo_plan("slow", generation=2), "the next one is taken", following)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
 def assert_gone(processes: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=PATIENCE_SECONDS)
     assert alive == []

@@ -11,7 +11,7 @@ from trimtab_kubernetes import Cluster
 from trimtab_pipelines.quantity import parse_quantity
 
 MANAGER = "machinery"
-_COUNT = "tests/made"
+_HASH = "7d4b9c"
 
 
 @dataclass
@@ -24,17 +24,52 @@ class Machinery:
     broken_images: set[str] = field(default_factory=set)
     drains: bool = True
     """Whether pods that were told to stop go at once."""
+    seldon: bool = False
+    """Whether Seldon Core is there: it makes a Deployment of every SeldonDeployment, under a name of its own."""
     made: int = 0
 
     async def step(self) -> None:
         """Let every Deployment have the pods it asks for, and report on them."""
-        for deployment in (await self.cluster.list("Deployment", self.namespace)).items:
+        for found in (await self.cluster.list("SeldonDeployment", self.namespace)).items if self.seldon else []:
+            await self._deploy(found)
+        deployments = (await self.cluster.list("Deployment", self.namespace)).items
+        await self._collect({deployment["metadata"]["uid"] for deployment in deployments})
+        for deployment in deployments:
             await self._serve(deployment)
+
+    async def _collect(self, living: set[str]) -> None:
+        """Let the pods go whose Deployment is no more."""
+        for pod in (await self.cluster.list("Pod", self.namespace)).items:
+            if not living & {owner["uid"] for owner in pod["metadata"].get("ownerReferences", [])}:
+                await self.end(pod)
 
     async def pods(self, deployment: dict[str, Any]) -> list[dict[str, Any]]:
         selector = deployment["spec"]["selector"]["matchLabels"]
         labels = ",".join(f"{key}={value}" for key, value in selector.items())
-        return (await self.cluster.list("Pod", self.namespace, labels)).items
+        found = (await self.cluster.list("Pod", self.namespace, labels)).items
+        uid = deployment["metadata"]["uid"]
+        return [pod for pod in found if uid in {owner["uid"] for owner in pod["metadata"].get("ownerReferences", [])}]
+
+    async def _deploy(self, found: dict[str, Any]) -> None:
+        name, uid = found["metadata"]["name"], found["metadata"]["uid"]
+        template = found["spec"]["predictors"][0]["componentSpecs"][0]
+        owner = {"apiVersion": found["apiVersion"], "kind": found["kind"], "name": name, "uid": uid}
+        deployment = {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {
+                "name": f"{name}-default-0-{template['spec']['containers'][0]['name']}",
+                "namespace": self.namespace,
+                "labels": template["metadata"]["labels"],
+                "ownerReferences": [owner],
+            },
+            "spec": {
+                "replicas": found["spec"]["replicas"],
+                "selector": {"matchLabels": template["metadata"]["labels"]},
+                "template": template,
+            },
+        }
+        await self.cluster.apply(deployment, manager=MANAGER)
 
     async def _serve(self, deployment: dict[str, Any]) -> None:
         pods = [pod for pod in await self.pods(deployment) if "deletionTimestamp" not in pod["metadata"]]
@@ -56,7 +91,10 @@ class Machinery:
         self.made += 1
         template = deployment["spec"]["template"]
         name = f"{deployment['metadata']['name']}-{self.made}"
-        metadata = {"name": name, "namespace": self.namespace, "labels": template["metadata"]["labels"]}
+        labels = template["metadata"]["labels"] | {"pod-template-hash": _HASH}
+        owner = {"name": f"{deployment['metadata']['name']}-{_HASH}", "uid": deployment["metadata"]["uid"]}
+        owners = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": True, **owner}]
+        metadata = {"name": name, "namespace": self.namespace, "labels": labels, "ownerReferences": owners}
         spec = dict(template["spec"])
         if await self._has_room(spec):
             spec["nodeName"] = "node"

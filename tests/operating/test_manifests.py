@@ -280,6 +280,36 @@ async def test_a_pipeline_for_seldon_gets_seldon_deployments(seldon: None, clust
     assert await site.look() == 0
 
 
+async def test_a_switch_of_deployer_replaces_the_objects_once_the_new_ones_are_ready(
+    seldon: None, cluster: Cluster, namespace: str
+) -> None:
+    """The old pods bear the labels of the new ones, and serve until then; there and back."""
+    site = Site(cluster, namespace, a_pipeline_document(1))
+    site.machinery.seldon = True
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    await site.apply_plan()
+    await site.settle()
+    name, before = next(iter(await site.names("Deployment") - {"sample-router"})), "Deployment"
+    for after in ("SeldonDeployment", "Deployment"):
+        site.document["spec"]["deployer"] = after
+        await site.apply_pipeline()
+        await site.look()
+        assert name in await site.names(after)
+        assert name in await site.names(before), "nothing of the new one is ready"
+        told = await site.conditions()
+        assert told["PlanApplied"] == ("Unknown", "Applying")
+        assert told["StagesReady"] == ("True", "RollingOut"), "the old one serves"
+        await site.machinery.step()
+        await site.look()
+        assert name in await site.names(after)
+        assert name not in await site.names(before)
+        assert name in await site.names("Service") & await site.names("PodDisruptionBudget")
+        assert (await site.conditions())["PlanApplied"][0] == "True"
+        await site.machinery.step()
+        before = after
+
+
 def test_all_that_envoy_looks_for_is_mounted_beside_it() -> None:
     """A file that tells of its certificates and is not there would keep it from opening the door."""
     written = router_objects(PIPELINE, a_plan(PIPELINE), SECURE, pod_monitor=False)

@@ -64,7 +64,8 @@ class Written:
 class ChatReplica(FakeReplica):
     """Writes the words of the last message, each as a piece, `pace_seconds` apart; `step` lets a word out at a time.
 
-    `break_after` so many words: "die" cuts the connection, "error" says that it failed, "end" says nothing.
+    `break_after` so many words: "die" cuts the connection, "error" says that it failed, "end" says nothing. One that
+    `dies_reading` cuts it each time that it has read what is asked.
     """
 
     pace_seconds: float = 0.0
@@ -76,6 +77,7 @@ class ChatReplica(FakeReplica):
     counts: dict[str, Any] | None = None
     counted: list[Any] = field(default_factory=list)
     alive: bool = False
+    dies_reading: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,6 +102,8 @@ class ChatReplica(FakeReplica):
             self.counted += [json.loads(told) for told in inputs.get("references", ())]
             return web.json_response(self.counts)
         self.written.append(chat)
+        if self.dies_reading:
+            return await self._break(request, web.StreamResponse(), chat)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:

@@ -11,6 +11,7 @@ import pytest
 from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, a_writer, events, words_of
 from tests.router.fakes import FakeReplica, a_rig
 from trimtab_protocol import InferRequest, Tensor
+from trimtab_router.stage.returns import MAX_LOST_IN_COMPANY
 
 CHAT = "/v1/chat/completions"
 
@@ -214,6 +215,19 @@ async def test_a_replica_lost_before_the_first_piece_costs_nobody_an_answer(stre
 
         assert answers == ["one two"] * 8
         assert await rig.outcomes() == {"ok": 8}
+
+
+@pytest.mark.parametrize(
+    ("repeatable", "asked", "reason"), [(True, MAX_LOST_IN_COMPANY, "ModelServerError"), (False, 1, "NotRepeatable")]
+)
+async def test_a_chat_that_kills_who_reads_it_takes_no_more_replicas_than_may_be(repeatable, asked, reason):
+    replicas = [ChatReplica(name=f"r-{n}", dies_reading=True) for n in range(6)]
+    async with chatting(*replicas, pipeline=a_chat_pipeline([a_writer(repeatable=repeatable)])) as rig:
+        status, _, _ = await ask(rig, a_chat())
+
+        assert status == 500
+        assert sum(len(replica.written) for replica in replicas) == asked
+        assert await rig.metric("trimtab_refusals_total", reason=reason) == 1
 
 
 async def ask_or_tell(rig, chat, *, stream):

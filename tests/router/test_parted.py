@@ -6,6 +6,7 @@ from collections import Counter
 from tests.router.chats import ChatReplica, a_png
 from tests.router.fakes import until
 from tests.router.parted import Encoder, ask, reading, references, shown_by
+from trimtab_router.course import MOST_STARVED
 
 
 async def test_each_image_is_a_row_and_the_writer_is_told_where_to_pull_them_in_their_order():
@@ -91,6 +92,14 @@ async def test_a_writer_that_dies_before_its_first_word_costs_an_encoding_and_no
         assert [(await ask(rig, a_png(9, number)))[0] for number in (9, 10, 11)] == [200, 200, 200]
         assert len(encoder.shown) == 4
         assert await rig.outcomes() == {"ok": 3}
+
+
+async def test_a_chat_that_kills_who_reads_it_costs_no_more_writers_than_may_be():
+    encoder, writers = Encoder(), [ChatReplica(name=f"writer-{number}", dies_reading=True) for number in range(5)]
+    async with reading([encoder], writers) as rig:
+        assert (await ask(rig, a_png(9, 9)))[0] == 500
+        assert sum(len(writer.written) for writer in writers) == MOST_STARVED
+        assert await rig.outcomes() == {"failed": 1}
 
 
 async def test_who_hangs_up_leaves_nothing_at_an_encoder():

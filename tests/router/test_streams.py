@@ -1,16 +1,23 @@
-"""What replicas write, as it is read; without a network."""
+"""What replicas write, as it is read, and what is known of a row that nothing was written of."""
 
 import asyncio
+import json
+import socket
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.streams import StreamReader
 
+from tests.router.chats import ChatReplica
+from trimtab_protocol import Tensor, rest
 from trimtab_protocol.chat.inner import Piece
-from trimtab_router.carriage.streams import _events
+from trimtab_router.carriage.streams import Streams, _events
+from trimtab_router.stage.endings import Answered, Lost
 
 OTHERS = 8
+CHAT = b'[{"role": "user", "content": [{"type": "text", "text": "a"}]}]'
 
 
 def written(text: str) -> bytes:
@@ -49,3 +56,71 @@ async def test_an_answer_that_begins_goes_ahead_of_those_that_go_on():
         assert [await told.get() for _ in (*others, last)] == ["begins", *["goes on"] * OTHERS]
         for stream in (*others, last):
             stream.feed_eof()
+
+
+async def lost_at(port: int, begin_seconds: float) -> Lost:
+    """How a chat is lost at a replica there."""
+    messages = Tensor("messages", "BYTES", np.array([CHAT], object))
+    body, length = rest.encode_batch([[messages]], {}, "r")
+    streams = Streams("replica-0", f"127.0.0.1:{port}", lambda: None)
+    try:
+        ending = await streams.write(
+            "/v2/models/small/generate_stream",
+            b"".join(body),
+            {rest.HEADER_LENGTH: str(length)},
+            point="default",
+            begin_seconds=begin_seconds,
+            gap_seconds=30.0,
+            wrote=lambda _: None,
+        )
+    finally:
+        await streams.close()
+    assert isinstance(ending, Lost), ending
+    return ending
+
+
+async def test_a_replica_that_dies_or_hangs_over_what_it_read_had_it():
+    replica = ChatReplica(dies_reading=True)
+    await replica.start()
+    died = await lost_at(replica.port, 30.0)
+    replica.dies_reading = False
+    replica.gate.clear()
+    hung = await lost_at(replica.port, 1.0)
+    await replica.stop()
+
+    assert died.delivered
+    assert hung.delivered
+    assert len(replica.written) == 2
+
+
+async def test_a_replica_that_cannot_be_reached_did_not_have_it():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        ending = await lost_at(bound.getsockname()[1], 30.0)
+
+    assert not ending.delivered
+
+
+async def test_a_large_chat_arrives_whole():
+    """A library's warning that it would hold up the loop would be an error here."""
+    replica = ChatReplica()
+    await replica.start()
+    said = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in ("a" * 2**21, "b")]
+    body, length = rest.encode_batch(
+        [[Tensor("messages", "BYTES", np.array([json.dumps(said).encode()], object))]], {}, "r"
+    )
+    streams = Streams("replica-0", f"127.0.0.1:{replica.port}", lambda: None)
+    ending = await streams.write(
+        "/v2/models/small/generate_stream",
+        b"".join(body),
+        {rest.HEADER_LENGTH: str(length)},
+        point="default",
+        begin_seconds=30.0,
+        gap_seconds=30.0,
+        wrote=lambda _: None,
+    )
+    await streams.close()
+    await replica.stop()
+
+    assert isinstance(ending, Answered), ending
+    assert replica.written[0].messages == said

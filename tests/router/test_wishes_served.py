@@ -114,6 +114,17 @@ async def test_an_answer_that_could_not_wait_for_the_second_look_says_so(looking
         assert await rig.metric("trimtab_provisional_answers_total") == 1
 
 
+async def test_a_point_that_has_become_less_certain_is_told_in_state_and_metrics():
+    async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
+        assert await rig.metric("trimtab_drifted_points", stage="stage-0") == 0
+        for _ in range(30):
+            await rig.rest(a_wishing([0.2] * 4))
+
+        state = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]
+        assert state["drifted_accuracies"] == {state["operating_point"]: pytest.approx(0.2, abs=0.1)}
+        assert await rig.metric("trimtab_drifted_points", stage="stage-0") == 1
+
+
 async def test_grpc_answers_hold_only_kinds_of_parameters_that_every_client_reads():
     async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
         answer = await rig.grpc(a_wishing())

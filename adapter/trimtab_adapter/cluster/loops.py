@@ -122,7 +122,18 @@ class Loops:
             self._start(key)
         elif is_there and member.uid == found["metadata"]["uid"]:
             self._wake(key)
-        elif key not in self._ending:
+        else:
+            self._replace(key, member)
+
+    def _ended(self, key: Key, member: _Member, task: asyncio.Task[None]) -> None:
+        """Replace a loop that a fault ended, an interval later: one that always faults leaves the others their time."""
+        if not (self._closing or task.cancelled()) and (fault := task.exception()) is not None:
+            log.error("%s/%s: its loop ended; another takes its place", *key, exc_info=fault)
+            asyncio.get_running_loop().call_later(member.loop.interval_seconds, self._replace, key, member)
+
+    def _replace(self, key: Key, member: _Member) -> None:
+        """End a loop that nobody ended yet, and start one for what the pipeline is now."""
+        if not self._closing and self._members.get(key) is member and key not in self._ending:
             self._ending[key] = asyncio.create_task(self._end(key))
 
     async def _end(self, key: Key) -> None:
@@ -161,10 +172,12 @@ class Loops:
         if self._pools is not None:
             wake = partial(_wake_from_anywhere, asyncio.get_running_loop(), loop)
             loop.planner = self._pools.planner("/".join(key), documents.pipeline, loop.current, wake)
+            loop.note = partial(self._pools.note, "/".join(key), wake)
         stop = asyncio.Event()
         task = asyncio.create_task(loop.run(stop, first=spread(key)))
-        watched = self._watched(key)
-        self._members[key] = _Member(found["metadata"]["uid"], loop, reporter, stop, task, watched)
+        member = _Member(found["metadata"]["uid"], loop, reporter, stop, task, self._watched(key))
+        task.add_done_callback(partial(self._ended, key, member))
+        self._members[key] = member
 
     async def _stop(self, key: Key) -> None:
         member = self._members.pop(key, None)

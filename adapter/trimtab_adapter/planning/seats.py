@@ -32,24 +32,36 @@ class Table:
     seats: dict[str, Seat] = field(default_factory=dict)
     deciding: threading.Lock = field(default_factory=threading.Lock)  # one decision of a pool at a time
 
-    def left(self) -> Pool:
-        """What those that do not decide leave of the pool."""
-        fixed = [seat.held for seat in self.seats.values() if seat.asked is None]
+    def left(self, key: str) -> Pool:
+        """What those that do not decide leave of the pool to who decides, and to a pipeline that asks now."""
+        fixed = [seat.held for other, seat in self.seats.items() if seat.asked is None and other != key]
         cores = max(self.pool.cores - sum(held[0] for held in fixed), TOLERANCE)
         return self.pool.model_copy(
             update={"cores": cores, "gpus": max(self.pool.gpus - sum(held[1] for held in fixed), 0)}
         )
 
+    def held(self, key: str) -> Room:
+        """What a pipeline holds; nothing where it does not sit here."""
+        return self.seats[key].held if key in self.seats else NOTHING
+
     def room(self, key: str) -> Room:
         """What a pipeline may take now: what the others do not hold, and at least what is its own."""
         others = [seat.held for other, seat in self.seats.items() if other != key]
-        own_cores, own_gpus = self.seats[key].held if key in self.seats else NOTHING
+        own_cores, own_gpus = self.held(key)
         cores = max(self.pool.cores - sum(held[0] for held in others), own_cores)
         return cores, max(self.pool.gpus - sum(held[1] for held in others), own_gpus)
 
     def wishes(self) -> dict[str, Asked]:
         """What those ask that decide."""
         return {key: seat.asked for key, seat in self.seats.items() if seat.asked is not None}
+
+    def note(self, key: str, held: Room, wake: Callable[[], None]) -> None:
+        """Note what a pipeline holds whose plan others write; where that changes what is left, others decide anew."""
+        seat = self.seats.get(key)
+        changed = seat is None or seat.asked is not None or seat.held != held
+        self.seats[key] = Seat(held, wake)
+        if changed:
+            wake_all(other for name, other in self.seats.items() if name != key)
 
     def stop_deciding(self, key: str) -> None:
         """Leave a pipeline what it holds until it asks anew."""
@@ -81,11 +93,14 @@ def needs(part: Answer) -> Room:
     return sum(option.cores for option in choice), sum(option.gpus for option in choice)
 
 
-def uses(plan: PipelinePlan | None) -> Room:
-    """What all replicas of a plan ask for; nothing where there is none."""
-    if plan is None or plan.spec.expected is None:
+def uses(plan: PipelinePlan | None, pipeline: InferencePipeline) -> Room:
+    """What all replicas of a plan ask for, whoever wrote it; nothing where there is none."""
+    if plan is None:
         return NOTHING
-    return plan.spec.expected.cores, plan.spec.expected.gpus
+    gpus = {(stage.name, each.name): each.resources.gpu for stage in pipeline.spec.stages for each in stage.variants}
+    running = plan.spec.stages
+    cores = sum(stage.replicas * stage.cores for stage in running)
+    return cores, sum(stage.replicas * gpus.get((stage.name, stage.variant), 0) for stage in running)
 
 
 def wake_all(seats: Iterable[Seat]) -> None:

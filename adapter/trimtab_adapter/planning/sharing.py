@@ -1,8 +1,9 @@
 """Pipelines of one pool that tick at their own times: every decision is made for all, and one pipeline's is handed out.
 
 A pipeline entitled to more waits until others release it; they are woken, and the pool is never exceeded. A pipeline
-that does not decide (Paused, without profiles, or not yet since the adapter started) keeps what it holds and holds up
-no other. Nothing is stored: the plans in force tell who holds what.
+that does not decide (Advisory, Paused, without profiles, or not yet since the adapter started) keeps what it holds and
+holds up no other: advice is what it would get if it decided, and takes nothing from anybody. Nothing is stored: the
+plans in force tell who holds what.
 """
 
 import threading
@@ -42,8 +43,19 @@ class SharedPools:
         with self._lock:
             table = self._tables.get(pipeline.spec.budget.pool or "")
             if table is not None and may_sit(table.pool, pipeline):
-                table.seats[key] = Seat(uses(current), wake)
+                table.seats[key] = Seat(uses(current, pipeline), wake)
         return plan
+
+    def note(
+        self, key: str, wake: Callable[[], None], pipeline: InferencePipeline, current: PipelinePlan | None
+    ) -> None:
+        """Note what a pipeline holds that is not in Auto mode: what runs there others wrote, at a time of their own."""
+        name = pipeline.spec.budget.pool
+        with self._lock:
+            self._leave(key, of_all_but=name)
+            table = self._tables.get(name or "")
+            if table is not None and may_sit(table.pool, pipeline):
+                table.note(key, uses(current, pipeline), wake)
 
     def forget(self, key: str) -> None:
         """Free what a pipeline held that is no more."""
@@ -77,36 +89,34 @@ class SharedPools:
 
     def _decide(self, name: str, table: Table, key: str, member: Member, wake: Callable[[], None]) -> PipelinePlan:
         question, forecast = question_of(member.pipeline, member.profiles, member.situation)
-        with self._lock:
-            own = table.seats.setdefault(key, Seat(uses(member.situation.current), wake))
-            own.asked = Asked(question)
-        joint = self._joint(name, table, key)
+        wish, acts = Asked(question), member.pipeline.spec.mode == "Auto"
+        if acts:
+            with self._lock:
+                table.seats.setdefault(key, Seat(uses(member.situation.current, member.pipeline), wake)).asked = wish
+        joint = self._joint(name, table, key, wish)
         with self._lock:
             room = table.room(key)
             waits = joint is None or not fits(needs(joint[key]), room)
-            if joint is not None and waits:
+            if acts and waits and joint is not None:
                 table.wake_those_due(key, joint)
         if joint is None or waits:
             plan = _within(member, room, name)
         else:
             plan = plan_of(member.pipeline, question, joint[key], forecast, member.situation.now_seconds)
-        with self._lock:
-            moved = uses(plan) != own.held
-            self._take(name, table, key, plan, auto=member.pipeline.spec.mode == "Auto")
-            if joint is not None and moved and not waits:
-                table.wake_those_due(key, joint)
+        if acts:
+            self._take(name, table, key, uses(plan, member.pipeline), {} if waits else joint or {})
         return plan
 
-    def _joint(self, name: str, table: Table, key: str) -> dict[str, Answer] | None:
-        """Plan for all that decide; None where not even the smallest plans find room together.
+    def _joint(self, name: str, table: Table, key: str, wish: Asked) -> dict[str, Answer] | None:
+        """Plan for all that decide and for this pipeline's wish; None where not even the smallest plans find room.
 
         Who cannot be planned for sits out: the others share what it leaves. Newcomers wait where they are too many.
         Raises PlanningError where that is this pipeline itself.
         """
         while True:
             with self._lock:
-                left, wishes = table.left(), table.wishes()
-                settled = {other: wish for other, wish in wishes.items() if table.seats[other].held != NOTHING}
+                left, wishes = table.left(key), table.wishes() | {key: wish}
+                settled = {other: wishes[other] for other in wishes if table.held(other) != NOTHING}
             broken = _unplannable(left, wishes)
             if not broken:
                 break
@@ -120,14 +130,21 @@ class SharedPools:
             joint = _divided(name, left, settled)
         return joint
 
-    def _take(self, name: str, table: Table, key: str, plan: PipelinePlan, *, auto: bool) -> None:
-        """Note what a pipeline holds from now on; PlanningError where another took it while this plan was made."""
-        if not auto or key not in table.seats:
-            return
-        if not fits(uses(plan), table.room(key)):
-            table.seats[key].wake()
-            raise PlanningError(f"pool {name}: another pipeline came in between; it is decided anew at once")
-        table.seats[key].held = uses(plan)
+    def _take(self, name: str, table: Table, key: str, used: Room, joint: Mapping[str, Answer]) -> None:
+        """Note what a pipeline holds from now on, and wake those whose part of the joint plan that makes due.
+
+        Raises PlanningError where another took it while this plan was made.
+        """
+        with self._lock:
+            own = table.seats.get(key)
+            if own is None:
+                return
+            if not fits(used, table.room(key)):
+                own.wake()
+                raise PlanningError(f"pool {name}: another pipeline came in between; it is decided anew at once")
+            moved, own.held = used != own.held, used
+            if moved:
+                table.wake_those_due(key, joint)
 
 
 def _unplannable(left: Pool, wishes: Mapping[str, Asked]) -> dict[str, PlanningError]:

@@ -58,7 +58,9 @@ labels:
   {{- with $root.Values.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- with $root.Values.podAnnotations }}
+{{- $own := dict }}
+{{- if gt (len .) 2 }}{{ $own = index . 2 }}{{ end }}
+{{- with merge (dict) $own $root.Values.podAnnotations }}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}

@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Self
 
 import psutil
-from watchfiles import awatch
 
 from trimtab.local import logs
 from trimtab.local.door import DoorPorts, make_sockets, open_ports, start_door
@@ -35,6 +34,7 @@ from trimtab_pipelines.processes.module import Module, StartError
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.edge.places import Sockets
+from trimtab_router.following.files import Stamps, looks
 
 log = logging.getLogger(__name__)
 
@@ -333,12 +333,10 @@ class Supervisor:
             del self.faults[:-MOST_FAULTS]
 
     async def _follow_plan(self) -> None:
-        written = str(self.plan_file.resolve())
-        self._read_plan()
-        async for _ in awatch(
-            self.setup.folder, watch_filter=lambda _, path: path == written, recursive=False, step=20
-        ):
-            self._read_plan()
+        stamps = Stamps()
+        async for _ in looks(self.setup.folder):
+            if stamps.changed(self.plan_file):
+                self._read_plan()
 
     async def _trim_logs(self) -> None:
         while True:
@@ -348,8 +346,6 @@ class Supervisor:
 
     def _read_plan(self) -> None:
         """Take the plan on disk; one that cannot be used is logged, and the last good one stays."""
-        if not self.plan_file.exists():
-            return
         try:
             plan = self.check(load_published_plan(self.plan_file))
         except DocumentError as error:

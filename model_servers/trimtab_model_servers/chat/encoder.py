@@ -94,8 +94,11 @@ class HostedEncoder:
         return {"rows": len(rows), "digest": held.digest}
 
     def count(self, request: InferRequest) -> dict[str, object]:
-        """Tell how many rows the embeddings of each image would have, an image a row; errors as of ``infer``."""
-        rows = checked_rows(self.spec, request.inputs)
+        """Tell how many rows the embeddings of each image would have, an image a row; errors as of ``infer``.
+
+        Nothing is computed, so that one request may show all images of a chat, however few a batch may hold.
+        """
+        rows = checked_rows(self.spec, request.inputs, most=words.MOST_IMAGES)
         seeing, beside = self.encoding.seeing, self._beside(request, rows)
         headers = [self._only(request, row, number).header for row, (_, number) in enumerate(beside)]
         counts = [

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
 
@@ -89,6 +89,11 @@ class HostedWriter:
             "image_tokens": [place.placeholders for place in prompt.places],
             "encoded_tokens": [image.rows for image in chat.images],
         }
+
+    @property
+    def failure(self) -> Future[str]:
+        """Why it will never answer again, once its engine has failed itself."""
+        return self.engine.failure
 
     def pending(self) -> dict[str, int]:
         """What is in flight; see docs/chat-stages.md."""

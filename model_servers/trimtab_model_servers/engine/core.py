@@ -1,7 +1,8 @@
 """The engine without its thread: requests in, one step at a time, pieces and one last word for each out.
 
-A mistake is its request's own: embeddings that do not fit, logits that are no numbers, a step that fails. A step that
-fails is computed again part by part, so that only who made it fail ends with it.
+A mistake is its request's own: embeddings that do not fit, logits that are no numbers, a token that cannot be drawn or
+spelled, a step that fails. A step that fails is computed again part by part, so that only who made it fail ends with
+it.
 """
 
 import logging
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from trimtab_model_servers.engine.executor import Executor, Written
 from trimtab_model_servers.engine.families import Family
-from trimtab_model_servers.engine.sampling import Sampler, chances_of
+from trimtab_model_servers.engine.sampling import Chances, Sampler, chances_of
 from trimtab_model_servers.engine.scheduler import Admission, Chunk, Limits, Scheduler
 from trimtab_model_servers.engine.stops import Spell, StopFilter
 from trimtab_model_servers.engine.values import Done, Ending, Piece, Request, RequestError, Usage
@@ -39,13 +40,13 @@ class _Talk:
 class Gauges:
     """What is in flight. All but ``steps`` return to 0 when nothing is."""
 
-    waiting: int
-    running: int
-    busy_slots: int
-    pending_tokens: int
-    held: int
-    embedding_bytes: int
-    steps: int
+    waiting: int = 0
+    running: int = 0
+    busy_slots: int = 0
+    pending_tokens: int = 0
+    held: int = 0
+    embedding_bytes: int = 0
+    steps: int = 0
 
 
 class Core:
@@ -171,15 +172,23 @@ class Core:
         # who waits for a first word is told before those who read on
         for row in sorted(range(len(counts)), key=lambda row: counts[row] > 0):
             request_id = written.request_ids[row]
-            token, log_probability = chances.likeliest[row], chances.log_likeliest[row]
-            if not math.isfinite(log_probability):
-                self._end(request_id, Ending.ERROR, error="the model's logits are no numbers", forget=True)
-                continue
-            talk = self._talks[request_id]
-            if talk.request.sampling.temperature > 0:
-                token = talk.sampler.draw(chances.logits[row])
-                log_probability = float(chances.log_probabilities[row, token])
-            self._told(request_id, token, log_probability)
+            try:
+                self._write_row(request_id, chances, row)
+            except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
+                _LOG.exception("request %s could not be written on", request_id)
+                if request_id in self._talks:
+                    self._end(request_id, Ending.ERROR, error=_why(error), forget=True)
+
+    def _write_row(self, request_id: str, chances: Chances, row: int) -> None:
+        token, log_probability = chances.likeliest[row], chances.log_likeliest[row]
+        if not math.isfinite(log_probability):
+            self._end(request_id, Ending.ERROR, error="the model's logits are no numbers", forget=True)
+            return
+        talk = self._talks[request_id]
+        if talk.request.sampling.temperature > 0:
+            token = talk.sampler.draw(chances.logits[row])
+            log_probability = float(chances.log_probabilities[row, token])
+        self._told(request_id, token, log_probability)
 
     def _barred(self, request_ids: Sequence[str], counts: Sequence[int]) -> list[tuple[int, int]]:
         """The ends of those who must write on, as (row, token)."""

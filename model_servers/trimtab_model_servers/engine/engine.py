@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -25,10 +26,16 @@ _Told = tuple["asyncio.Queue[Event | Exception]", Event | Exception]
 
 
 class Engine:
-    """Runs a core until ``stop``; its thread computes with ``threads`` threads (None: as many as torch takes)."""
+    """Runs a core until ``stop``; its thread computes with ``threads`` threads (None: as many as torch takes).
+
+    Attributes:
+        failure: why it will never answer again, once it has failed itself and everybody was told.
+    """
 
     def __init__(self, core: Core, *, threads: int | None = None) -> None:
+        self.failure: Future[str] = Future()
         self._core = core
+        self._gauges = Gauges()
         self._threads = threads
         self._asked: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -39,8 +46,8 @@ class Engine:
 
     @property
     def gauges(self) -> Gauges:
-        """What is in flight, as of the last step."""
-        return self._core.gauges
+        """What is in flight, as of the last step and of what was asked before it; for any thread."""
+        return self._gauges
 
     def submit(self, request: Request, images: Sequence[Tensor | None], tell: Tell) -> None:
         """Take a request in; the thread calls ``tell`` with its pieces and, last, with how it ended.
@@ -143,16 +150,23 @@ class Engine:
             _LOG.exception("the engine itself failed; every request in flight ends")
             with self._wake:
                 self._stopping = True
-            while self._asked:
-                self._asked.popleft()()
-            self._core.fail_all(f"the engine failed: {type(error).__name__}: {error}")
+            self._give_up(f"the engine failed: {type(error).__name__}: {error}")
+
+    def _give_up(self, why: str) -> None:
+        try:
+            self._do_asked()
+            self._core.fail_all(why)
+            self._gauges = self._core.gauges
             self._deliver()
+        finally:
+            self.failure.set_result(why)
 
     def _act(self) -> bool:
         """Do what was asked, compute a step, or wait; False when there is nothing left to do."""
-        while self._asked:
-            self._asked.popleft()()
+        self._do_asked()
         stepped = self._core.step()
+        if stepped:
+            self._gauges = self._core.gauges
         self._deliver()
         if stepped:
             return True
@@ -162,6 +176,13 @@ class Engine:
                     return False
                 self._wake.wait()
         return True
+
+    def _do_asked(self) -> None:
+        if not self._asked:
+            return
+        while self._asked:
+            self._asked.popleft()()
+        self._gauges = self._core.gauges
 
     def _deliver(self) -> None:
         """Wake each loop once for all that a step says: a wake for each word costs more than the words."""

@@ -54,8 +54,16 @@ class Sampler:
         """Draw from ``logits`` [vocabulary] on any device."""
         if self.sampling.temperature == 0:
             return int(logits.argmax())
-        kept = _cut(logits.float().cpu() / self.sampling.temperature, self.sampling)
+        kept = _cut(_tempered(logits.float().cpu(), self.sampling.temperature), self.sampling)
         return int(torch.multinomial(kept.softmax(dim=-1), 1, generator=self._random))
+
+
+def _tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Divide by any temperature above 0: the likeliest is 0 then, so that nothing is infinite but what has no chance.
+
+    A temperature that float32 holds as 0 would make no numbers of the likeliest.
+    """
+    return (logits - logits.max()) / max(temperature, torch.finfo(torch.float32).tiny)
 
 
 def _cut(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -67,5 +75,6 @@ def _cut(logits: Tensor, sampling: Sampling) -> Tensor:
         ordered, order = logits.sort(descending=True)
         shares = ordered.softmax(dim=-1)
         beyond = shares.cumsum(dim=-1) - shares >= sampling.top_p
+        beyond[0] = False  # float32 may hold top_p as 0
         logits = logits.scatter(0, order, ordered.masked_fill(beyond, -torch.inf))
     return logits

@@ -6,7 +6,7 @@ prompts without images before any other; and where that half holds all of them, 
 a first word comes only at the end of its whole step. While such prompts come, steps that read images are short too: who
 comes next waits for the one under way. A request is admitted when a slot is free that holds its whole
 prompt and all it may write, so that none is ever pushed out. Prompts are computed up to the first image that is still
-encoded (in a model that attends across: not before all are there).
+encoded and lies in no prefix taken over (in a model that attends across: not before all are there).
 """
 
 from collections.abc import Iterator
@@ -249,7 +249,7 @@ class Scheduler:
 
         What it computed stays in the slot until that is given away. It comes in again as others do.
         """
-        idle = [one for one in self._running.values() if one.computed == self._usable(one) < one.prompt]
+        idle = [one for one in self._running.values() if self._usable(one) <= one.computed < one.prompt]
         if not idle:
             return False
         one = max(idle, key=_urgency)
@@ -261,10 +261,12 @@ class Scheduler:
         return True
 
     def _usable(self, one: _Running) -> int:
-        """How far the prompt can be computed with the images that are there."""
+        """How far the prompt can be computed with the images that are there; those it has behind it are not needed."""
         for image, ready in zip(one.request.images, one.ready, strict=True):
-            if not ready:
-                return 0 if self._across else image.start
+            if not ready and self._across:
+                return 0
+            if not ready and image.start + image.placeholders > one.computed:
+                return image.start
         return one.prompt
 
     def _require_fit(self, request: Request) -> None:

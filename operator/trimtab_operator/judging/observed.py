@@ -52,11 +52,17 @@ def hosted(found: Object) -> frozenset[str]:
 
 
 def _hosting_set(found: Object, pods: Sequence[PodState], changing: bool) -> HostingSet:  # noqa: FBT001
-    marks = found["metadata"]["labels"]
-    own = [p for p in pods if p.component == MODEL_SERVER and p.set_key == (marks[STAGE_LABEL], marks[HOSTING_LABEL])]
+    marks, name = found["metadata"]["labels"], found["metadata"]["name"]
+    own = [
+        pod
+        for pod in pods
+        if pod.component == MODEL_SERVER
+        and pod.set_key == (marks[STAGE_LABEL], marks[HOSTING_LABEL])
+        and pod.made_for(found["kind"], name)
+    ]
     staying = [pod for pod in own if not pod.leaving]
     return HostingSet(
-        name=found["metadata"]["name"],
+        name=name,
         stage=marks[STAGE_LABEL],
         each=_each(found),
         desired=desired_replicas(found),

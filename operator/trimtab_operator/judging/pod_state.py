@@ -38,11 +38,20 @@ class PodState:
     """When it last stopped being ready, or was made."""
     room: Room
     trouble: Trouble | None
+    deployment: str = ""
+    """The Deployment that made it; empty where that is not told."""
 
     @property
     def set_key(self) -> tuple[str, str]:
         """Stage and hosting group."""
         return self.stage, self.hosting
+
+    def made_for(self, kind: str, name: str) -> bool:
+        """Whether it can be of a hosting set of that kind: the sets of both kinds have one name and one set of labels.
+
+        Seldon Core makes Deployments of its own names.
+        """
+        return not self.deployment or (self.deployment == name) == (kind == "Deployment")
 
 
 def pod_states(pods: Sequence[Mapping[str, Any]]) -> tuple[PodState, ...]:
@@ -66,7 +75,15 @@ def _state(pod: Mapping[str, Any]) -> PodState:
         waiting_since=max(seconds_of(changed), seconds_of(metadata["creationTimestamp"])),
         room=_room(pod),
         trouble=_trouble(status, condition_of(pod, "PodScheduled")),
+        deployment=_deployment(metadata),
     )
+
+
+def _deployment(metadata: Mapping[str, Any]) -> str:
+    """The Deployment whose ReplicaSet owns a pod: one is called as its Deployment, and the hash of its pods."""
+    suffix = f"-{metadata.get('labels', {}).get('pod-template-hash', '')}"
+    owners = [owner["name"] for owner in metadata.get("ownerReferences", []) if owner["kind"] == "ReplicaSet"]
+    return next((str(name).removesuffix(suffix) for name in owners if str(name).endswith(suffix)), "")
 
 
 def _room(pod: Mapping[str, Any]) -> Room:

@@ -15,7 +15,7 @@ from trimtab_operator.manifests.hosting_sets import (
     service,
     template,
 )
-from trimtab_operator.manifests.objects import ROUTER, Ref
+from trimtab_operator.manifests.objects import MODEL_SERVER, ROUTER, Ref
 from trimtab_operator.manifests.routers import PIPELINE_HASH, pipeline_hash
 from trimtab_operator.manifests.seldon import seldon_deployment
 from trimtab_operator.settings import Settings
@@ -70,8 +70,8 @@ class Replicas:
     objects: tuple[Object, ...]
     rescaled: tuple[Object, ...]
     """Hosting sets that the pipeline no longer describes, with their new number alone."""
-    kept: frozenset[str]
-    """Names of hosting sets that stay as they are or are on their way out."""
+    kept: frozenset[Ref]
+    """Hosting sets that stay as they are or are on their way out, each with its Service and budget."""
 
 
 def decide_replicas(site: Site, plan: PipelinePlan | None, limit: Room) -> Replicas:
@@ -95,7 +95,9 @@ def decide_replicas(site: Site, plan: PipelinePlan | None, limit: Room) -> Repli
         for name, count in desired.items()
         if name not in site.groups and count == 0 and by_name[name].present + by_name[name].leaving == 0
     }
-    return Replicas(tuple(objects), tuple(rescaled), frozenset(desired.keys() - gone))
+    kinds = (site.pipeline.spec.deployer, "Service", "PodDisruptionBudget")
+    kept = frozenset(Ref(kind, name) for name in desired.keys() - gone for kind in kinds)
+    return Replicas(tuple(objects), tuple(rescaled), kept)
 
 
 def routed_anew(site: Site) -> bool:
@@ -127,7 +129,11 @@ def _stage_state(target: Target, sets: Sequence[HostingSet], found: Object | Non
         target.stage,
         wanted=target.replicas,
         ready=own.ready if own else 0,
-        serving=sum(each.ready for each in sets if each.stage == target.stage),
+        serving=sum(
+            pod.ready
+            for pod in site.pods
+            if pod.component == MODEL_SERVER and pod.stage == target.stage and not pod.leaving
+        ),
         trouble=(_creation_trouble(found) if found else None) or _pod_trouble(target, site),
         rolling=found is not None and (rolling(found) or bool(own and own.present > own.desired)),
     )
@@ -140,8 +146,9 @@ def _pod_trouble(target: Target, site: Site) -> Trouble | None:
 
 def pods_of(target: Target, site: Site) -> list[PodState]:
     """The pods of a target's hosting set that are not told to stop."""
-    stage, group = site.groups[target.name]
-    return [pod for pod in site.pods if pod.set_key == (stage.name, group.name) and not pod.leaving]
+    (stage, group), kind = site.groups[target.name], site.pipeline.spec.deployer
+    own = [pod for pod in site.pods if pod.set_key == (stage.name, group.name) and pod.made_for(kind, target.name)]
+    return [pod for pod in own if not pod.leaving]
 
 
 def _creation_trouble(found: Object) -> Trouble | None:

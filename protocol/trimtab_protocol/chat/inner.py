@@ -92,13 +92,19 @@ def options_of(asked: Asked, *, tenant: str, urgency_seconds: float | None) -> l
         "stop": list(asked.stop) or None,
         "ignore_eos": asked.ignore_eos or None,
         "logprobs": asked.logprobs or None,
-        "tenant": tenant or None,
-        "urgency_seconds": urgency_seconds,
     }
-    given = {name: value for name, value in options.items() if value is not None}
+    asked_for = {name: value for name, value in options.items() if value is not None}
+    given = owned_options(asked_for, tenant=tenant, urgency_seconds=urgency_seconds)
     if asked.seed is None:
         return [given] * asked.choices
     return [given | {"seed": asked.seed + choice} for choice in range(asked.choices)]
+
+
+def owned_options(options: Mapping[str, Any], *, tenant: str, urgency_seconds: float | None) -> dict[str, Any]:
+    """Options that say whose a chat is and how urgent, whatever they said of it; an empty tenant is nobody's."""
+    ours = {"tenant": tenant or None, "urgency_seconds": urgency_seconds}
+    kept = {name: value for name, value in options.items() if name not in ours}
+    return kept | {name: value for name, value in ours.items() if value is not None}
 
 
 def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:

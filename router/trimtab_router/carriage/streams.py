@@ -6,9 +6,11 @@ of its own, and cancelling that task is all it takes.
 
 import asyncio
 import contextlib
+import io
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 
 import aiohttp
 
@@ -24,7 +26,7 @@ CALLERS_FAULT = frozenset({400, 413, 422})
 NOT_READY = frozenset({404, 429, 503})
 CONNECT_SECONDS = 2.0
 MOST_ERROR_BYTES = 2**16
-_LONGEST_READ_BYTES = 2**16
+_LONGEST_READ_BYTES, _LONGEST_WHOLE_BYTES = 2**16, 2**20
 TURNS_OF_OTHERS = 2
 """Of the event loop: in the first a first piece is read, in the second its caller is told."""
 
@@ -73,8 +75,7 @@ class Streams:
         """
         heard = _Heard(wrote)
         try:
-            async with asyncio.timeout(begin_seconds) as patience, self._post(path, body, headers) as response:
-                heard.delivered = True
+            async with asyncio.timeout(begin_seconds) as patience, self._post(path, body, headers, heard) as response:
                 if response.status != 200:
                     message = message_in(await response.content.read(MOST_ERROR_BYTES))
                     return self._by_code(response.status, message or f"HTTP status {response.status}")
@@ -105,18 +106,25 @@ class Streams:
             return 0, _why(error).encode()
 
     def _post(
-        self, path: str, body: bytes, headers: dict[str, str]
+        self, path: str, body: bytes, headers: dict[str, str], heard: "_Heard | None" = None
     ) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
         scheme = "http" if self._tls() is None else "https"
         url = f"{scheme}://{self._address}{path}"
-        return self._opened().post(url, data=body, headers=headers, ssl=self._ssl(), allow_redirects=False)
+        # A large one goes out in pieces: handed over whole it holds up everybody else.
+        data = body if len(body) <= _LONGEST_WHOLE_BYTES else io.BytesIO(body)
+        return self._opened().post(
+            url, data=data, headers=headers, ssl=self._ssl(), allow_redirects=False, trace_request_ctx=heard
+        )
 
     def _ssl(self) -> "ssl.SSLContext | bool":
         return self._tls() or True
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
+            leaving = aiohttp.TraceConfig()
+            leaving.on_request_headers_sent.append(_leaves)
             self._session = aiohttp.ClientSession(
+                trace_configs=[leaving],
                 connector=aiohttp.TCPConnector(limit=0),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -143,7 +151,7 @@ class Streams:
 
 
 class _Heard:
-    """What was heard of one answer so far."""
+    """What was heard of one answer so far; ``delivered``: the replica may have what was asked."""
 
     def __init__(self, wrote: Callable[[Piece | LastPiece], None]) -> None:
         self.delivered = False
@@ -160,6 +168,14 @@ class _Heard:
         self._texts.append(said.text)
         self._wrote(said)
         return outputs_of("".join(self._texts), said) if isinstance(said, LastPiece) else None
+
+
+async def _leaves(
+    _: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceRequestHeadersSentParams
+) -> None:
+    """Note, just before the first byte of a request leaves on its connection, that its replica may have it."""
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.delivered = True
 
 
 def _why(error: Exception) -> str:

@@ -9,17 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from watchfiles import awatch
-
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError, load_endpoints, load_published_plan
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.routing import Endpoints
+from trimtab_router.following.files import Stamps, looks
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0
 Document = TypeVar("Document", PipelinePlan, Endpoints)
 
 
@@ -30,7 +28,7 @@ class FileWatcher:
         self._router = router
         self._plan_path = plan.resolve()
         self._endpoints_path = endpoints.resolve() if endpoints else None
-        self._seen: dict[Path, tuple[int, int, int]] = {}
+        self._stamps = Stamps()
 
     def read(self) -> None:
         """Read what changed since the last time and apply it."""
@@ -47,24 +45,14 @@ class FileWatcher:
 
     async def watch(self) -> None:
         """Follow both files for ever; they need not exist yet, their folders must."""
-        self.read()
         folders = {path.parent for path in (self._plan_path, self._endpoints_path) if path is not None}
-        period = int(POLL_SECONDS * 1000)
-        async for _ in awatch(
-            *folders, recursive=False, step=20, debounce=100, rust_timeout=period, yield_on_timeout=True
-        ):
+        async for _ in looks(*folders):
             self.read()
 
     def _load(self, path: Path, load: Callable[[Path], Document]) -> Document | None:
         """What the file says now; None where that is nothing new or nothing good."""
-        try:
-            status = path.stat()
-        except OSError:
+        if not self._stamps.changed(path):
             return None
-        version = (status.st_mtime_ns, status.st_ino, status.st_size)
-        if self._seen.get(path) == version:
-            return None
-        self._seen[path] = version
         try:
             return load(path)
         except DocumentError as error:

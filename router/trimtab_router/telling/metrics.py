@@ -4,7 +4,7 @@ Names and units follow Prometheus; every series carries namespace and pipeline. 
 outcome is first seen, so that counting costs a request next to nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
@@ -175,9 +175,9 @@ class StageMetrics:
         self._metrics.stage_queue_rows.labels(*self._labels).set_function(queue_rows)
         self._metrics.stage_ready.labels(*self._labels).set_function(ready_replicas)
 
-    def watch_drifted(self, drifted: Callable[[], Mapping[tuple[str, str], float]]) -> None:
+    def watch_drifted(self, points: Callable[[], float]) -> None:
         """Read this when scraped."""
-        self._metrics.stage_drifted.labels(*self._labels).set_function(lambda: float(len(drifted())))
+        self._metrics.stage_drifted.labels(*self._labels).set_function(points)
 
     def watch_refused(self, replicas: Callable[[], float]) -> None:
         """Read this when scraped."""

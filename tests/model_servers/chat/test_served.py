@@ -32,6 +32,7 @@ def replica(tmp_path_factory, start: Callable[[Path], Replica | str]) -> Replica
     folder = tmp_path_factory.mktemp("chats")
     small = {"slots": 4, "slot_tokens": 400, "step_tokens": 40}
     specs = [a_chat_spec(part, parameters=small) for part in ("whole", "text", "encode", "keep")]
+    specs.append(a_chat_spec("keep", "one-by-one", parameters=small, maxBatchSize=1))
     specs.append(a_chat_spec("whole", "across", parameters=small | {"architecture": "cross-attention"}))
     write_models(specs, folder)
     started = start(folder)
@@ -181,6 +182,12 @@ async def test_an_encoder_is_asked_for_what_it_made_of_an_image_and_keeps_it_for
 async def test_an_encoder_tells_how_many_rows_images_would_have_and_makes_none(asker: Asker):
     assert await asker.count(InferRequest("keep", (rows_of_files(a_page(5), a_page(6)),))) == {"rows": [16, 16]}
     assert (await asker.get("keep/pending"))["kept"] == 0
+
+
+async def test_an_encoder_counts_all_images_of_a_chat_at_once_however_few_it_encodes_at_once(asker: Asker):
+    shown = InferRequest("one-by-one", (rows_of_files(*map(a_page, range(16))),))
+    assert await asker.count(shown) == {"rows": [16] * 16}
+    assert (await asker.refused(shown))[0] == 400
 
 
 async def test_of_a_batch_with_an_image_that_is_none_nothing_is_kept(asker: Asker):

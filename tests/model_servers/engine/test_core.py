@@ -1,6 +1,8 @@
 """A mistake is its request's own, and whatever ended has given everything back."""
 
 import asyncio
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,6 +108,20 @@ def test_an_image_that_does_not_fit_when_it_comes_ends_its_request(served):
     assert idle(core.gauges)
 
 
+def test_who_takes_over_an_image_with_his_prefix_is_answered_before_it_is_encoded_again(served):
+    core, shown = Core(served, LIMITS), torch.randn(2, 48, generator=torch.Generator().manual_seed(1))
+    first = Request("first", (1, 3, 3, 20, 30), images=(Image("cat", 1, 2, 2),), max_new_tokens=6)
+    heard: dict[str, list[Event]] = {"first": [], "again": []}
+    for request, images in ((first, [shown]), (replace(first, id="again"), [None])):
+        core.submit(request, images, heard[request.id].append)
+        while core.step():
+            pass
+
+    assert last(heard["again"]).usage.cached == 4
+    assert tokens(heard["again"]) == tokens(heard["first"])
+    assert idle(core.gauges)
+
+
 def test_a_caller_who_cannot_be_told_is_cancelled_alone(served):
     core = Core(served, LIMITS)
     heard: list[Event] = []
@@ -175,6 +191,45 @@ def test_a_seed_repeats_a_draw_and_a_narrow_draw_is_the_greedy_one(served):
     assert drawn("g", Sampling(temperature=1.5, top_p=1e-6)) == greedy
 
 
+@pytest.mark.parametrize("sampling", [Sampling(1e-40), Sampling(5e-324), Sampling(1.0, top_p=1e-60)])
+def test_what_float32_holds_as_nothing_draws_the_likeliest_and_the_others_go_on(served, sampling):
+    plain = Request("plain", (1, 20), max_new_tokens=8)
+    narrow = replace(plain, id="narrow", sampling=sampling)
+    alone = tokens(ran(Core(served, LIMITS), plain)["plain"])
+    core = Core(served, LIMITS)
+
+    heard = ran(core, plain, narrow)
+
+    assert [last(heard[name]).ending for name in ("plain", "narrow")] == [Ending.LENGTH, Ending.LENGTH]
+    assert tokens(heard["plain"]) == tokens(heard["narrow"]) == alone
+    assert idle(core.gauges)
+
+
+def test_who_cannot_be_spelled_ends_alone(served):
+    spelt: list[int] = []
+
+    def letters() -> Any:
+        number = len(spelt)
+        spelt.append(number)
+
+        def spell(token: int) -> str:
+            if number == 1:
+                raise UnicodeDecodeError("utf-8", b"", 0, 1, "no such token")
+            return f"<{token}>"
+
+        return spell
+
+    core = Core(served, LIMITS, spelling=letters)
+    alone = tokens(ran(Core(served, LIMITS), Request("first", (1, 20), max_new_tokens=6))["first"])
+
+    heard = ran(core, *(Request(name, (1, 20), max_new_tokens=6) for name in ("first", "second", "third")))
+
+    assert [last(events).ending for events in heard.values()] == [Ending.LENGTH, Ending.ERROR, Ending.LENGTH]
+    assert "no such token" in (last(heard["second"]).error or "")
+    assert tokens(heard["first"]) == tokens(heard["third"]) == alone
+    assert idle(core.gauges)
+
+
 async def test_streams_from_a_thread_and_who_stops_listening_is_let_go_of(served):
     alone = llava()
     drawn = LlavaRequests(alone, seed=21)
@@ -206,6 +261,48 @@ async def test_streams_from_a_thread_and_who_stops_listening_is_let_go_of(served
         engine.submit(Request("late", (1, 2)), [], lambda _: None)
 
 
+class Watched(Core):
+    """Notes which threads look at what it holds while that may change."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.looked: set[int] = set()
+        self.stepped: set[int] = set()
+
+    @property
+    def gauges(self) -> Gauges:
+        """As ever."""
+        self.looked.add(threading.get_ident())
+        return super().gauges
+
+    def step(self) -> bool:
+        """As ever."""
+        self.stepped.add(threading.get_ident())
+        return super().step()
+
+
+async def test_what_is_in_flight_is_counted_by_the_thread_that_changes_it(served):
+    core = Watched(served, LIMITS)
+    engine = Engine(core)
+
+    async def answered(name: str) -> list[Event]:
+        return [event async for event in engine.stream(Request(name, (1, 2), max_new_tokens=2), [])]
+
+    try:
+        engine.submit(Request("waits", (1, 3, 3, 2), images=(Image("cat", 1, 2, 2),)), [None], lambda _: None)
+        await answered("beside")
+        assert (engine.gauges.running, engine.gauges.held, engine.gauges.pending_tokens) == (1, 1, 3)
+        engine.cancel("waits")
+        await answered("alone")
+        assert idle(engine.gauges)
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+    assert engine.gauges.steps >= 4
+    assert core.looked == core.stepped
+    assert threading.get_ident() not in core.looked
+
+
 async def test_a_request_that_takes_anothers_id_is_refused_and_the_other_goes_on(served):
     engine = Engine(Core(served, LIMITS))
     try:
@@ -235,5 +332,6 @@ async def test_an_engine_that_fails_itself_tells_everybody_and_takes_no_more(ser
     await asyncio.to_thread(engine.stop)
     assert last(events).ending is Ending.ERROR
     assert "ZeroDivisionError: a fault of the engine's own" in (last(events).error or "")
+    assert engine.failure.result(0) == last(events).error
     with pytest.raises(EngineBusy):
         await anext(engine.stream(Request("late", (1, 2)), []))

@@ -242,3 +242,36 @@ def test_what_was_computed_before_a_slot_was_given_away_is_not_computed_again_wh
 
     starts = sorted(part.start for part in planned(scheduler).parts)
     assert starts[1] == 4
+
+
+def ran(scheduler: Scheduler, request: Request) -> None:
+    """Serve a request to its end; what it computed stays in its slot."""
+    scheduler.submit(request)
+    while scheduler.knows(request.id):
+        for name in computed(scheduler, planned(scheduler)):
+            scheduler.finish(name)
+
+
+def test_an_image_that_lies_in_a_prefix_taken_over_is_not_waited_for():
+    scheduler = Scheduler(Limits(slots=1, slot_tokens=40, step_tokens=20))
+    image = Image("seen", start=1, placeholders=2, tokens=2)
+    ran(scheduler, Request("a", (1, 3, 3, 9, 9, 9), images=(image,), max_new_tokens=5))
+    scheduler.submit(Request("b", (1, 3, 3, 9, 9, 9), images=(image,), max_new_tokens=5), (False,))
+
+    (part,) = planned(scheduler).parts
+
+    assert (part.request_id, part.start, part.writes) == ("b", 5, True)
+
+
+def test_who_has_more_of_an_image_taken_over_than_he_may_go_on_with_gives_his_slot_away():
+    scheduler = Scheduler(Limits(slots=1, slot_tokens=40, step_tokens=20))
+    image = Image("seen", start=1, placeholders=4, tokens=4)
+    ran(scheduler, Request("a", (1, 3, 3, 3, 3), images=(image,), max_new_tokens=5))
+    scheduler.submit(Request("b", (1, 3, 3, 3, 3), images=(image,), max_new_tokens=5), (False,))
+    assert planned(scheduler).parts == ()  # all but its last position lies there, which is of the image
+    scheduler.submit(Request("c", (7, 8, 9), max_new_tokens=5))
+
+    assert computed(scheduler, planned(scheduler)) == ["c"]
+    scheduler.finish("c")
+    scheduler.image_ready("b", 0)
+    assert computed(scheduler, planned(scheduler)) == ["b"]

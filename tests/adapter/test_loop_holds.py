@@ -1,0 +1,62 @@
+"""The loop where routers answer what nobody can read, and where the pipeline is not in Auto mode."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from tests.adapter.scenes import FakeRouter
+from tests.adapter.test_loop import Site, offer, write_documents
+from trimtab_adapter.loop import Senses
+from trimtab_adapter.observation import ObservationError
+from trimtab_adapter.sources import RouterSource
+
+
+@pytest.fixture
+async def site(tmp_path):
+    write_documents(tmp_path)
+    async with FakeRouter().serve() as router, httpx.AsyncClient(timeout=2.0) as client:
+        yield Site(tmp_path, router, client)
+
+
+async def test_an_answer_nested_too_deeply_is_no_observation():
+    deep = httpx.MockTransport(lambda _: httpx.Response(200, content=b"[" * 200_000))
+    async with httpx.AsyncClient(transport=deep) as client:
+        with pytest.raises(ObservationError, match="answered no JSON"):
+            await RouterSource(client, "http://router").load(0.0)
+
+
+async def test_whatever_goes_wrong_with_a_look_ends_no_loop(site, caplog):
+    class Odd(RouterSource):
+        looks = asyncio.Semaphore(0)
+
+        async def load(self, now_seconds, seconds=0):  # noqa: ARG002 - the shared signature
+            self.looks.release()
+            raise RecursionError("too deep")
+
+    site.write(adaptation={"interval": "1h"})
+    good, odd = RouterSource(site.client, site.router.url), Odd(site.client, site.router.url)
+    loop, stop = site.loop(senses=Senses(good, odd, lambda: 0.01)), asyncio.Event()
+    offer(site.router, 5.0)
+    await loop.tick(1000.0)
+    running = asyncio.create_task(loop.run(stop))
+    for _ in range(3):
+        await asyncio.wait_for(odd.looks.acquire(), 20.0)
+    assert not running.done()
+    assert "the newest second cannot be looked at" in caplog.text
+    stop.set()
+    await running
+
+
+async def test_what_runs_outside_auto_is_noted_whatever_the_routers_say(site):
+    loop, noted = site.loop(), []
+    loop.note = lambda pipeline, plan: noted.append((pipeline.spec.mode, plan))
+    offer(site.router, 5.0)
+    await loop.tick(1000.0)
+    assert noted == []
+    in_force, site.router.status = loop.current, 503
+    for mode in ("Advisory", "Paused"):
+        site.write(mode=mode)
+        await loop.tick(1100.0)
+
+    assert noted == [("Advisory", in_force), ("Paused", in_force)]

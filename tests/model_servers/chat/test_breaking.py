@@ -1,0 +1,90 @@
+"""A replica whose engine failed itself says that it is not ready, and ends, so that another takes its place."""
+
+import asyncio
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+import aiohttp
+import pytest
+
+from tests.model_servers.chat.asking import Asker, a_chat, a_chat_spec
+from tests.model_servers.conftest import Replica, serve
+from trimtab_model_servers.chat.hosted import HostedWriter
+from trimtab_model_servers.data_port import DataPort
+from trimtab_model_servers.engine.core import Core
+from trimtab_model_servers.host import Host
+from trimtab_model_servers.loading import load
+from trimtab_model_servers.settings import write_models
+from trimtab_protocol import InferRequest
+
+SMALL = {"slots": 4, "slot_tokens": 400, "step_tokens": 40}
+FATAL_TOKENS = 13
+
+
+class Mortal(Core):
+    """An engine that fails itself over a request for so many tokens."""
+
+    def submit(self, request: Any, *given: Any) -> None:
+        """Take it in as ever."""
+        super().submit(request, *given)
+        self.dying = request.max_new_tokens == FATAL_TOKENS
+
+    def step(self) -> bool:
+        """Fail as no request's own mistake does."""
+        if self.dying:
+            raise ZeroDivisionError("a fault of the engine's own")
+        return super().step()
+
+    dying = False
+
+
+def serve_mortal(folder: str, connection: Connection) -> None:
+    """Run a replica whose engine may fail itself."""
+    from trimtab_model_servers.chat import hosted  # noqa: PLC0415  (in the forked child alone)
+
+    vars(hosted)["Core"] = Mortal
+    serve(folder, connection)
+
+
+@pytest.fixture
+def fatal() -> InferRequest:
+    return a_chat("whole", "What is 3+4?", max_tokens=FATAL_TOKENS)
+
+
+async def test_where_an_engine_failed_itself_nobody_is_told_to_come(monkeypatch, fatal):
+    monkeypatch.setattr("trimtab_model_servers.chat.hosted.Core", Mortal)
+    host = Host(expected={"whole"})
+    port = DataPort(host)
+    address = f"http://127.0.0.1:{await port.start('127.0.0.1', 0)}/v2"
+    model = await host.worker.run(lambda: load(a_chat_spec("whole", parameters=SMALL), host.worker))
+    host.loaded("whole", model)
+    try:
+        async with aiohttp.ClientSession() as session:
+
+            async def ready() -> list[int]:
+                paths = ("health/ready", "models/whole/ready")
+                answers = [await session.get(f"{address}/{path}") for path in paths]
+                return [answer.status for answer in answers]
+
+            assert await ready() == [200, 200]
+            with pytest.raises(Exception, match="the engine failed: ZeroDivisionError"):
+                await model.infer(fatal, host.worker)
+            await host.broke.wait()
+            assert await ready() == [503, 503]
+            assert "ZeroDivisionError" in host.broken["whole"]
+    finally:
+        await port.stop()
+        await cast("HostedWriter", model).close()
+        host.worker.close()
+
+
+async def test_a_replica_whose_engine_failed_itself_ends(start, tmp_path, fatal):
+    write_models([a_chat_spec("whole", parameters=SMALL)], tmp_path)
+    running = start(tmp_path, serve_mortal)
+    assert isinstance(running, Replica), running
+    async with aiohttp.ClientSession() as session:
+        status, why = await Asker(session, running.ports).refused(fatal)
+    await asyncio.to_thread(running.process.join, 30)
+
+    assert (status, "the engine failed" in why) == (500, True)
+    assert running.process.exitcode is not None

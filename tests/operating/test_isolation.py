@@ -26,6 +26,8 @@ class Pod:
     component: str
     pipeline: str = "sample"
     namespace: str = "team"
+    data: int = 9000
+    """The number of its port of that name."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -74,7 +76,7 @@ def allows(written: list[dict[str, Any]], direction: str, pod: Pod, other: Pod |
     ]
     rules = [rule for spec in relevant for rule in spec.get(way, [])]
     return not relevant or any(
-        ("ports" not in rule or port in {one["port"] for one in rule["ports"]})
+        ("ports" not in rule or port in {pod.data if one["port"] == "data" else one["port"] for one in rule["ports"]})
         and (peers not in rule or any(is_peer(peer, other) for peer in rule[peers]))
         for rule in rules
     )
@@ -87,7 +89,16 @@ def test_only_routers_of_the_pipeline_reach_its_model_servers_and_only_at_the_da
     assert not allows(written, "Ingress", SERVER, ROUTER, 8080)
     assert not any(allows(written, "Ingress", SERVER, stranger, 9000) for stranger in STRANGERS)
     assert not allows(written, "Ingress", SERVER, STORE, 9000)
-    assert allows(policies(CONTAINER), "Ingress", SERVER, ROUTER, 8000)
+    assert allows(policies(CONTAINER), "Ingress", replace(SERVER, data=8000), ROUTER, 8000)
+    assert not allows(policies(CONTAINER), "Ingress", replace(SERVER, data=8000), ROUTER, 9000)
+
+
+def test_while_the_port_of_a_container_changes_pods_of_before_are_reached_at_theirs():
+    written = policies(CONTAINER | {"container": {"image": "triton:1", "port": 8001}})
+
+    for port in (8000, 8001):
+        assert allows(written, "Ingress", replace(SERVER, data=port), ROUTER, port)
+        assert allows(written, "Egress", ROUTER, replace(SERVER, data=port), port)
 
 
 def test_with_an_identity_a_container_of_the_users_is_reached_only_where_it_is_guarded():

@@ -126,6 +126,22 @@ def test_manifests_are_as_written_down(name: str, written: list[dict[str, Any]])
     assert list(yaml.safe_load_all(path.read_text())) == written
 
 
+@pytest.mark.parametrize("settings", [SETTINGS, SECURE], ids=["plain", "guarded"])
+@pytest.mark.parametrize("variant", ["small", "own"])
+def test_a_service_names_the_port_of_its_pods_that_routers_call(variant: str, settings: Settings) -> None:
+    """By a number it would lose the pods of before, while a new template with another number comes."""
+    made, served, _ = hosting_set(variant, settings)
+    pod = made["spec"]["template"]["spec"]
+    (port,) = served["spec"]["ports"]
+    numbers = {
+        each["name"]: each["containerPort"]
+        for container in (*pod.get("initContainers", []), *pod["containers"])
+        for each in container.get("ports", [])
+    }
+
+    assert numbers[port["targetPort"]] == port["port"]
+
+
 def test_each_hosted_variant_adds_its_memory() -> None:
     """512 MiB for the server itself, and what each variant asks for; those that ask for other things stand apart."""
     assert memory_bytes(GROUPS["small"].variants) == (512 + 256) * 2**20

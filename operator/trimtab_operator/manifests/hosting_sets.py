@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.manifests.identity import (
+    GUARDED_PORT_NAME,
     guard_containers,
     guard_volumes,
     guarded_port,
@@ -49,6 +50,7 @@ from trimtab_pipelines.variants import Container, Variant
 
 SERVER_MEMORY_BYTES = 512 * 2**20
 SHIPPED_PIPELINES = PurePosixPath("/opt/trimtab/pipelines")
+DATA_PORT_NAME = "data"
 CACHE_FOLDER = "/var/cache/trimtab"
 TEMPLATE_HASH = f"{GROUP}/template-hash"
 """On a hosting set: the hash of the pod template it was last given."""
@@ -88,10 +90,15 @@ def deployment(
 
 
 def service(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, settings: Settings) -> Object:
-    """The headless Service whose labels say which variants its pods offer."""
+    """The headless Service whose labels say which variants its pods offer.
+
+    It names the pods' port: where a new template has another number, those of before are still found at theirs.
+    """
     marks = marks_of(pipeline, stage, group)
     selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, HOSTING_LABEL)}
-    port = data_port(group, settings)
+    guarded = group.variants[0].container is not None and settings.edge.replicas is not None
+    named = GUARDED_PORT_NAME if guarded else DATA_PORT_NAME
+    port = {"port": data_port(group, settings), "targetPort": named, "protocol": "TCP"}
     return owned(
         "Service",
         hosting_set_name(pipeline.name, stage.name, group.name),
@@ -100,7 +107,7 @@ def service(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, sett
         spec={
             "clusterIP": "None",
             "selector": selector,
-            "ports": [{"name": "data", "port": port, "targetPort": port, "protocol": "TCP"}],
+            "ports": [{"name": DATA_PORT_NAME, **port}],
         },
     )
 
@@ -179,7 +186,7 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: HostingGroup
         ],
         "env": variables(environment),
         **credentials(first.secret_name),
-        "ports": [{"name": "data", "containerPort": DATA_PORT, "protocol": "TCP"}],
+        "ports": [{"name": DATA_PORT_NAME, "containerPort": DATA_PORT, "protocol": "TCP"}],
         "resources": resources(group.cores, memory_bytes(group.variants), group.gpus),
         "securityContext": security_of_container(),
         "lifecycle": stop_later(),
@@ -203,7 +210,7 @@ def _users_pod(variant: Variant, container: Container, marks: dict[str, str], sh
         **({"args": list(container.args)} if container.args else {}),
         **({"env": variables(container.env)} if container.env else {}),
         **secret,
-        "ports": [{"name": "data", "containerPort": container.port, "protocol": "TCP"}],
+        "ports": [{"name": DATA_PORT_NAME, "containerPort": container.port, "protocol": "TCP"}],
         "resources": resources(variant.resources.cpu, variant.resources.memory, variant.resources.gpu),
         "securityContext": security_of_container(read_only=False),
         "lifecycle": stop_later(),

@@ -17,6 +17,7 @@ from trimtab_router.edge.program import command
 
 FOLDER = "/etc/trimtab-replicas"
 GUARD = "guard"
+GUARDED_PORT_NAME = "guarded"
 _TOLD_FOLDER = "/etc/trimtab-guard"
 _VOLUME, _TOLD = "replicas-tls", "guard"
 _GUARD_MEMORY = 64 * 2**20
@@ -79,10 +80,10 @@ def guard_containers(container: Container, settings: Settings) -> list[Object]:
             "imagePullPolicy": settings.image_pull_policy,
             "restartPolicy": "Always",
             "command": command("envoy", "--config-yaml", json.dumps(config)),
-            "ports": [{"name": "guarded", "containerPort": port, "protocol": "TCP"}],
+            "ports": [{"name": GUARDED_PORT_NAME, "containerPort": port, "protocol": "TCP"}],
             "resources": resources(settings.edge_cores, _GUARD_MEMORY),
             "securityContext": security_of_container(),
-            "readinessProbe": {"tcpSocket": {"port": "guarded"}, "periodSeconds": 2, "failureThreshold": 2},
+            "readinessProbe": {"tcpSocket": {"port": GUARDED_PORT_NAME}, "periodSeconds": 2, "failureThreshold": 2},
             "volumeMounts": [
                 *identity_mounts(settings),
                 {"name": _TOLD, "mountPath": _TOLD_FOLDER, "readOnly": True},

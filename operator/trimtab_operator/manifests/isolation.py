@@ -9,7 +9,7 @@ own credentials. Names may always be looked up.
 from urllib.parse import urlsplit
 
 from trimtab_kubernetes.objects import Object
-from trimtab_operator.manifests.hosting_sets import data_port
+from trimtab_operator.manifests.hosting_sets import DATA_PORT_NAME, data_port
 from trimtab_operator.manifests.objects import MODEL_SERVER, PROFILER, ROUTER, labels, owned
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import (
@@ -34,25 +34,24 @@ def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Ob
     """The policies. A pod that any of them names takes and calls nothing but what one of them lets it."""
     name = router_name(pipeline.name)
     routers = _pods(pipeline, ROUTER)
-    served = {data_port(group, settings) for stage in pipeline.spec.stages for group in hosting_groups(stage)}
-    data = _ports(*sorted({DATA_PORT} | served))
+    served, called = _served(pipeline, settings)
     api_server = {"ports": _ports(*settings.api_server_ports)}
     elsewhere = [_elsewhere(settings)] if any(_calls(variant) for variant in _variants(pipeline)) else []
     servers = _pods(pipeline, MODEL_SERVER)
     pulled = any(stage.encodes for stage in pipeline.spec.stages)
-    others = [{"to": [{"podSelector": servers}], "ports": data}] if pulled else []
+    others = [{"to": [{"podSelector": servers}], **called}] if pulled else []
     callers = [{"podSelector": each} for each in ([routers, servers] if pulled else [routers])]
     return [
         _policy(
             (name, pipeline, ROUTER),
             routers,
             [{"ports": _ports(*ROUTER_PORTS)}, _admin(settings)],
-            _egress(settings, {"to": [{"podSelector": servers}], "ports": data}, api_server),
+            _egress(settings, {"to": [{"podSelector": servers}], **called}, api_server),
         ),
         _policy(
             (f"{name}-only", pipeline, MODEL_SERVER),
             _pods(pipeline, MODEL_SERVER, PROFILER),
-            [{"from": callers, "ports": data}],
+            [{"from": callers, **served}],
             _egress(settings, *others, *elsewhere),
         ),
         _policy(
@@ -66,6 +65,20 @@ def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Ob
 
 ROUTER_PORTS = (ROUTER_REST_PORT, ROUTER_GRPC_PORT)
 """Where anybody may connect to a router."""
+
+
+def _served(pipeline: InferencePipeline, settings: Settings) -> tuple[Object, Object]:
+    """The ports at which model servers are reached, for those that take calls, and for those that make them.
+
+    The first go by their name: pods of before serve at the number they have. The second go to any port, of which the
+    first let only those be reached: for calls Cilium takes a name as one number, the same for all pods that have it.
+    Guards go by their number: they are init containers, whose names Calico before 3.29 does not look up.
+    """
+    if settings.edge.replicas is None:
+        return {"ports": [{"port": DATA_PORT_NAME, "protocol": "TCP"}]}, {}
+    served = {data_port(group, settings) for stage in pipeline.spec.stages for group in hosting_groups(stage)}
+    ports = {"ports": _ports(*sorted({DATA_PORT} | served))}
+    return ports, ports
 
 
 def _policy(

@@ -3,7 +3,7 @@
 Whatever was missed, deleted by hand or half done before, the same facts lead to the same objects.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trimtab_kubernetes.objects import Object
@@ -80,12 +80,17 @@ def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliat
     return Reconciliation(
         apply=tuple(stamped(manifest) for manifest in wanted if ref_of(manifest) not in replaced),
         scale=replicas.rescaled,
-        delete=tuple(sorted({*replaced, *_superfluous(observed, wanted, replicas.kept, choice)})),
+        delete=tuple(sorted({*_staying(observed, replaced), *_superfluous(observed, wanted, replicas.kept, choice)})),
         pipeline_status=pipeline_report(facts),
         plan_status=plan_report(facts),
         events=events_of(facts),
         requeue_after_seconds=choice.look_again_seconds,
     )
+
+
+def _staying(observed: Observed, refs: Iterable[Ref]) -> list[Ref]:
+    """Those that are not told to go yet."""
+    return [ref for ref in refs if "deletionTimestamp" not in observed.owned[ref]["metadata"]]
 
 
 def _superfluous(observed: Observed, wanted: Sequence[Object], kept: frozenset[Ref], choice: Choice) -> list[Ref]:

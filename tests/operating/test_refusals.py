@@ -201,3 +201,23 @@ async def test_when_the_kind_of_the_roles_changes_the_bindings_follow(
     assert {binding["metadata"]["name"] for binding in found} == {"sample-router", "sample-profiler"}
     assert {binding["roleRef"]["kind"] for binding in found} == {after}
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
+
+
+async def test_a_profile_job_of_a_wrong_image_is_replaced_once_another_is_named(
+    cluster: Cluster, namespace: str
+) -> None:
+    """A Job's pods cannot be changed, and one whose image nobody has would stay for an hour."""
+    settings = replace(SETTINGS, model_server_image="bad")
+    site = Site(cluster, namespace, a_pipeline_document([a_stage()]), settings=settings)
+    await site.apply_pipeline()
+    await site.settle()
+    (before,) = await site.names("Job")
+    site.settings = replace(SETTINGS, model_server_image="good")
+    site.restart()
+    await site.settle()
+    (job,) = (await cluster.list("Job", namespace)).items
+
+    assert job["metadata"]["name"] == before, "who waits for a measurement knows the Job by its task"
+    assert job["spec"]["template"]["spec"]["containers"][0]["image"] == "good"
+    assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
+    assert (await site.conditions())["ProfilesReady"] == ("False", "Profiling")

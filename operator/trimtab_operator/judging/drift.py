@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trimtab_kubernetes.objects import Object, fingerprint
+from trimtab_operator.manifests.objects import TEMPLATE_HASH
 from trimtab_pipelines.cluster import GROUP
 from trimtab_pipelines.quantity import parse_quantity
 
@@ -30,9 +31,19 @@ def differs(live: Object | None, manifest: Object) -> bool:
 
 
 def is_replaced(live: Object | None, manifest: Object) -> bool:
-    """Whether an object has to go before it can be as we want it: nobody may change which role a binding binds."""
-    role = manifest.get("roleRef")
-    return role is not None and live is not None and not contains(live.get("roleRef"), role)
+    """Whether an object has to go before it can be as we want it: a binding of another role, a Job of other pods.
+
+    A cluster changes neither. A Job's pods are told apart by the hash of what we wrote: others may have added to them.
+    """
+    if live is None:
+        return False
+    if manifest["kind"] == "Job":
+        return bool(_template_hash(live) != _template_hash(manifest))
+    return not contains(live.get("roleRef"), manifest.get("roleRef", {}))
+
+
+def _template_hash(found: Object) -> Any:
+    return found["metadata"].get("annotations", {}).get(TEMPLATE_HASH)
 
 
 def contains(live: Any, wanted: Any) -> bool:

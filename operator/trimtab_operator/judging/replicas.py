@@ -9,13 +9,12 @@ from trimtab_operator.judging.observed import hosting_sets, live_sets, rolling
 from trimtab_operator.judging.plans import targets
 from trimtab_operator.judging.pod_state import PodState, Trouble
 from trimtab_operator.manifests.hosting_sets import (
-    TEMPLATE_HASH,
     deployment,
     hosting_set_budget,
     service,
     template,
 )
-from trimtab_operator.manifests.objects import MODEL_SERVER, ROUTER, Ref
+from trimtab_operator.manifests.objects import MODEL_SERVER, ROUTER, TEMPLATE_HASH, Ref
 from trimtab_operator.manifests.routers import PIPELINE_HASH, pipeline_hash
 from trimtab_operator.manifests.seldon import seldon_deployment
 from trimtab_operator.settings import Settings

@@ -18,7 +18,7 @@ from trimtab_operator.manifests.identity import (
     identity_volumes,
     probed_port,
 )
-from trimtab_operator.manifests.objects import MODEL_SERVER, labels, owned
+from trimtab_operator.manifests.objects import MODEL_SERVER, TEMPLATE_HASH, labels, owned
 from trimtab_operator.manifests.pods import (
     credentials,
     image_pull_secrets,
@@ -35,7 +35,6 @@ from trimtab_operator.manifests.pods import (
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import (
     DATA_PORT,
-    GROUP,
     HOSTING_LABEL,
     PIPELINE_LABEL,
     STAGE_LABEL,
@@ -52,8 +51,6 @@ SERVER_MEMORY_BYTES = 512 * 2**20
 SHIPPED_PIPELINES = PurePosixPath("/opt/trimtab/pipelines")
 DATA_PORT_NAME = "data"
 CACHE_FOLDER = "/var/cache/trimtab"
-TEMPLATE_HASH = f"{GROUP}/template-hash"
-"""On a hosting set: the hash of the pod template it was last given."""
 LONGEST_START_SECONDS = 1800
 """After this a container that never became ready is restarted; the rollout gives up long before (readyTimeout)."""
 

@@ -6,12 +6,14 @@ from typing import Any
 
 from trimtab_kubernetes import kind_of
 from trimtab_kubernetes.objects import Object, owner_reference
-from trimtab_pipelines.cluster import COMPONENT, MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL
+from trimtab_pipelines.cluster import COMPONENT, GROUP, MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL
 from trimtab_pipelines.spec import InferencePipeline
 
 ROUTER = "router"
 MODEL_SERVER = "model-server"
 PROFILER = "profiler"
+TEMPLATE_HASH = f"{GROUP}/template-hash"
+"""On a hosting set and a Job: the hash of the pod template it was last given."""
 SELECTOR = f"{MANAGED_BY}={OPERATOR_MANAGER}"
 """Selects all that we own, and the pods of what we own."""
 

@@ -1,12 +1,13 @@
 """Measures what is not measured yet: one Job for each kind of node a pipeline uses. Pure.
 
-A Job's name carries the fingerprint of its task, so that a changed task gets a Job of its own. A Job that failed is
-cleared away by the cluster after a while and made anew then: that is the retry.
+A Job's name carries the fingerprint of its task, so that a changed task gets a Job of its own. A Job of other pods, of
+a wrong image say, is replaced. One that failed is cleared away by the cluster after a while and made anew then: that is
+the retry.
 """
 
-from trimtab_kubernetes.objects import Object
+from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.manifests.hosting_sets import CACHE_FOLDER, memory_bytes
-from trimtab_operator.manifests.objects import PROFILER, labels, owned
+from trimtab_operator.manifests.objects import PROFILER, TEMPLATE_HASH, labels, owned
 from trimtab_operator.manifests.pods import (
     credentials,
     image_pull_secrets,
@@ -101,7 +102,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
             "template": template,
         },
     )
-    job["metadata"]["annotations"] = {FINGERPRINT_ANNOTATION: task.fingerprint}
+    job["metadata"]["annotations"] = {FINGERPRINT_ANNOTATION: task.fingerprint, TEMPLATE_HASH: fingerprint(template)}
     return job
 
 

@@ -5,8 +5,8 @@ orchestrator beside the model; our routers find the pods by the labels on them, 
 """
 
 from trimtab_kubernetes.objects import Object, fingerprint
-from trimtab_operator.manifests.hosting_sets import TEMPLATE_HASH, marks_of, template, variant_labels
-from trimtab_operator.manifests.objects import owned
+from trimtab_operator.manifests.hosting_sets import marks_of, template, variant_labels
+from trimtab_operator.manifests.objects import TEMPLATE_HASH, owned
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import hosting_set_name
 from trimtab_pipelines.hosting import HostingGroup

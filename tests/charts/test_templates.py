@@ -105,6 +105,16 @@ def test_narrow_means_nothing_cluster_wide():
     assert kinds & {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"} == set()
 
 
+@pytest.mark.parametrize(("values", "namespaces"), [("default", [None]), ("namespaced", ["team-a", "team-b"])])
+def test_what_routers_may_read_outlives_the_release(values: str, namespaces: list[str | None]):
+    """A router that restarts after the release is gone has to hear of its plan and replicas."""
+    roles = [m for m in rendered(values) if m["kind"] in {"ClusterRole", "Role"}]
+    kept = [m for m in roles if m["metadata"].get("annotations") == {"helm.sh/resource-policy": "keep"}]
+
+    assert [m["metadata"]["name"] for m in kept] == ["trimtab-router"] * len(namespaces)
+    assert [m["metadata"].get("namespace") for m in kept] == namespaces
+
+
 def environment(manifests: list[Manifest], name: str) -> dict[str, Any]:
     return {e["name"]: e.get("value", "x") for e in pod_specs(manifests)[name]["containers"][0]["env"]}
 

@@ -94,6 +94,15 @@ def test_a_name_without_certificates_is_refused_with_the_cure():
     assert "edge.replicas.name needs edge.replicas.tlsSecret" in done.stderr
 
 
+def test_certificates_of_callers_without_a_secret_are_refused_with_the_cure():
+    done = template("--set", "edge.tls.clientCa=true")
+
+    assert done.returncode != 0
+    assert "edge.tls.clientCa needs edge.tls.secretName, or edge.secure" in done.stderr
+    for secret in ("edge.secure=true", "edge.tls.secretName=mine"):
+        assert "clientCa" in template("--set", "edge.tls.clientCa=true", "--set", secret).stdout
+
+
 @pytest.mark.parametrize("path", SETS)
 def test_every_value_set_passes_the_schema_by_its_own_file(path: str):
     assert template("-f", VALUES / f"{path}.values.yaml").returncode == 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from trimtab.interruption import exit_code
 from trimtab.local.loading import LoadOrder, LoadProcess
 from trimtab.local.router_client import RouterUnreachable
 from trimtab.local.supervisor import Setup, Supervisor
@@ -62,8 +63,8 @@ class Session:
 
     @property
     def interruption_code(self) -> int | None:
-        """The exit code of what ended early, as shells count it: 130 by Ctrl-C, 143 by SIGTERM; None where none did."""
-        return None if self.ended_by is None else 128 + self.ended_by
+        """The exit code of a run that a signal ended early; None where none did."""
+        return None if self.ended_by is None else exit_code(self.ended_by)
 
     async def run(self) -> Run:
         """Start, serve, stop, and return the record; SIGINT and SIGTERM end it early, and cleanly.

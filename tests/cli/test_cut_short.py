@@ -1,5 +1,7 @@
 """A run that a signal cuts short says so by its exit code: half a load is not taken for a whole one."""
 
+import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import pytest
 from tests.builders import a_point_profile, a_profile
 from tests.cli.pipelines import write_echo_pipeline
 from tests.cli.test_supervisor import PATIENCE_SECONDS, assert_gone, up
+from tests.loadtester.fake_pipeline import FakePipeline, a_pipeline, rest_server
 from trimtab_pipelines.documents import dump_yaml
 from trimtab_profiler.hardware import this_machine
 
@@ -42,6 +45,23 @@ def test_a_comparison_ends_with_the_code_of_its_signal(
         process.send_signal(number)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == code, output
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_load_tells_what_it_sent_and_ends_with_the_code_of_its_signal(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    fake = FakePipeline()
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_pipeline()))
+    async with rest_server(fake) as address:
+        arguments = ["-m", "trimtab", "load", str(tmp_path), *LOAD, "--address", address.removeprefix("http://")]
+        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=subprocess.PIPE)
+        await fake.arrived.wait()
+        process.send_signal(number)
+        output, _ = await process.communicate()
+
+    assert process.returncode == code
+    assert json.loads(output.splitlines()[-1])["figures"]["received"] == fake.seen.total()
 
 
 def write_trusted_profile(folder: Path) -> None:

@@ -120,10 +120,12 @@ def attack(
     load: LoadSpec,
     options: AttackOptions | None = None,
     on_progress: OnProgress | None = None,
+    on_signal: Callable[[signal.Signals], None] | None = None,
 ) -> Results:
     """Send a load to a pipeline at `address` (host:port) and wait for every answer; blocks until the end.
 
-    Ctrl-C or SIGTERM ends the sending; what was sent is still waited for and reported. Call it in the main thread of a
+    Ctrl-C or SIGTERM ends the sending, and `on_signal` is told which; what was sent is still waited for and reported.
+    Call it in the main thread of a
     process of its own, so that neither client nor server delays the other's event loop.
 
     Raises:
@@ -136,8 +138,14 @@ def attack(
 
     async def until_signalled() -> Results:
         stop = asyncio.Event()
+
+        def hear(number: signal.Signals) -> None:
+            if on_signal is not None:
+                on_signal(number)
+            stop.set()
+
         for number in STOP_SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, hear, number)
         return await attack_async(pipeline, address, load, options, on_progress, stop)
 
     return event_loop.run(until_signalled())

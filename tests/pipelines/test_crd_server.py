@@ -141,6 +141,10 @@ WRONG: dict[str, tuple[Change, str]] = {
         "slo.firstToken and slo.perToken are of answers that a stage writes",
     ),
     "chats that nobody answers": (set_spec(chat={"images": {"most": 4}}), "chat needs an input messages BYTES"),
+    "a store at no port": (
+        set_spec(chat={"images": {"stores": ["http://minio.storage:65536/"]}}),
+        "images.stores.*should match",
+    ),
     "images without number": (set_spec(chat={"images": {"most": 65}}), "images.most.*less than or equal to 64"),
     "a host with a scheme": (
         set_spec(chat={"images": {"domains": ["https://a.example"]}}),

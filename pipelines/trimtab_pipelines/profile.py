@@ -242,6 +242,12 @@ class ModelProfileSpec(Model):
     stage_slo_seconds: float | None = Field(
         default=None, gt=0, description="Five times the mean latency at batch 1 (IPA, section 4.1)"
     )
+    longest_batch_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        exclude_if=lambda seconds: seconds is None,
+        description="Batch sizes were left out since a smaller one took longer than this; absent where none was",
+    )
 
     def point(self, variant: str, operating_point: str, cores: float) -> PointProfile | None:
         """What was measured for this allocation of cores, or None."""

@@ -14,8 +14,10 @@ from tests.pauses import Pauses
 from tests.ports import held_port
 from trimtab_loadtester.attack import AttackOptions, Progress, attack_async
 from trimtab_loadtester.load import LoadError, LoadSpec
+from trimtab_loadtester.payload import Outputs, Payload, Score
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.ends import End
+from trimtab_protocol import Tensor
 
 REST_ACTIONS = ("ok", "late", "504", "429", "503", "500", "400", "drop connection", "garbage")
 GRPC_ACTIONS = ("ok", "late", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL")
@@ -159,6 +161,29 @@ async def test_payloads_differ_and_answers_tell_what_served_them(tmp_path) -> No
     again = Results.load(tmp_path)
     assert again.facts == results.facts
     assert again.summary() == results.summary()
+
+
+class Careless:
+    """A source of payloads that cannot judge what is answered to every second one."""
+
+    def payload(self, index: int) -> Payload:
+        return Payload((Tensor.of("x", np.array([[index]], np.float32)),), index)
+
+    def score(self, truth: object, _: Outputs) -> Score:
+        if truth % 2:  # type: ignore[operator]
+            raise AttributeError("no such luck")
+        return Score(1, 1)
+
+
+async def test_an_answer_that_cannot_be_judged_fails_alone() -> None:
+    async with rest_server(FakePipeline()) as address:
+        options = AttackOptions(duration_seconds=0.5)
+        results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:60"), options, source=Careless())
+
+    unjudged = len(results.records) // 2
+    assert unjudged > 0
+    assert results.summary()["codes"] == {"200": len(results.records) - unjudged, "WrongAnswer": unjudged}
+    assert results.summary()["failures"] == {"the answer cannot be scored: AttributeError('no such luck')": unjudged}
 
 
 async def test_more_requests_than_payloads_take_turns_with_them() -> None:

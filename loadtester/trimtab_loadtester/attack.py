@@ -195,8 +195,8 @@ def _prepare(
     size = 0
     while len(payloads) < min(requests, options.max_payloads) and size < options.max_payload_bytes:
         payload = source.payload(len(payloads))
-        size += sum(tensor.array.nbytes for tensor in payload.inputs)
         encoded.append(wire.encode(payload.inputs, names, {**parameters, **payload.parameters}))
+        size += wire.encoded_bytes(encoded[-1])
         payloads.append(replace(payload, inputs=()))
     return payloads, encoded
 

@@ -195,6 +195,28 @@ async def test_more_requests_than_payloads_take_turns_with_them() -> None:
     assert len(fake.bodies) == results.summary()["distinct_payloads"] == 7 < len(results.records)
 
 
+class Pictures:
+    """A source of texts of a mebibyte each, no two alike."""
+
+    def payload(self, index: int) -> Payload:
+        text = str(index).encode().ljust(2**20)
+        return Payload((Tensor("x", "BYTES", np.array([[text]], dtype=object)),))
+
+    def score(self, _: object, __: Outputs) -> Score:
+        return Score()
+
+
+@pytest.mark.parametrize("wire", ["REST", "gRPC"])
+async def test_no_more_payloads_are_kept_than_bytes_allow_whatever_they_hold(wire) -> None:
+    """Nobody listens: what is kept ready is made before the first is sent."""
+    options = AttackOptions(wire=wire, duration_seconds=0.5, max_payload_bytes=4 * 2**20)
+    with held_port() as port:
+        address = f"127.0.0.1:{port}"
+        results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:100"), options, source=Pictures())
+
+    assert results.summary()["distinct_payloads"] == 4 < len(results.records)
+
+
 async def test_a_stop_ends_the_sending_and_keeps_what_was_sent() -> None:
     fake, stop = FakePipeline(), asyncio.Event()
     async with rest_server(fake) as address:

@@ -91,6 +91,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "too few replicas pinned": (set_stage(minReplicas=2, pin={"replicas": 1}), "pin.replicas must lie between"),
     "variant twice": (set_stage(variants=[a_variant(), a_variant()]), "duplicate entries for key .name=.small"),
     "stage twice": (set_spec(stages=[a_stage(), a_stage()]), "duplicate entries for key .name=.first"),
+    "a stage called as the caller": (set_stage(name="request"), "request stands for the caller"),
     "own output": (set_spec(stages=[*chain("request.inputs.x", "stage-1.outputs.y")]), "must not read its own outputs"),
     "no such stage": (set_spec(stages=chain("request.inputs.x", "nobody.outputs.y")), "of a tensor or stage there is"),
     "no such input": (set_spec(stages=chain("request.inputs.z")), "of a tensor or stage there is"),

@@ -125,6 +125,8 @@ def test_a_pin_that_some_way_to_run_the_stage_keeps_is_taken():
         ([a_stage(outputs=[{"name": "y", "datatype": "FP32", "countedBy": "n"}])], "countedBy 'n' is not one of"),
         ([a_stage(outputs=[{"name": "y", "datatype": "FLOAT"}])], "outputs.0.datatype"),
         ([a_stage("Upper")], "stages.0.name"),
+        ([a_stage("request")], "'request' stands for the caller and names no stage"),
+        ([a_stage("request"), a_stage("second", "request.outputs.y")], "'request' stands for the caller"),
     ],
 )
 def test_a_wrong_stage_is_named_with_its_cure(stages, complaint):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from trimtab_pipelines.graph import REQUEST
 from trimtab_pipelines.operating_point import InputSize, OperatingPoint
 from trimtab_pipelines.resource import ADVISORY_SUFFIX
 from trimtab_pipelines.spec import (
@@ -93,6 +94,7 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
         ),
     ),
     Stage: (
+        Rule(f"self.name != '{REQUEST}'", f"{REQUEST} stands for the caller: call the stage something else"),
         Rule(
             "self.minReplicas <= self.maxReplicas",
             "minReplicas must not be above maxReplicas",

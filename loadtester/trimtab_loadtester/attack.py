@@ -203,8 +203,8 @@ def _prepare(
     size = 0
     while len(payloads) < min(requests, options.max_payloads) and size < options.max_payload_bytes:
         payload = source.payload(len(payloads))
-        size += sum(tensor.array.nbytes for tensor in payload.inputs)
         encoded.append(wire.encode(payload.inputs, names, {**parameters, **payload.parameters}))
+        size += wire.encoded_bytes(encoded[-1])
         payloads.append(replace(payload, inputs=()))
     return payloads, encoded
 
@@ -274,7 +274,7 @@ def _record(run: _Run, payload: Payload, answer: Answer, due: float, sent: float
     outputs = {tensor.name: tensor.array for tensor in answer.response.outputs}
     try:
         score = run.source.score(payload.truth, outputs)
-    except (KeyError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - truth and score may be the user's: one answer ends no run
         wrong = f"the answer cannot be scored: {error!r}"
         return record._replace(outcome=End.FAILED, code="WrongAnswer", detail=wrong)
     parameters = answer.response.parameters

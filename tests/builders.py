@@ -6,6 +6,7 @@ from typing import Any
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import LatencyFit, Measurement, ModelProfile, PointProfile
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_profiler.fit import fit_latency
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -72,6 +73,23 @@ def a_point_profile(
         for batch in BATCH_SIZES
     )
     return PointProfile(variant=variant, cores=cores, measurements=measurements, fit=fit)
+
+
+def a_measured_profile(seconds_by_size: dict[int, float]) -> PointProfile:
+    """A profile of these mean seconds by batch size, p99 a fifth above, with the law that is fitted to them."""
+    measurements = tuple(
+        Measurement(
+            batch_size=size,
+            latency_seconds_mean=seconds,
+            latency_seconds_p50=seconds,
+            latency_seconds_p99=1.2 * seconds,
+            throughput_rps=size / seconds,
+            batches=100,
+        )
+        for size, seconds in seconds_by_size.items()
+    )
+    fit = fit_latency(list(seconds_by_size), list(seconds_by_size.values()))
+    return PointProfile(variant="small", cores=1.0, measurements=measurements, fit=fit)
 
 
 def a_profile(stage: str, points: Sequence[PointProfile], pipeline: str = "sample") -> ModelProfile:

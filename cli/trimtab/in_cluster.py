@@ -81,7 +81,7 @@ async def _failed(cluster: "Cluster", pipeline: InferencePipeline, tell: Tell) -
     """Tell what the condition says, and raise where it says that a Job of what was asked for failed."""
     from trimtab_kubernetes import follow  # noqa: PLC0415 - an extra
 
-    jobs = [profile_job_name(pipeline.name, task.name, task.fingerprint) for task in profile_tasks(pipeline)]
+    jobs = [profile_job_name(pipeline.name, task.name, task.run) for task in profile_tasks(pipeline)]
     async for change in follow(cluster, PIPELINE, pipeline.metadata.namespace):
         if change.key[1] != pipeline.name or change.object is None:
             continue

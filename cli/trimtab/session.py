@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from trimtab.interruption import exit_code
 from trimtab.local.loading import LoadOrder, LoadProcess
 from trimtab.local.router_client import RouterUnreachable
 from trimtab.local.supervisor import Setup, Supervisor
@@ -38,6 +39,7 @@ class Session:
         disturb: run beside the load, to break things.
         page_port: where the page of the run is served while it goes on, 0 for a free port; None serves none.
         sampled: how many samples were taken; the newest two are in `recent`, all of them in the run's folder.
+        ended_by: SIGINT or SIGTERM, where it came before the run's end; the first that came.
     """
 
     title: str
@@ -55,9 +57,14 @@ class Session:
     recent: deque[Sample] = field(default_factory=lambda: deque(maxlen=2))
     sampled: int = 0
     progress: Progress | None = None
-    interrupted: bool = False
+    ended_by: signal.Signals | None = None
     ready_seconds: float = 0.0
     _cpu_seconds: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def interruption_code(self) -> int | None:
+        """The exit code of a run that a signal ended early; None where none did."""
+        return None if self.ended_by is None else exit_code(self.ended_by)
 
     async def run(self) -> Run:
         """Start, serve, stop, and return the record; SIGINT and SIGTERM end it early, and cleanly.
@@ -96,18 +103,17 @@ class Session:
     async def _recorded(self) -> Run:
         """Serve until the end, and return the record."""
         started = time.monotonic()
-        interruption = asyncio.Event()
-        with _signals(interruption):
+        came: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
+        with _signals(came):
             serving = asyncio.create_task(self._serve(started))
-            interrupted = asyncio.create_task(interruption.wait())
-            await asyncio.wait({serving, interrupted}, return_when=asyncio.FIRST_COMPLETED)
-            self.interrupted = not serving.done()
-            interrupted.cancel()
-            if self.interrupted:
+            ends: set[asyncio.Future[Any]] = {serving, came}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                self.ended_by = came.result()
                 serving.cancel()
             with suppress(asyncio.CancelledError):
                 await serving
-        results = None if self.interrupted else serving.result()
+        results = serving.result() if self.ended_by is None else None
         faults = tuple(self.local.faults)
         self.record.note(faults, self.ready_seconds)
         samples, plans = self.record.samples(), self.record.plans()
@@ -189,16 +195,20 @@ class Session:
 
 
 class _signals:  # noqa: N801  (reads as the statement it is)
-    """SIGINT and SIGTERM set the event while the block runs."""
+    """The first SIGINT or SIGTERM while the block runs is the future's result."""
 
-    def __init__(self, event: asyncio.Event) -> None:
-        self._event = event
+    def __init__(self, came: "asyncio.Future[signal.Signals]") -> None:
+        self._came = came
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.getsignal(number)
-            asyncio.get_running_loop().add_signal_handler(number, self._event.set)
+            asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
+
+    def _hear(self, number: signal.Signals) -> None:
+        if not self._came.done():
+            self._came.set_result(number)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

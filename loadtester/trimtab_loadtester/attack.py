@@ -120,10 +120,12 @@ def attack(
     load: LoadSpec,
     options: AttackOptions | None = None,
     on_progress: OnProgress | None = None,
+    on_signal: Callable[[signal.Signals], None] | None = None,
 ) -> Results:
     """Send a load to a pipeline at `address` (host:port) and wait for every answer; blocks until the end.
 
-    Ctrl-C or SIGTERM ends the sending; what was sent is still waited for and reported. Call it in the main thread of a
+    Ctrl-C or SIGTERM ends the sending, and `on_signal` is told which; what was sent is still waited for and reported.
+    Call it in the main thread of a
     process of its own, so that neither client nor server delays the other's event loop.
 
     Raises:
@@ -136,8 +138,14 @@ def attack(
 
     async def until_signalled() -> Results:
         stop = asyncio.Event()
+
+        def hear(number: signal.Signals) -> None:
+            if on_signal is not None:
+                on_signal(number)
+            stop.set()
+
         for number in STOP_SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, hear, number)
         return await attack_async(pipeline, address, load, options, on_progress, stop)
 
     return event_loop.run(until_signalled())
@@ -195,8 +203,8 @@ def _prepare(
     size = 0
     while len(payloads) < min(requests, options.max_payloads) and size < options.max_payload_bytes:
         payload = source.payload(len(payloads))
-        size += sum(tensor.array.nbytes for tensor in payload.inputs)
         encoded.append(wire.encode(payload.inputs, names, {**parameters, **payload.parameters}))
+        size += wire.encoded_bytes(encoded[-1])
         payloads.append(replace(payload, inputs=()))
     return payloads, encoded
 
@@ -266,7 +274,7 @@ def _record(run: _Run, payload: Payload, answer: Answer, due: float, sent: float
     outputs = {tensor.name: tensor.array for tensor in answer.response.outputs}
     try:
         score = run.source.score(payload.truth, outputs)
-    except (KeyError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - truth and score may be the user's: one answer ends no run
         wrong = f"the answer cannot be scored: {error!r}"
         return record._replace(outcome=End.FAILED, code="WrongAnswer", detail=wrong)
     parameters = answer.response.parameters

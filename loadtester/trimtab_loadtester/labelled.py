@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from trimtab_loadtester.load import LoadError
 from trimtab_loadtester.payload import Outputs, Payload, Score
-from trimtab_loadtester.sample_values import IMAGE_SUFFIXES, WrongValue, tensor_of, written_array
+from trimtab_loadtester.sample_values import IMAGE_SUFFIXES, WrongValue, as_bytes, tensor_of, written_array
+from trimtab_pipelines.model_spec import source_of
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import Tensor
@@ -163,12 +164,13 @@ def right_answers(truth: Any, outputs: Outputs) -> Score:
 
 
 def _right(expected: Any, given: NDArray[Any]) -> bool:
-    row = given[0] if given.ndim and given.shape[0] == 1 else given
-    if isinstance(expected, str):
-        return [value.decode() for value in np.ravel(row)] == [expected]
+    """Whether an answer is the right one; one of another kind, a text where numbers come, never is."""
+    row = given.reshape(given.shape[1:]) if given.ndim and given.shape[0] == 1 else given
+    if row.dtype == object:
+        return [*row.ravel()] == [as_bytes(one) for one in np.asarray(expected, dtype=object).ravel()]
     wanted = np.asarray(expected)
-    if wanted.dtype.kind in "US":
-        return [value.decode() for value in np.ravel(row)] == [str(one) for one in np.ravel(wanted)]
+    if wanted.dtype.kind not in "biuf":
+        return False
     if wanted.ndim == 0 and wanted.dtype.kind in "iu" and row.dtype.kind == "f" and row.size > 1:
         return int(np.argmax(row)) == int(wanted)
     if wanted.size != row.size:
@@ -239,7 +241,8 @@ def _json_lines(pipeline: InferencePipeline, path: Path) -> Iterator[Written]:
 
 def _table(pipeline: InferencePipeline, path: Path) -> Iterator[Written]:
     inputs = [spec.name for spec in pipeline.spec.inputs]
-    outputs = [output.name for output in pipeline.spec.outputs]
+    outputs = {output.name: source_of(pipeline.spec, output.source).datatype for output in pipeline.spec.outputs}
+    answers = {name: datatype for name, datatype in outputs.items() if name not in inputs}
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file)
         heads = rows.fieldnames or ()
@@ -251,15 +254,36 @@ def _table(pipeline: InferencePipeline, path: Path) -> Iterator[Written]:
             where = f"{path}, line {rows.line_num}"
             if None in row or None in row.values():
                 raise SamplesError(f"{where}: not as many values as the header has: {', '.join(heads)}")
-            truth = {name: _number_or_text(row[name]) for name in heads if name in outputs and name not in inputs}
+            truth = {name: _told(where, name, answers[name], row[name]) for name in heads if name in answers}
             yield Written({name: row[name] for name in heads if name in inputs}, truth, where)
 
 
-def _number_or_text(text: str) -> int | float | str:
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
+def _told(where: str, column: str, datatype: str, text: str) -> bool | int | float | str:
+    try:
+        return _truth_of(datatype, text)
+    except ValueError as error:
+        raise SamplesError(f"{where}: column {column!r}: {text!r} is no {datatype}; {error}") from None
+
+
+def _truth_of(datatype: str, text: str) -> bool | int | float | str:
+    """Read a right answer as its output has it: a text as it stands, whatever it looks like.
+
+    Raises:
+        ValueError: there is no such value of the datatype.
+    """
+    if datatype == "BYTES":
+        return text
+    if datatype == "BOOL":
+        truths = {"true": True, "1": True, "false": False, "0": False}
+        if text.lower() not in truths:
+            raise ValueError("write true or false")
+        return truths[text.lower()]
+    with suppress(ValueError):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("write a number") from None
 
 
 def _image_folders(pipeline: InferencePipeline, folder: Path) -> Iterator[Written]:

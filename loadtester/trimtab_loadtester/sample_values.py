@@ -27,7 +27,7 @@ def tensor_of(spec: TensorSpec, value: Any) -> Tensor:
     """
     if spec.datatype == "BYTES":
         values = np.asarray(value, dtype=object)
-        array = np.array([_as_bytes(one) for one in values.ravel()], dtype=object).reshape(1, *values.shape)
+        array = np.array([as_bytes(one) for one in values.ravel()], dtype=object).reshape(1, *values.shape)
     else:
         array = _numbers(spec, value)[np.newaxis]
     if not spec.fits(array.shape):
@@ -35,7 +35,8 @@ def tensor_of(spec: TensorSpec, value: Any) -> Tensor:
     return Tensor(spec.name, spec.datatype, array)
 
 
-def _as_bytes(value: Any) -> bytes:
+def as_bytes(value: Any) -> bytes:
+    """A value as an element of a tensor of texts."""
     return value if isinstance(value, bytes) else str(value).encode()
 
 

@@ -85,6 +85,10 @@ class Wire(Protocol):
         """Encode a request, so that sending it costs little; an id that comes back in the answer may stand in it."""
         ...
 
+    def encoded_bytes(self, encoded: Any) -> int:
+        """The bytes that an encoded request takes until it is sent."""
+        ...
+
     async def send(self, encoded: Any, request_id: str = "") -> Answer:
         """Send one request and wait for what comes back."""
         ...
@@ -124,6 +128,10 @@ class RestWire:
         path = f"/v2/models/{self._model}/infer"
         head = request_head("POST", path, f"{self._host}:{self._port}", headers, len(body))
         return head.removesuffix(b"\r\n"), body
+
+    def encoded_bytes(self, encoded: tuple[bytes, bytes]) -> int:
+        """Of head and body."""
+        return sum(map(len, encoded))
 
     async def send(self, encoded: tuple[bytes, bytes], request_id: str = "") -> Answer:
         """Post one body."""
@@ -175,6 +183,10 @@ class GrpcWire:
         requested = tuple(RequestedOutput(name) for name in outputs)
         request = InferRequest(self._model, inputs, id=request_id, parameters=parameters, requested_outputs=requested)
         return bytes(request_to_message(request).SerializeToString())
+
+    def encoded_bytes(self, encoded: bytes) -> int:
+        """Of the message."""
+        return len(encoded)
 
     async def send(self, encoded: bytes, request_id: str = "") -> Answer:
         """Call ModelInfer. No gRPC deadline is set: the router would take it as the request's."""

@@ -67,9 +67,9 @@ def profiler_name(pipeline: str) -> str:
     return _fitting(f"{pipeline}-profiler", f"{pipeline}-profiler")
 
 
-def profile_job_name(pipeline: str, task: str, fingerprint: str) -> str:
-    """Name of the Job of one profile task; another for every fingerprint."""
-    return _fitting(f"{pipeline}-profile-{task}", f"{pipeline}/{task}/{fingerprint}", always=True)
+def profile_job_name(pipeline: str, task: str, run: str) -> str:
+    """Name of the Job of one profile task; another for every run of it."""
+    return _fitting(f"{pipeline}-profile-{task}", f"{pipeline}/{task}/{run}", always=True)
 
 
 def advisory_name(pipeline: str) -> str:

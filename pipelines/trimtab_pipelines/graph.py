@@ -17,7 +17,9 @@ def split_reference(reference: str) -> tuple[str, str]:
 def check_references(
     inputs: Sequence[RequestInput], outputs: Sequence[PipelineOutput], stages: Sequence[Stage]
 ) -> None:
-    """Check that every `from` names a tensor that exists."""
+    """Check that every `from` names a tensor that exists, and that none could be of a stage and of the caller."""
+    if any(stage.name == REQUEST for stage in stages):
+        raise ValueError(f"stages: {REQUEST!r} stands for the caller and names no stage; call the stage something else")
     known = {f"{REQUEST}.inputs.{tensor.name}" for tensor in inputs}
     known |= {f"{stage.name}.outputs.{tensor.name}" for stage in stages for tensor in stage.outputs}
     readers = [(f"stage {stage.name}: inputs.{i.name}", i.source) for stage in stages for i in stage.inputs]

@@ -89,14 +89,14 @@ def _inputs(spec: InferencePipelineSpec, stage: Stage, left_out: str) -> tuple[I
         InputSpec(name=read.name, datatype=source.datatype, shape=source.shape, optional=read.optional)
         for read in stage.inputs
         if read.name != left_out
-        for source in [_source(spec, read.source)]
+        for source in [source_of(spec, read.source)]
     )
     return (*read, InputSpec(name=OF_CHAT, datatype="INT64", shape=(2,), optional=True)) if stage.encodes else read
 
 
 def most_rows(pipeline: InferencePipelineSpec, stage: Stage) -> int | None:
     """How many rows of a stage's inputs one request to a replica of ours can hold; None where any number can."""
-    row_bytes = sum(_source(pipeline, read.source).row_bytes for read in stage.inputs)
+    row_bytes = sum(source_of(pipeline, read.source).row_bytes for read in stage.inputs)
     return (MAX_BODY_BYTES - HEADER_BYTES) // row_bytes if row_bytes else None
 
 
@@ -105,7 +105,8 @@ def resolve_uri(storage_uri: str, folder: Path) -> str:
     return storage_uri if urlsplit(storage_uri).scheme else str((folder / storage_uri).resolve())
 
 
-def _source(pipeline: InferencePipelineSpec, reference: str) -> TensorSpec:
+def source_of(pipeline: InferencePipelineSpec, reference: str) -> TensorSpec:
+    """The tensor that a valid reference names, of the request or of a stage."""
     owner, tensor = split_reference(reference)
     declared: Sequence[TensorSpec] = pipeline.inputs if owner == REQUEST else pipeline.stage(owner).outputs
     return next(source for source in declared if source.name == tensor)

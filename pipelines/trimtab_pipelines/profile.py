@@ -1,9 +1,10 @@
 """How fast it is: measured latency and throughput of each operating point, by batch size and cores.
 
 The fit is IPA's latency law l(b) = α b² + β b + γ (section 4.1). Measured batch sizes answer for themselves; the fit
-answers only in between and beyond.
+answers only in between and beyond, and promises no more there than the sizes beside it showed.
 """
 
+import math
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Literal, Self
@@ -37,6 +38,13 @@ class LatencyFit(Model):
     def seconds(self, batch_size: float) -> float:
         """Evaluate the law at a batch size."""
         return (self.quadratic * batch_size + self.linear) * batch_size + self.constant
+
+    def most_seconds(self, least: float, most: float) -> float:
+        """The greatest value of the law between two batch sizes: at either, or where a falling parabola turns."""
+        tops = [self.seconds(least), self.seconds(most)]
+        if self.quadratic < 0 and least < (turn := -self.linear / (2.0 * self.quadratic)) < most:
+            tops.append(self.seconds(turn))
+        return max(tops)
 
 
 class Curve(Model):
@@ -115,22 +123,58 @@ class PointProfile(Model):
     def latency_seconds(self, batch_size: int, quantile: float = 0.99) -> float:
         """The service time of a full batch: p99 for quantiles above 0.9, else the median.
 
-        A batch size not measured takes the fit, scaled by the nearest measurement's ratio of quantile to mean.
+        A batch size not measured takes the fit, scaled by the nearest measurement's ratio of quantile to mean and held
+        between the sizes beside it; beyond the largest it is never below that one's.
         """
         field = "latency_seconds_p99" if quantile > 0.9 else "latency_seconds_p50"
         measured = self._by_batch.get(batch_size)
         if measured is not None:
             return float(getattr(measured, field))
         nearest = min(self.measurements, key=lambda m: abs(m.batch_size - batch_size))
-        mean_seconds = max(self.fit.seconds(batch_size), 0.1 * nearest.latency_seconds_mean)
-        return mean_seconds * float(getattr(nearest, field)) / nearest.latency_seconds_mean
+        ratio = float(getattr(nearest, field)) / nearest.latency_seconds_mean
+        return self._held(self._mean_seconds(batch_size) * ratio, batch_size, field)
 
     def throughput_rps(self, batch_size: int) -> float:
-        """Rows per second of one replica that always has full batches of this size."""
+        """Rows per second of one replica that always has full batches of this size.
+
+        A batch size not measured has no more than the better of the sizes beside it, nor beyond them than the best.
+        """
         measured = self._by_batch.get(batch_size)
         if measured is not None:
             return measured.throughput_rps
-        return batch_size / max(self.fit.seconds(batch_size), 1e-9)
+        return min(batch_size / self._mean_seconds(batch_size), self._most_rps(batch_size))
+
+    def _mean_seconds(self, batch_size: int) -> float:
+        """What a batch size that was not measured takes on average: the fit, as far as the sizes beside it allow.
+
+        The fit counts by its greatest value since the size below: seconds that fall again would be a law turned over.
+        """
+        below, _ = self._beside(batch_size)
+        fitted = self.fit.most_seconds(batch_size if below is None else below.batch_size, batch_size)
+        fitted = max(fitted, batch_size / self._most_rps(batch_size))
+        return self._held(fitted, batch_size, "latency_seconds_mean")
+
+    def _held(self, seconds: float, batch_size: int, field: str) -> float:
+        """Seconds between what the sizes beside it took; beyond the largest no less than that one, however many."""
+        below, above = self._beside(batch_size)
+        one = 0.0 if below is None else float(getattr(below, field))
+        other = math.inf if above is None else float(getattr(above, field))
+        return min(max(seconds, min(one, other)), max(one, other))
+
+    def _most_rps(self, batch_size: int) -> float:
+        """Of a batch size that was not measured: what those beside it showed; where one is missing, any of them."""
+        below, above = self._beside(batch_size)
+        known = self.measurements if below is None or above is None else (below, above)
+        return max(measurement.throughput_rps for measurement in known)
+
+    def _beside(self, batch_size: int) -> tuple[Measurement | None, Measurement | None]:
+        """The measurements of the next smaller and the next larger batch size; None where there is none."""
+        smaller = (m for m in self.measurements if m.batch_size < batch_size)
+        larger = (m for m in self.measurements if m.batch_size > batch_size)
+        return (
+            max(smaller, key=lambda m: m.batch_size, default=None),
+            min(larger, key=lambda m: m.batch_size, default=None),
+        )
 
     @model_validator(mode="after")
     def _unique_batches(self) -> Self:
@@ -197,6 +241,12 @@ class ModelProfileSpec(Model):
     )
     stage_slo_seconds: float | None = Field(
         default=None, gt=0, description="Five times the mean latency at batch 1 (IPA, section 4.1)"
+    )
+    longest_batch_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        exclude_if=lambda seconds: seconds is None,
+        description="Batch sizes were left out since a smaller one took longer than this; absent where none was",
     )
 
     def point(self, variant: str, operating_point: str, cores: float) -> PointProfile | None:

@@ -1,19 +1,22 @@
 """What must be measured before a pipeline can be planned in a cluster: a task for each kind of node and Secret. Pure.
 
 The operator makes a Job of each task, the profiler carries it out; both find it by this one rule. A task's fingerprint
-changes exactly when what was measured before no longer counts.
+changes exactly when nothing of what was measured before counts any longer. The SLO is not in it: what was measured
+within one stays true under another, but a longer one asks for the batch sizes that a shorter one left out.
 """
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from trimtab_pipelines.cluster import GROUP, PROFILE_ANNOTATION
+from trimtab_pipelines.model_spec import source_of
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.samples import DRAWN_BY
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
 
@@ -41,13 +44,14 @@ _JUDGEMENTS = ("accuracy", "accuracyEvidence", "accuracyByTask", "secondLooks")
 class ProfileTask:
     """Variants of a pipeline that run on one kind of node, with one Secret or none.
 
-    `accelerator` is None on nodes used without one.
+    `accelerator` is None on nodes used without one; `run` names its Job: the fingerprint, and the SLO measured within.
     """
 
     name: str
     accelerator: str | None
     variants: tuple[tuple[str, str], ...]
     fingerprint: str
+    run: str
 
     def of_stage(self, stage: str) -> tuple[str, ...]:
         """The variants to measure in a stage."""
@@ -74,19 +78,24 @@ def profile_tasks(pipeline: InferencePipeline) -> tuple[ProfileTask, ...]:
     image = [pipeline.spec.model_server_image] if pipeline.spec.model_server_image else []
     drawn = [f"{key}: {told}" for key, told in pipeline.metadata.annotations.items() if key in DRAWN_BY]
     wanted = [asked, *image, *sorted(drawn)] if image or drawn else asked
-    return tuple(_task(members, wanted) for members in kinds.values())
+    return tuple(_task(pipeline.spec, members, wanted) for members in kinds.values())
 
 
 def missing_tasks(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[ProfileTask, ...]:
-    """The tasks whose stages are not all profiled yet, or whose profiles are out of date."""
+    """The tasks whose stages are not all profiled yet, or whose profiles are out of date or end before the SLO does."""
     known = {
         (profile.spec.stage, profile.metadata.annotations.get(FINGERPRINT_ANNOTATION, ""))
         for profile in profiles
-        if profile.spec.pipeline == pipeline.name
+        if profile.spec.pipeline == pipeline.name and _long_enough(profile, pipeline.spec.slo.latency_seconds)
     }
     return tuple(
         task for task in profile_tasks(pipeline) if any((stage, task.fingerprint) not in known for stage in task.stages)
     )
+
+
+def _long_enough(profile: ModelProfile, slo_seconds: float) -> bool:
+    """Whether all batch sizes that may keep the SLO were measured, however long that was when they were."""
+    return slo_seconds <= (profile.spec.longest_batch_seconds or math.inf)
 
 
 def left_to_users(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[tuple[str, str], ...]:
@@ -120,10 +129,18 @@ def _measured(variant: Variant) -> dict[str, Any]:
     return found
 
 
-def _task(members: list[tuple[Stage, Variant]], wanted: str | list[str]) -> ProfileTask:
+def _read(spec: InferencePipelineSpec, stage: Stage) -> list[tuple[str, str, list[int]]]:
+    """What the rows are that a stage is measured with: of each tensor it reads the name, the datatype and the shape."""
+    tensors = ((read.name, source_of(spec, read.source)) for read in stage.inputs)
+    return [(name, tensor.datatype, [*tensor.shape]) for name, tensor in tensors]
+
+
+def _task(spec: InferencePipelineSpec, members: list[tuple[Stage, Variant]], wanted: str | list[str]) -> ProfileTask:
     first = members[0][1]
     accelerator = "gpu" if first.resources.gpu else None
-    measured = [[stage.name, [*stage.batch_sizes], _measured(variant)] for stage, variant in members]
+    measured = [
+        [stage.name, _read(spec, stage), [*stage.batch_sizes], _measured(variant)] for stage, variant in members
+    ]
     fingerprint = hashlib.sha256(json.dumps([measured, wanted], sort_keys=True).encode()).hexdigest()[:16]
     kind = hashlib.sha256(_node_kind(first).encode()).hexdigest()[:5]
     return ProfileTask(
@@ -131,4 +148,5 @@ def _task(members: list[tuple[Stage, Variant]], wanted: str | list[str]) -> Prof
         accelerator=accelerator,
         variants=tuple((stage.name, variant.name) for stage, variant in members),
         fingerprint=fingerprint,
+        run=f"{fingerprint}/{spec.slo.latency_seconds}",
     )

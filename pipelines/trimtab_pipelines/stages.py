@@ -158,10 +158,30 @@ class Stage(Model):
         self._require_answers()
         self._require_references()
         self._require_parts()
-        if self.pin.variant is not None and self.pin.variant not in {v.name for v in self.variants}:
-            known = ", ".join(variant.name for variant in self.variants)
-            raise ValueError(f"{where}: pin.variant {self.pin.variant!r} is not one of its variants: {known}")
+        self._require_pinned()
         return self
+
+    def _require_pinned(self) -> None:
+        """What is pinned must be there together: else no way to run the stage is left, and the plan drops all pins."""
+        pin, where = self.pin, f"stage {self.name}: pin"
+        among = [one for one in self.variants if pin.variant in {None, one.name}]
+        if not among:
+            known = ", ".join(variant.name for variant in self.variants)
+            raise ValueError(f"{where}.variant {pin.variant!r} is not one of its variants: {known}")
+        points = {point.name: None for variant in among for point in variant.points}  # in order
+        if pin.operating_point is not None and pin.operating_point not in points:
+            whose = "its variants" if pin.variant is None else f"variant {pin.variant}"
+            known = ", ".join(points)
+            raise ValueError(
+                f"{where}.operatingPoint {pin.operating_point!r} is no point of {whose}; there are: {known}"
+            )
+        running = [one for one in among if pin.operating_point in {None, *(point.name for point in one.points)}]
+        largest = max(variant.max_batch_size for variant in running)
+        if (pin.batch_size or 1) > largest:
+            raise ValueError(f"{where}.batchSize {pin.batch_size} is above the maxBatchSize of what may run: {largest}")
+        if pin.replicas is not None and not self.min_replicas <= pin.replicas <= self.max_replicas:
+            bounds = f"minReplicas {self.min_replicas} and maxReplicas {self.max_replicas}"
+            raise ValueError(f"{where}.replicas {pin.replicas} does not lie between {bounds}")
 
     def _require_answers(self) -> None:
         if not self.writes:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines import samples
-from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.graph import REQUEST
+from trimtab_pipelines.model_spec import source_of
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorSpec
@@ -92,7 +93,7 @@ def stage_rows(pipeline: InferencePipeline, stage: Stage, known: Rows, count: in
     for read in stage.inputs:
         rows = known.get(read.source)
         if rows is None or not len(rows):
-            rows = random_rows(_spec_of(pipeline, read.source), count, samples.default_dimension(pipeline))
+            rows = random_rows(source_of(pipeline.spec, read.source), count, samples.default_dimension(pipeline))
         gathered[read.name] = rows
     return gathered
 
@@ -108,7 +109,7 @@ def batch(rows: Rows, size: int, offset: int, datatypes: Mapping[str, str]) -> t
 
 def datatypes(pipeline: InferencePipeline, stage: Stage) -> dict[str, str]:
     """The datatype of each of a stage's inputs."""
-    return {read.name: _spec_of(pipeline, read.source).datatype for read in stage.inputs}
+    return {read.name: source_of(pipeline.spec, read.source).datatype for read in stage.inputs}
 
 
 def captured(stage: Stage, answers: Iterable[Sequence[Tensor]]) -> dict[str, Array]:
@@ -143,9 +144,3 @@ def _bytes(elements: Sequence[bytes]) -> Array:
     array = np.empty(len(elements), dtype=object)
     array[:] = elements
     return array
-
-
-def _spec_of(pipeline: InferencePipeline, reference: str) -> TensorSpec:
-    owner, name = split_reference(reference)
-    declared: Sequence[TensorSpec] = pipeline.spec.inputs if owner == REQUEST else pipeline.spec.stage(owner).outputs
-    return next(spec for spec in declared if spec.name == name)

@@ -314,6 +314,12 @@ async def _capture(
     return inputs.captured(stage, [answer.outputs for answer in answers])
 
 
+def _left_some_out(session: _Session, stage: Stage, points: Iterable[PointProfile]) -> bool:
+    """Whether sizes of some point were not measured since smaller ones took too long."""
+    wanted = {(one.variant, one.operating_point): len(one.batch_sizes) for one in session.grids[stage.name]}
+    return any(len(point.measurements) < wanted[point.variant, point.operating_point] for point in points)
+
+
 def _document(session: _Session, stage: Stage, points: Sequence[PointProfile]) -> ModelProfile:
     slo_seconds = stage_slo_seconds(points, stage)
     return ModelProfile(
@@ -326,5 +332,8 @@ def _document(session: _Session, stage: Stage, points: Sequence[PointProfile]) -
             points=tuple(points),
             base_allocation=dict(base_allocation(points, stage, slo_seconds, session.options.threshold_rps)),
             stage_slo_seconds=slo_seconds,
+            longest_batch_seconds=session.options.longest_batch_seconds
+            if _left_some_out(session, stage, points)
+            else None,
         ),
     )

@@ -53,6 +53,16 @@ def invalid_for(reason: str, message: str, *, stage: str = "") -> Refusal:
     return Refusal(Code.INVALID_ARGUMENT, reason, message, stage=stage)
 
 
+def not_found(message: str) -> Refusal:
+    """Nothing is served at the path."""
+    return Refusal(Code.NOT_FOUND, "NotFound", message)
+
+
+def wrong_method(message: str) -> Refusal:
+    """What is served at the path is asked for by another method."""
+    return Refusal(Code.METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
+
+
 def failure(reason: str, what: str, request_id: str, *, stage: str = "") -> Refusal:
     """Our fault: the caller learns what failed and where to look; texts and names of the inside stay in the log."""
     where = f" under request id {request_id!r}" if request_id else ""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of
-from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
+from tests.builders import a_measured_profile, a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.planning.decide import PlanningError, initial_plan
 from trimtab_adapter.planning.hysteresis import LEAST_LOAD_RPS, drop_below, outgrows, planning_load, why_more
 from trimtab_adapter.planning.options import Question, pose, service_ratio
@@ -52,6 +52,18 @@ def test_replicas_carry_the_busiest_second_with_headroom_and_target_utilization(
 
     assert plan.spec.feasible
     assert [stage.replicas for stage in plan.spec.stages] == [replicas]
+
+
+def test_a_batch_size_that_nobody_measured_carries_no_more_than_the_best_that_somebody_did():
+    """A quick profile stops at the first size beyond the SLO; the law through the others turns down after it."""
+    measured = a_measured_profile({1: 0.010, 2: 0.014, 4: 0.020, 8: 0.028})
+    stage = a_stage(variants=[a_variant()], maxReplicas=64)
+    pipeline = a_pipeline([stage], slo={"latency": "25ms"}, budget={"cores": "64"})
+    plan = initial_plan(pipeline, {"first": a_profile("first", [measured])}, 5000.0, now_seconds=0.0)
+
+    planned = plan.spec.stages[0]
+    assert planned.batch_size < 8
+    assert 5000.0 <= planned.throughput_rps <= planned.replicas * 8 / 0.028
 
 
 def test_the_backlog_is_that_of_the_load_behind_the_busiest_second():

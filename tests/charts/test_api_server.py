@@ -16,6 +16,7 @@ from tests.definitions import define
 from trimtab_kubernetes import Cluster, kind_of
 
 MONITORING = {"PodMonitor": "podmonitors", "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
+ROUTERS_ROLE = "clusterrole.rbac.authorization.k8s.io/trimtab-router"
 STRICT = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
@@ -92,7 +93,7 @@ def revision(kubeconfig: Path) -> dict[str, Any]:
 
 
 def test_install_upgrade_rollback_uninstall_and_install_again():
-    """Uninstalling leaves the pipelines and their kinds; installing again takes the kinds over."""
+    """Uninstalling leaves pipelines, their kinds and what routers may read; installing again takes these over."""
     with control_plane.api_server() as kubeconfig:
         release = ("trimtab", CHART, "-n", RELEASE_NAMESPACE)
         notes = must("install", *release, "--create-namespace", kubeconfig=kubeconfig)
@@ -108,7 +109,8 @@ def test_install_upgrade_rollback_uninstall_and_install_again():
         assert revision(kubeconfig)["revision"] == "3"
 
         must("uninstall", "trimtab", "-n", RELEASE_NAMESPACE, kubeconfig=kubeconfig)
-        assert kubectl(kubeconfig, "get", "deployments,clusterroles", "-A", "-o", "name").count("trimtab") == 0
+        left = kubectl(kubeconfig, "get", "deployments,clusterroles,clusterrolebindings", "-A", "-o", "name")
+        assert [name for name in left.split() if "trimtab" in name] == [ROUTERS_ROLE]
         assert kubectl(kubeconfig, "get", "ipl", "-o", "name") == "inferencepipeline.trimtab.dev/sample\n"
 
         must("install", *release, kubeconfig=kubeconfig)

@@ -94,6 +94,15 @@ def test_a_name_without_certificates_is_refused_with_the_cure():
     assert "edge.replicas.name needs edge.replicas.tlsSecret" in done.stderr
 
 
+def test_certificates_of_callers_without_a_secret_are_refused_with_the_cure():
+    done = template("--set", "edge.tls.clientCa=true")
+
+    assert done.returncode != 0
+    assert "edge.tls.clientCa needs edge.tls.secretName, or edge.secure" in done.stderr
+    for secret in ("edge.secure=true", "edge.tls.secretName=mine"):
+        assert "clientCa" in template("--set", "edge.tls.clientCa=true", "--set", secret).stdout
+
+
 @pytest.mark.parametrize("path", SETS)
 def test_every_value_set_passes_the_schema_by_its_own_file(path: str):
     assert template("-f", VALUES / f"{path}.values.yaml").returncode == 0
@@ -103,6 +112,16 @@ def test_narrow_means_nothing_cluster_wide():
     kinds = {manifest["kind"] for manifest in rendered("namespaced")}
 
     assert kinds & {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"} == set()
+
+
+@pytest.mark.parametrize(("values", "namespaces"), [("default", [None]), ("namespaced", ["team-a", "team-b"])])
+def test_what_routers_may_read_outlives_the_release(values: str, namespaces: list[str | None]):
+    """A router that restarts after the release is gone has to hear of its plan and replicas."""
+    roles = [m for m in rendered(values) if m["kind"] in {"ClusterRole", "Role"}]
+    kept = [m for m in roles if m["metadata"].get("annotations") == {"helm.sh/resource-policy": "keep"}]
+
+    assert [m["metadata"]["name"] for m in kept] == ["trimtab-router"] * len(namespaces)
+    assert [m["metadata"].get("namespace") for m in kept] == namespaces
 
 
 def environment(manifests: list[Manifest], name: str) -> dict[str, Any]:

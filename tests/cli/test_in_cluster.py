@@ -71,7 +71,7 @@ async def test_a_failure_is_told(cluster: Cluster, namespace: str) -> None:
     asking = asyncio.create_task(profile_anew(cluster, namespace, "echoes", print, 30))
     (task,) = profile_tasks(await asked_for(cluster, namespace))
     await told_that(cluster, namespace, "ProfileFailed", "Job of the time before failed")
-    job = profile_job_name("echoes", task.name, task.fingerprint)
+    job = profile_job_name("echoes", task.name, task.run)
     await told_that(cluster, namespace, "ProfileFailed", f"Job {job} failed: BackoffLimitExceeded")
     with pytest.raises(StartError, match=f"Job {job} failed"):
         await asking

@@ -14,8 +14,10 @@ from tests.pauses import Pauses
 from tests.ports import held_port
 from trimtab_loadtester.attack import AttackOptions, Progress, attack_async
 from trimtab_loadtester.load import LoadError, LoadSpec
+from trimtab_loadtester.payload import Outputs, Payload, Score
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.ends import End
+from trimtab_protocol import Tensor
 
 REST_ACTIONS = ("ok", "late", "504", "429", "503", "500", "400", "drop connection", "garbage")
 GRPC_ACTIONS = ("ok", "late", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL")
@@ -161,6 +163,29 @@ async def test_payloads_differ_and_answers_tell_what_served_them(tmp_path) -> No
     assert again.summary() == results.summary()
 
 
+class Careless:
+    """A source of payloads that cannot judge what is answered to every second one."""
+
+    def payload(self, index: int) -> Payload:
+        return Payload((Tensor.of("x", np.array([[index]], np.float32)),), index)
+
+    def score(self, truth: object, _: Outputs) -> Score:
+        if truth % 2:  # type: ignore[operator]
+            raise AttributeError("no such luck")
+        return Score(1, 1)
+
+
+async def test_an_answer_that_cannot_be_judged_fails_alone() -> None:
+    async with rest_server(FakePipeline()) as address:
+        options = AttackOptions(duration_seconds=0.5)
+        results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:60"), options, source=Careless())
+
+    unjudged = len(results.records) // 2
+    assert unjudged > 0
+    assert results.summary()["codes"] == {"200": len(results.records) - unjudged, "WrongAnswer": unjudged}
+    assert results.summary()["failures"] == {"the answer cannot be scored: AttributeError('no such luck')": unjudged}
+
+
 async def test_more_requests_than_payloads_take_turns_with_them() -> None:
     fake = FakePipeline()
     async with rest_server(fake) as address:
@@ -168,6 +193,28 @@ async def test_more_requests_than_payloads_take_turns_with_them() -> None:
         results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:100"), options)
 
     assert len(fake.bodies) == results.summary()["distinct_payloads"] == 7 < len(results.records)
+
+
+class Pictures:
+    """A source of texts of a mebibyte each, no two alike."""
+
+    def payload(self, index: int) -> Payload:
+        text = str(index).encode().ljust(2**20)
+        return Payload((Tensor("x", "BYTES", np.array([[text]], dtype=object)),))
+
+    def score(self, _: object, __: Outputs) -> Score:
+        return Score()
+
+
+@pytest.mark.parametrize("wire", ["REST", "gRPC"])
+async def test_no_more_payloads_are_kept_than_bytes_allow_whatever_they_hold(wire) -> None:
+    """Nobody listens: what is kept ready is made before the first is sent."""
+    options = AttackOptions(wire=wire, duration_seconds=0.5, max_payload_bytes=4 * 2**20)
+    with held_port() as port:
+        address = f"127.0.0.1:{port}"
+        results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:100"), options, source=Pictures())
+
+    assert results.summary()["distinct_payloads"] == 4 < len(results.records)
 
 
 async def test_a_stop_ends_the_sending_and_keeps_what_was_sent() -> None:

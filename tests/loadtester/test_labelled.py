@@ -13,8 +13,8 @@ from trimtab_loadtester.payload import Score
 from trimtab_pipelines.spec import InferencePipeline
 
 
-def a_pipeline(datatype: str = "FP32", shape: tuple[int, ...] = (2,), **output: object) -> InferencePipeline:
-    given = {"name": "y", "datatype": "INT64", "shape": []} | output
+def a_pipeline(datatype: str = "FP32", shape: tuple[int, ...] = (2,), gives: str = "INT64") -> InferencePipeline:
+    given = {"name": "y", "datatype": gives, "shape": []}
     document = a_pipeline_document([a_stage("first", "request.inputs.x", outputs=[given])])
     document["spec"]["inputs"] = [{"name": "x", "datatype": datatype, "shape": [*shape]}]
     document["spec"]["outputs"] = [{"name": "y", "from": "first.outputs.y"}]
@@ -47,6 +47,43 @@ def test_a_table_has_a_column_for_each_tensor_and_may_begin_with_a_byte_order_ma
     (tmp_path / "samples.csv").write_text("x,y\na.npy,5\n", encoding="utf-8-sig")
     payload = LabelledPayloads(a_pipeline(), str(tmp_path)).payload(0)
     assert (payload.inputs[0].array.tolist(), payload.truth) == ([[3.0, 4.0]], {"y": 5})
+
+
+@pytest.mark.parametrize("text", ["42", "007", "nan", "1_000", "1e5", "true", "cat"])
+def test_the_right_answer_of_a_text_is_a_text_whatever_it_looks_like(tmp_path: Path, text: str) -> None:
+    np.save(tmp_path / "a.npy", np.array([3.0, 4.0]))
+    (tmp_path / "samples.csv").write_text(f"x,y\na.npy,{text}\n")
+    source = LabelledPayloads(a_pipeline(gives="BYTES"), str(tmp_path))
+    truth, answer = source.payload(0).truth, text.encode()
+
+    assert truth == {"y": text}
+    assert source.score(truth, {"y": np.array([answer], object)}) == Score(1, 1)
+    assert source.score(truth, {"y": np.array([[answer]], object)}) == Score(1, 1)
+    assert source.score(truth, {"y": np.array([b"4\xff"], object)}) == Score(0, 1)
+
+
+@pytest.mark.parametrize(("written", "answer"), [("true", True), ("False", False), ("1", True), ("0", False)])
+def test_a_table_tells_true_from_false(tmp_path: Path, written, answer) -> None:
+    np.save(tmp_path / "a.npy", np.array([3.0, 4.0]))
+    (tmp_path / "samples.csv").write_text(f"x,y\na.npy,{written}\n")
+    source = LabelledPayloads(a_pipeline(gives="BOOL"), str(tmp_path))
+
+    truth = source.payload(0).truth
+    assert [source.score(truth, {"y": np.array([given])}).correct for given in (answer, not answer)] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("output", "written", "complaint"),
+    [
+        ("INT64", "cat", r"samples.csv, line 3: column 'y': 'cat' is no INT64; write a number"),
+        ("FP32", "", r"line 3: column 'y': '' is no FP32; write a number"),
+        ("BOOL", "yes", r"line 3: column 'y': 'yes' is no BOOL; write true or false"),
+    ],
+)
+def test_a_table_whose_right_answers_are_of_another_kind_is_refused(tmp_path: Path, output, written, complaint) -> None:
+    (tmp_path / "samples.csv").write_text(f"x,y\na.npy,1\nb.npy,{written}\n")
+    with pytest.raises(SamplesError, match=complaint):
+        LabelledPayloads(a_pipeline(gives=output), str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +130,12 @@ def test_a_class_of_the_users_reads_and_scores_what_it_likes(tmp_path: Path, mon
         (0.5, np.array([0.6], np.float32), False),
         ("cat", np.array([b"cat"], object), True),
         ("cat", np.array([b"dog"], object), False),
+        (42, np.array([b"42"], object), True),
+        (["a", "b"], np.array([b"a", b"b"], object), True),
+        ("cat", np.array([2]), False),
+        (["cat"], np.array([2]), False),
+        (None, np.array([2]), False),
+        (True, np.array([True]), True),
     ],
 )
 def test_an_answer_is_right_where_it_is_the_truth(tmp_path: Path, truth, answer, right) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.builders import a_pipeline_document, a_stage, a_variant
+from tests.router.chats import a_chat_pipeline
 from tests.router.parted import parted
 from trimtab_operator.manifests.isolation import network_policies
 from trimtab_operator.settings import Settings
@@ -182,3 +183,25 @@ def test_model_servers_reach_each_other_only_where_one_stage_pulls_what_another_
         assert not allows(policies(), direction, SERVER, SERVER, 9000)
         assert not any(allows(pulled, direction, SERVER, stranger, 9000) for stranger in STRANGERS)
     assert not allows(pulled, "Egress", SERVER, STORE, 9000)
+
+
+def showing(**images: list[str]) -> list[dict[str, Any]]:
+    """The policies of a pipeline whose chats may show images from there."""
+    pipeline = a_chat_pipeline(chat={"images": images})
+    return network_policies(pipeline.model_copy(update={"metadata": a_pipeline().metadata}), DEFAULT)
+
+
+def test_routers_fetch_images_from_the_ports_of_the_domains_and_stores_that_are_listed():
+    minio = Pod("minio", pipeline="", namespace="storage")
+    stored = showing(stores=["http://minio.storage:9000/p/", "https://objects.internal/"])
+    listed = showing(domains=["images.example"])
+
+    for whom in (STORE, minio):
+        assert allows(stored, "Egress", ROUTER, whom, 9000)
+        assert allows(listed, "Egress", ROUTER, whom, 80)
+        assert not allows(stored, "Egress", ROUTER, whom, 80)
+        assert not allows(listed, "Egress", ROUTER, whom, 9000)
+        assert not any(allows(showing(), "Egress", ROUTER, whom, port) for port in (80, 9000))
+    assert allows(stored, "Egress", ROUTER, minio, 443)
+    assert not allows(listed, "Egress", ROUTER, METADATA, 80)
+    assert not allows(stored, "Egress", SERVER, minio, 9000)

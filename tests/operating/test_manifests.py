@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_stage, a_variant
+from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
 from tests.definitions import define
 from tests.operating.scene import SETTINGS, Site
 from trimtab_kubernetes import Cluster
@@ -22,7 +22,7 @@ from trimtab_operator.manifests.seldon import seldon_deployment
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.edge import EdgeSettings, Identity, Tls
 from trimtab_pipelines.hosting import hosting_groups
-from trimtab_pipelines.profiling import profile_tasks
+from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, missing_tasks, profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
 
 GOLDEN = Path(__file__).parents[1] / "data" / "operating"
@@ -169,6 +169,41 @@ def test_what_is_measured_is_what_the_user_says_of_its_inputs() -> None:
 
     assert trimmed(theirs).metadata.annotations == {"trimtab.dev/payloads": "x=frames"}
     assert task.fingerprint != before.fingerprint
+
+
+def test_a_tensor_of_another_shape_is_measured_anew_in_every_stage_that_reads_it() -> None:
+    def fingerprints(shape: list[int], answered: str = "FP32") -> list[str]:
+        first = a_stage(variants=[a_variant(nodeSelector={"disk": "ssd"})])
+        first["outputs"] = [{"name": "y", "datatype": answered, "shape": [1]}]
+        inputs = [{"name": "x", "datatype": "FP32", "shape": shape}]
+        spec = a_pipeline([first, a_stage("second", "first.outputs.y")], inputs=inputs)
+        return [task.fingerprint for task in profile_tasks(spec)]
+
+    first, second = fingerprints([4])
+    assert fingerprints([4]) == [first, second]
+    assert fingerprints([3, 512, 512])[0] != first
+    assert fingerprints([3, 512, 512])[1] == second
+    assert fingerprints([4], "FP64")[0] == first
+    assert fingerprints([4], "FP64")[1] != second
+
+
+def test_sizes_that_one_slo_left_out_are_measured_for_a_longer_one_and_for_no_other_reason() -> None:
+    """Their Job is another one, since that of before may still stand there for people to read its log."""
+
+    def within(latency: str) -> InferencePipeline:
+        return a_pipeline(slo={"latency": latency})
+
+    (task,) = profile_tasks(within("500ms"))
+    complete = a_profile("stage-0", [a_point_profile()])
+    complete.metadata.annotations[FINGERPRINT_ANNOTATION] = task.fingerprint
+    cut = complete.model_copy(update={"spec": complete.spec.model_copy(update={"longest_batch_seconds": 0.5})})
+
+    assert [missing_tasks(within(latency), [complete]) for latency in ("100ms", "500ms", "10s")] == [(), (), ()]
+    assert [missing_tasks(within(latency), [cut]) for latency in ("100ms", "500ms")] == [(), ()]
+    (again,) = missing_tasks(within("10s"), [cut])
+    assert again.fingerprint == task.fingerprint
+    names = {profile_job(within("500ms"), one, SETTINGS)["metadata"]["name"] for one in (task, again)}
+    assert len(names) == 2
 
 
 def test_each_secret_has_a_task_of_its_own() -> None:

@@ -63,8 +63,35 @@ WRONG: dict[str, tuple[Change, str]] = {
     "no variant": (set_stage(variants=[]), "variants.*at least 1 items"),
     "unknown pin": (set_stage(pin={"variant": "large"}), "pin.variant must be the name of one of the stage's variants"),
     "unknown pinned point": (set_stage(pin={"operatingPoint": "fast"}), "pin.operatingPoint must be the name of"),
+    "pinned point of another variant": (
+        set_stage(
+            variants=[a_variant(), a_variant("large", operatingPoints=[{"name": "fast", "accuracy": 0.9}])],
+            pin={"variant": "small", "operatingPoint": "fast"},
+        ),
+        "pin.operatingPoint must be the name of .* of pin.variant",
+    ),
+    "default pinned where points are named": (
+        set_stage(
+            variants=[a_variant(operatingPoints=[{"name": "fast", "accuracy": 0.9}])], pin={"operatingPoint": "default"}
+        ),
+        "pin.operatingPoint must be the name of",
+    ),
+    "pinned batch too large": (set_stage(pin={"batchSize": 65}), "pin.batchSize must not be above the maxBatchSize"),
+    "pinned batch too large for the point": (
+        set_stage(
+            variants=[
+                a_variant("large", maxBatchSize=64),
+                a_variant(maxBatchSize=8, operatingPoints=[{"name": "fast", "accuracy": 0.9}]),
+            ],
+            pin={"operatingPoint": "fast", "batchSize": 16},
+        ),
+        "pin.batchSize must not be above the maxBatchSize",
+    ),
+    "too many replicas pinned": (set_stage(pin={"replicas": 65}), "pin.replicas must lie between"),
+    "too few replicas pinned": (set_stage(minReplicas=2, pin={"replicas": 1}), "pin.replicas must lie between"),
     "variant twice": (set_stage(variants=[a_variant(), a_variant()]), "duplicate entries for key .name=.small"),
     "stage twice": (set_spec(stages=[a_stage(), a_stage()]), "duplicate entries for key .name=.first"),
+    "a stage called as the caller": (set_stage(name="request"), "request stands for the caller"),
     "own output": (set_spec(stages=[*chain("request.inputs.x", "stage-1.outputs.y")]), "must not read its own outputs"),
     "no such stage": (set_spec(stages=chain("request.inputs.x", "nobody.outputs.y")), "of a tensor or stage there is"),
     "no such input": (set_spec(stages=chain("request.inputs.z")), "of a tensor or stage there is"),
@@ -141,6 +168,10 @@ WRONG: dict[str, tuple[Change, str]] = {
         "slo.firstToken and slo.perToken are of answers that a stage writes",
     ),
     "chats that nobody answers": (set_spec(chat={"images": {"most": 4}}), "chat needs an input messages BYTES"),
+    "a store at no port": (
+        set_spec(chat={"images": {"stores": ["http://minio.storage:65536/"]}}),
+        "images.stores.*should match",
+    ),
     "images without number": (set_spec(chat={"images": {"most": 65}}), "images.most.*less than or equal to 64"),
     "a host with a scheme": (
         set_spec(chat={"images": {"domains": ["https://a.example"]}}),

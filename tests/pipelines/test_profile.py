@@ -1,8 +1,13 @@
 """Profiles answer with what was measured, and with the fit in between."""
 
-import pytest
+from itertools import pairwise
 
-from tests.builders import a_point_profile, a_profile
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy import cumprod
+
+from tests.builders import a_measured_profile, a_point_profile, a_profile
 from trimtab_pipelines.verdict import Outcome, bar
 
 
@@ -28,3 +33,32 @@ def test_an_outcome_holds_when_every_bar_does():
     assert Outcome(name="bench", figures={}, bars=(kept,)).holds
     assert not Outcome(name="bench", figures={}, bars=(kept, missed)).holds
     assert missed.bound == ">= 0.9"
+
+
+def test_a_law_that_turns_down_promises_no_more_beyond_the_largest_size_than_was_measured():
+    point = a_measured_profile({1: 0.010, 2: 0.014, 4: 0.020, 8: 0.028})
+    sizes = range(1, 129)
+
+    assert point.fit.seconds(64) < 0
+    assert point.latency_seconds(64) >= point.latency_seconds(8)
+    assert point.throughput_rps(64) <= 8 / 0.028 * 1.01
+    for quantile in (0.5, 0.99):
+        seconds = [point.latency_seconds(size, quantile) for size in sizes]
+        assert seconds == sorted(seconds)
+    assert all(point.throughput_rps(size) <= 8 / 0.028 * (1 + 1e-9) for size in sizes)
+
+
+RISING = st.lists(st.floats(1.0, 3.0), min_size=2, max_size=7)
+
+
+@given(steps=RISING, first=st.floats(1e-4, 1.0), skipped=st.integers(0, 3))
+def test_a_size_that_was_not_measured_lies_between_those_beside_it(steps, first, skipped):
+    sizes = [2 ** (place + skipped) for place in range(len(steps))]
+    point = a_measured_profile(dict(zip(sizes, (first * float(step) for step in cumprod(steps)), strict=True)))
+    best_rps = max(one.throughput_rps for one in point.measurements)
+
+    seconds = [point.latency_seconds(size) for size in range(1, 3 * sizes[-1])]
+    assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(seconds[sizes[0] - 1 :]))
+    assert min(seconds) > 0
+    assert max(seconds[: sizes[0]]) <= point.latency_seconds(sizes[0])
+    assert all(0 < point.throughput_rps(size) <= best_rps * (1 + 1e-9) for size in range(1, 3 * sizes[-1]))

@@ -78,6 +78,18 @@ def test_a_wrong_field_is_named_with_its_cure(change, field, cure):
     assert cure in message
 
 
+POINTED = a_variant(
+    "pointed", maxBatchSize=8, operatingPoints=[{"name": name, "accuracy": 0.9} for name in ("full", "fast")]
+)
+
+
+def test_a_pin_that_some_way_to_run_the_stage_keeps_is_taken():
+    pin = {"operatingPoint": "fast", "batchSize": 8, "replicas": 2}
+    (stage,) = a_pipeline([a_stage(variants=[a_variant(), POINTED], pin=pin, minReplicas=2)]).spec.stages
+
+    assert (stage.pin.operating_point, stage.pin.batch_size, stage.pin.replicas) == ("fast", 8, 2)
+
+
 @pytest.mark.parametrize(
     ("stages", "complaint"),
     [
@@ -86,11 +98,35 @@ def test_a_wrong_field_is_named_with_its_cure(change, field, cure):
         ([a_stage(), a_stage()], "the name 'first' stands twice"),
         ([a_stage(variants=[a_variant(), a_variant()])], "the name 'small' stands twice"),
         ([a_stage(pin={"variant": "huge"})], "pin.variant 'huge' is not one of its variants: small"),
+        (
+            [a_stage(pin={"operatingPoint": "ful"})],
+            "pin.operatingPoint 'ful' is no point of its variants; there are: default",
+        ),
+        (
+            [a_stage(variants=[POINTED, a_variant()], pin={"variant": "small", "operatingPoint": "fast"})],
+            "pin.operatingPoint 'fast' is no point of variant small; there are: default",
+        ),
+        (
+            [a_stage(variants=[POINTED], pin={"operatingPoint": "default"})],
+            "pin.operatingPoint 'default' is no point of its variants; there are: full, fast",
+        ),
+        ([a_stage(pin={"batchSize": 65})], "pin.batchSize 65 is above the maxBatchSize of what may run: 64"),
+        (
+            [a_stage(variants=[POINTED, a_variant()], pin={"operatingPoint": "fast", "batchSize": 16})],
+            "pin.batchSize 16 is above the maxBatchSize of what may run: 8",
+        ),
+        (
+            [a_stage(pin={"replicas": 65})],
+            "pin.replicas 65 does not lie between minReplicas 1 and maxReplicas 64",
+        ),
+        ([a_stage(minReplicas=2, pin={"replicas": 1})], "pin.replicas 1 does not lie between minReplicas 2"),
         ([a_stage(variants=[a_variant(accuracy=1.5)])], "variants.0.accuracy"),
         ([a_stage(minReplicas=3, maxReplicas=2)], "minReplicas 3 is above maxReplicas 2"),
         ([a_stage(outputs=[{"name": "y", "datatype": "FP32", "countedBy": "n"}])], "countedBy 'n' is not one of"),
         ([a_stage(outputs=[{"name": "y", "datatype": "FLOAT"}])], "outputs.0.datatype"),
         ([a_stage("Upper")], "stages.0.name"),
+        ([a_stage("request")], "'request' stands for the caller and names no stage"),
+        ([a_stage("request"), a_stage("second", "request.outputs.y")], "'request' stands for the caller"),
     ],
 )
 def test_a_wrong_stage_is_named_with_its_cure(stages, complaint):

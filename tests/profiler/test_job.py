@@ -56,6 +56,7 @@ async def test_each_kind_of_node_has_profiles_of_its_own(cluster: Cluster, names
         ("second", "last"),
     ]
     assert missing_tasks(pipeline, found) == ()
+    assert {one.spec.longest_batch_seconds for one in found} == {None}
     listed = (await cluster.list("ModelProfile", namespace)).items
     assert {item["metadata"]["ownerReferences"][0]["uid"] for item in listed} == {owner["metadata"]["uid"]}
     assert {item["metadata"]["managedFields"][0]["manager"] for item in listed} == {PROFILER_MANAGER}

@@ -58,6 +58,7 @@ async def test_batches_longer_than_wanted_end_a_variant(tmp_path: Path) -> None:
     profiles = await profile(a_pipeline([slow]), tmp_path, options, told.append)
 
     assert [m.batch_size for m in profiles["first"].spec.points[0].measurements] == [1]
+    assert profiles["first"].spec.longest_batch_seconds == 0.01
     assert [(p.done, p.total) for p in told] == [(1, 14), (14, 14)]
 
 

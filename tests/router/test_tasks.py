@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -203,12 +204,9 @@ async def test_without_a_replica_nothing_is_taken_and_without_a_folder_it_is_tol
     async with a_rig(a_pipeline(1), {"stage-0": []}, registry=kept_in(tmp_path), ready=False) as rig:
         assert (await put(rig))[0] == 503
 
-    keyed = kept_in(tmp_path)
-    async with a_rig(
-        a_pipeline(1), {"stage-0": [FakeReplica()]}, registry=lambda r: Registry(r, None, keyed(r)._keys)
-    ) as rig:
-        for method in ("PUT", "DELETE"):
-            status, told = await put(rig, method=method)
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, registry=Registry) as rig:
+        for method, key in product(("PUT", "DELETE"), (None, KEY)):  # a router in a cluster knows no key at all
+            status, told = await put(rig, method=method, key=key)
             assert status == 501
             assert "spec.stages[].variants[].tasks: name and storageUri" in told["error"]
             assert "gone: true" in told["error"]

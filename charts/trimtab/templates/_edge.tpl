@@ -9,6 +9,9 @@
 {{- end }}
 {{- $_ := set $settings "tls" $tls }}
 {{- end }}
+{{- if and $edge.tls.clientCa (not (include "trimtab.edgeTlsSecret" .)) }}
+{{- fail "edge.tls.clientCa needs edge.tls.secretName, or edge.secure: ca.crt is an entry of that Secret" }}
+{{- end }}
 {{- with include "trimtab.edgeKeysSecret" . }}
 {{- $_ := set $settings "keysSecret" . }}
 {{- end }}

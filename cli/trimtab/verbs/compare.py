@@ -74,8 +74,8 @@ def command(
             session = Session(title, Setup(pipeline, where, its_profile, plan), order)
             with watching(session, console):
                 runs.append(asyncio.run(session.run()))
-        if session.interrupted:
-            return 130
+        if session.interruption_code is not None:
+            return session.interruption_code
         save(runs[-1], out / "compare" / title)
     print_comparison(runs, console)
     write_report(out / "compare.html", runs)

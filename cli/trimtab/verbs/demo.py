@@ -54,8 +54,8 @@ def command(
     save(run, out / "demo")
     write_report(out / "demo.html", [run])
     console.print(f"report: {out / 'demo.html'}")
-    if session.interrupted:
-        return 130
+    if session.interruption_code is not None:
+        return session.interruption_code
     outcome = demo_outcome(figures_of(run))
     outcome.print()
     return 0 if outcome.holds else 1

@@ -1,5 +1,6 @@
 """`trimtab load`: push a pipeline that runs already, and account for every request."""
 
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from trimtab.interruption import exit_code
 from trimtab.options import (
     DurationOption,
     LoadOption,
@@ -59,13 +61,16 @@ def command(
         raise LoadError("say what to send: --load constant:20 --duration 60, or --trace FILE")
     place_of(address.removeprefix("grpc://"))
     order = replace(order, wire=wire, access=Access(ca, api_key_file))
+    came: list[signal.Signals] = []
     with progress_bar(console) as show:
-        results = attack(document, address, order.spec(), order.options, show)
+        results = attack(document, address, order.spec(), order.options, show, came.append)
     summary = results.summary()
     if out is not None:
         results.save(out)
     outcome = load_outcome(summary, least_within_slo)
     outcome.print()
+    if results.facts.interrupted:
+        return exit_code(came[0])
     return 0 if outcome.holds else 1
 
 

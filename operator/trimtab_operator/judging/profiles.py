@@ -64,7 +64,7 @@ def _finding(pipeline: InferencePipeline, missing: Sequence[ProfileTask], owned:
         return well(kind, "AllProfiled", "every variant is measured")
     progress = f"{len(tasks) - len(missing)} of {len(tasks)} tasks measured"
     for task in missing:
-        name = profile_job_name(pipeline.name, task.name, task.fingerprint)
+        name = profile_job_name(pipeline.name, task.name, task.run)
         job = owned.get(Ref("Job", name))
         if job is not None and (failure := _failure(job)):
             return ill(
@@ -72,7 +72,7 @@ def _finding(pipeline: InferencePipeline, missing: Sequence[ProfileTask], owned:
                 "ProfileFailed",
                 f"Job {name} failed: {failure}; see kubectl logs job/{name}. It is tried again {KEPT_SECONDS} s later",
             )
-    names = [profile_job_name(pipeline.name, task.name, task.fingerprint) for task in missing]
+    names = [profile_job_name(pipeline.name, task.name, task.run) for task in missing]
     if any(Ref("Job", name) in owned for name in names):
         return ill(kind, "Profiling", f"{progress}; Job {names[0]} measures; the first plan follows when it is done")
     return ill(kind, "ProfileMissing", f"{progress}; Job {names[0]} will measure")

@@ -3,7 +3,8 @@
 Clients reach the routers, only the routers reach model servers, and where one stage pulls what another encoded, these
 reach each other. Routers call their model servers and the API server; model servers call nobody else, unless weights
 come from elsewhere or a container is the user's own: then anybody but the addresses at which clouds hand out the node's
-own credentials. Names may always be looked up.
+own credentials. Where chats may show images by their addresses, routers call these at their ports, with the same
+exception. Names may always be looked up.
 """
 
 from urllib.parse import urlsplit
@@ -36,6 +37,7 @@ def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Ob
     routers = _pods(pipeline, ROUTER)
     served, called = _served(pipeline, settings)
     api_server = {"ports": _ports(*settings.api_server_ports)}
+    shown = _shown(pipeline, settings)
     elsewhere = [_elsewhere(settings)] if any(_calls(variant) for variant in _variants(pipeline)) else []
     servers = _pods(pipeline, MODEL_SERVER)
     pulled = any(stage.encodes for stage in pipeline.spec.stages)
@@ -46,7 +48,7 @@ def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Ob
             (name, pipeline, ROUTER),
             routers,
             [{"ports": _ports(*ROUTER_PORTS)}, _admin(settings)],
-            _egress(settings, {"to": [{"podSelector": servers}], **called}, api_server),
+            _egress(settings, {"to": [{"podSelector": servers}], **called}, api_server, *shown),
         ),
         _policy(
             (f"{name}-only", pipeline, MODEL_SERVER),
@@ -118,6 +120,12 @@ def _variants(pipeline: InferencePipeline) -> list[Variant]:
 def _calls(variant: Variant) -> bool:
     """Whether its replicas call others: for weights and tasks, or for who knows what."""
     return variant.container is not None or any(urlsplit(each).scheme in {"s3", "hf"} for each in variant.addresses)
+
+
+def _shown(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
+    """Let images be fetched that chats show by their addresses, where the pipeline lists from where."""
+    ports = pipeline.spec.chats.images.ports if pipeline.spec.chats is not None else frozenset()
+    return [{**_elsewhere(settings), "ports": _ports(*sorted(ports))}] if ports else []
 
 
 def _elsewhere(settings: Settings) -> Object:

@@ -1,8 +1,8 @@
 """Measures what is not measured yet: one Job for each kind of node a pipeline uses. Pure.
 
-A Job's name carries the fingerprint of its task, so that a changed task gets a Job of its own. A Job of other pods, of
-a wrong image say, is replaced. One that failed is cleared away by the cluster after a while and made anew then: that is
-the retry.
+A Job's name carries the run of its task, so that a changed task or a longer SLO gets a Job of its own. A Job of other
+pods, of a wrong image say, is replaced. One that failed is cleared away by the cluster after a while and made anew
+then: that is the retry.
 """
 
 from trimtab_kubernetes.objects import Object, fingerprint
@@ -92,7 +92,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
     )
     job = owned(
         "Job",
-        profile_job_name(pipeline.name, task.name, task.fingerprint),
+        profile_job_name(pipeline.name, task.name, task.run),
         pipeline,
         marks,
         spec={

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from trimtab_pipelines.graph import REQUEST
 from trimtab_pipelines.operating_point import InputSize, OperatingPoint
 from trimtab_pipelines.resource import ADVISORY_SUFFIX
 from trimtab_pipelines.spec import (
@@ -53,6 +54,12 @@ _ANSWERED = " && ".join(
     for name, datatype, shape in ANSWER
 )
 _WRITES = "self.stages.exists(s, has(s.writes) && s.writes)"
+_PINNED = "(!has(self.pin.variant) || v.name == self.pin.variant)"
+_POINT = (
+    "(has(v.operatingPoints) && v.operatingPoints.size() > 0 ? "
+    "v.operatingPoints.exists(p, p.name == self.pin.operatingPoint) : self.pin.operatingPoint == 'default')"
+)
+"""Of a variant v: whether it may run as far as the pin says, and whether it has the pinned operating point."""
 _INSIDE_INTERVAL = Rule(
     "!has(self.accuracyEvidence) || "
     "((!has(self.accuracyEvidence.low) || self.accuracyEvidence.low <= self.accuracy) && "
@@ -87,6 +94,7 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
         ),
     ),
     Stage: (
+        Rule(f"self.name != '{REQUEST}'", f"{REQUEST} stands for the caller: call the stage something else"),
         Rule(
             "self.minReplicas <= self.maxReplicas",
             "minReplicas must not be above maxReplicas",
@@ -96,10 +104,19 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             "pin.variant must be the name of one of the stage's variants",
         ),
         Rule(
-            "!has(self.pin) || !has(self.pin.operatingPoint) || self.pin.operatingPoint == 'default' || "
-            "self.variants.exists(v, has(v.operatingPoints) && v.operatingPoints.exists(p, "
-            "p.name == self.pin.operatingPoint))",
-            "pin.operatingPoint must be the name of an operating point of one of the stage's variants",
+            f"!has(self.pin) || !has(self.pin.operatingPoint) || self.variants.exists(v, {_PINNED} && {_POINT})",
+            "pin.operatingPoint must be the name of an operating point of one of the stage's variants; of pin.variant, "
+            "where that is given",
+        ),
+        Rule(
+            "!has(self.pin) || !has(self.pin.batchSize) || self.variants.exists(v, "
+            f"self.pin.batchSize <= v.maxBatchSize && {_PINNED} && (!has(self.pin.operatingPoint) || {_POINT}))",
+            "pin.batchSize must not be above the maxBatchSize of every variant that the pin lets run",
+        ),
+        Rule(
+            "!has(self.pin) || !has(self.pin.replicas) || "
+            "(self.minReplicas <= self.pin.replicas && self.pin.replicas <= self.maxReplicas)",
+            "pin.replicas must lie between minReplicas and maxReplicas",
         ),
         Rule(
             "!self.inputs.exists(i, i.from.startsWith(self.name + '.'))",

@@ -11,11 +11,10 @@ from posixpath import normpath
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from trimtab_pipelines.chat import ImageBounds
+from trimtab_pipelines.chat import SCHEME_PORTS, ImageBounds
 from trimtab_protocol.chat.errors import InvalidChat
 
 MOST_CHARACTERS: Final = 4096
-_PORTS = {"http": 80, "https": 443}
 _TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 """Addresses in which another one is wrapped that a gateway unwraps."""
 
@@ -37,7 +36,7 @@ def target_of(address: str, field: str, bounds: ImageBounds) -> Target:
         return Target(address, own=True)
     if parts.hostname not in bounds.domains or _is_address(parts.hostname):
         raise _refused(field, "may not be fetched from there; send it as a data URL")
-    if parts.port not in {None, _PORTS[parts.scheme]}:
+    if parts.port not in {None, SCHEME_PORTS[parts.scheme]}:
         raise _refused(field, f"may only be fetched from the port of {parts.scheme}")
     return Target(address, own=False)
 
@@ -66,7 +65,7 @@ def _split(address: str) -> SplitResult | None:
         return None
     try:
         parts = urlsplit(address)
-        usable = parts.scheme in _PORTS and parts.hostname and parts.port != 0 and "@" not in parts.netloc
+        usable = parts.scheme in SCHEME_PORTS and parts.hostname and parts.port != 0 and "@" not in parts.netloc
     except ValueError:
         return None
     return parts if usable and not any(c.isspace() for c in address) else None
@@ -75,8 +74,8 @@ def _split(address: str) -> SplitResult | None:
 def _within(parts: SplitResult, store: str) -> bool:
     own = urlsplit(store)
     path, prefix = normpath(unquote(parts.path)), own.path.rstrip("/") + "/"
-    here = (parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme])
-    there = (own.scheme, own.hostname, own.port or _PORTS[own.scheme])
+    here = (parts.scheme, parts.hostname, parts.port or SCHEME_PORTS[parts.scheme])
+    there = (own.scheme, own.hostname, own.port or SCHEME_PORTS[own.scheme])
     return here == there and path.startswith(prefix) and parts.path.startswith(prefix)
 
 

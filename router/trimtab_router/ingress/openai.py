@@ -31,7 +31,7 @@ from trimtab_router.ingress.body import read_body
 from trimtab_router.ingress.fetching import Fetcher
 from trimtab_router.ingress.receiving import client, cut, request_id
 from trimtab_router.ingress.telling import Teller, error_of
-from trimtab_router.refusal import Refusal, failure, invalid, malformed
+from trimtab_router.refusal import Refusal, failure, invalid, malformed, not_found, wrong_method
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class OpenAiIngress:
         name = self._router.pipeline.name
         if path == _CHAT:
             if request.method != "POST":
-                return _json(answering.error(405, f"{_CHAT} takes POST"), 405)
+                raise self._router.accounts.turned_away(wrong_method(f"{_CHAT} takes POST"))
             return await self._chat(request)
         own = answering.model(name, self._created)
         if path == _MODELS:
@@ -95,7 +95,7 @@ class OpenAiIngress:
             return _json(own)
         if path.startswith(f"{_MODELS}/"):
             raise _unknown(path.rpartition("/")[2], name)
-        return _json(answering.error(404, f"nothing at {told(path, 100)}; try {_CHAT}"), 404)
+        raise self._router.accounts.turned_away(not_found(f"nothing at {told(path, 100)}; try {_CHAT}"))
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
         router, arrived_at = self._router, time.monotonic()

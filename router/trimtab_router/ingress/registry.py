@@ -46,28 +46,31 @@ class Registry:
         return json_response(found)
 
     async def changed(self, request: web.BaseRequest) -> tuple[web.Response, str]:
-        """Register or delete a task: PUT …/STAGE/VARIANT/NAME with its file as the body, or DELETE; and whose key."""
+        """Register or delete a task: PUT …/STAGE/VARIANT/NAME with its file as the body, or DELETE; and whose key.
+
+        Where there is no book nobody has a key to show: all are told where to write tasks instead.
+        """
+        if self._book is None:
+            return json_response({"error": _NO_BOOK}, 501), ""
         client = self._client_of(request)
         if client is None:
             error = "show a key of those who may register tasks: Authorization: Bearer KEY (--admin-keys names them)"
             return json_response({"error": error}, 401, {"WWW-Authenticate": "Bearer"}), ""
-        return await self._changed(request), client
+        return await self._changed(request, self._book), client
 
-    async def _changed(self, request: web.BaseRequest) -> web.Response:
+    async def _changed(self, request: web.BaseRequest, book: TaskBook) -> web.Response:
         parts = request.path.removeprefix(f"{TASKS_PATH}/").split("/")
         if request.method not in {"PUT", "DELETE"}:
             return json_response({"error": "a task is registered by PUT, and deleted by DELETE"}, 405)
         if len(parts) != 3:
             return json_response({"error": f"{request.method} {TASKS_PATH}/STAGE/VARIANT/NAME"}, 404)
-        if self._book is None:
-            return json_response({"error": _NO_BOOK}, 501)
         stage, variant, name = parts
         began = time.monotonic()
         try:
             if request.method == "DELETE":
-                task, done = await self._book.delete(stage, variant, name), 200
+                task, done = await book.delete(stage, variant, name), 200
             else:
-                task, done = await self._book.register(stage, variant, name, await _body(request)), 201
+                task, done = await book.register(stage, variant, name, await _body(request)), 201
         except TaskRefused as refused:
             return json_response({"error": str(refused)}, refused.status)
         told = {"task": name, **_told(task), "seconds": round(time.monotonic() - began, 4)}

@@ -23,7 +23,7 @@ from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, mode
 from trimtab_router.ingress.answering import read_in_time
 from trimtab_router.ingress.body import read_body, too_large
 from trimtab_router.ingress.receiving import Described, client, cut, receive, request_id
-from trimtab_router.refusal import Refusal, failure, malformed
+from trimtab_router.refusal import Refusal, failure, malformed, not_found, wrong_method
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,8 @@ class RestIngress:
         name, version, action = match[1], match[2] or "", match[3]
         if action == "/infer":
             if request.method != "POST":
-                return _json({"error": f"{request.method} {request.path}: infer takes POST"}, 405)
+                refusal = wrong_method(f"{request.method} {request.path}: infer takes POST")
+                raise self._router.accounts.turned_away(refusal)
             return await self._infer(request, name, version)
         check_model(self._router.pipeline.name, name, version)
         if action == "/ready":
@@ -86,9 +87,8 @@ class RestIngress:
     def _server_route(self, request: web.BaseRequest) -> web.Response:
         route = self._server_routes.get(request.path.rstrip("/"))
         if route is None:
-            return _json(
-                {"error": f"nothing at {request.path}; try /v2/models/{self._router.pipeline.name}/infer"}, 404
-            )
+            refusal = not_found(f"nothing at {request.path}; try /v2/models/{self._router.pipeline.name}/infer")
+            raise self._router.accounts.turned_away(refusal)
         return route(request)
 
     def _metadata(self, _: web.BaseRequest) -> web.Response:

@@ -55,6 +55,31 @@ async def test_the_door_counts_what_is_read_and_nothing_that_only_costs():
     assert not [name for name in names if name.endswith(("rq_time", "length_ms", "rq_2xx", "rq_200"))]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "reason"),
+    [
+        ("GET", "/v3", 404, "NotFound"),
+        ("POST", "/v2/models/sample/nope", 404, "NotFound"),
+        ("GET", "/v2/models/sample/infer", 405, "MethodNotAllowed"),
+        ("POST", "/v1/embeddings", 404, "NotFound"),
+        ("GET", "/v1/chat/completions", 405, "MethodNotAllowed"),
+    ],
+)
+async def test_what_nobody_serves_has_a_reason_and_counts(method: str, path: str, status: int, reason: str):
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        root = f"http://127.0.0.1:{(await rig.door()).rest_port}"
+        for known in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/sample", "/v1/models"):
+            async with rig.session.get(root + known) as answer:
+                assert answer.status == 200
+        assert await scraped(rig) == {}
+
+        async with rig.session.request(method, root + path) as answer:
+            assert (answer.status, answer.headers.get("x-trimtab-reason")) == (status, reason)
+        assert await scraped(rig) == {"refused": 1}
+        assert refused(rig) == {({404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}[status], reason): 1}
+        assert await rig.metric("trimtab_callers_faults_total") == 1
+
+
 async def test_all_that_the_door_refuses_is_in_the_sums_with_its_reason(tmp_path):
     keys, alice, bob = tmp_path / "keys", new_key(), new_key()
     keys.write_text(line("alice", alice) + line("bob", bob, "another"))

@@ -1,0 +1,73 @@
+"""A run that a signal cuts short says so by its exit code: half a load is not taken for a whole one."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.builders import a_point_profile, a_profile
+from tests.cli.pipelines import write_echo_pipeline
+from tests.cli.test_supervisor import PATIENCE_SECONDS, assert_gone, up
+from tests.loadtester.fake_pipeline import FakePipeline, a_pipeline, rest_server
+from trimtab_pipelines.documents import dump_yaml
+from trimtab_profiler.hardware import this_machine
+
+LOAD = ("--load", "constant:5", "--duration", "60")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_up_with_a_load_ends_with_the_code_of_its_signal(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with up(tmp_path, *LOAD) as (process, below):
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == code, output
+    assert_gone(below)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("verb", ["demo", "compare"])
+def test_a_comparison_ends_with_the_code_of_its_signal(
+    tmp_path: Path, verb: str, number: signal.Signals, code: int
+) -> None:
+    write_trusted_profile(tmp_path)
+    command = [sys.executable, "-m", "trimtab", verb, str(write_echo_pipeline(tmp_path)), *LOAD, "-o", str(tmp_path)]
+    command += ["--page-port", "0"] if verb == "demo" else []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = []
+        while "is ready" not in (line := process.stdout.readline()):
+            said.append(line)
+            assert line, "".join(said)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == code, output
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_load_tells_what_it_sent_and_ends_with_the_code_of_its_signal(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    fake = FakePipeline()
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_pipeline()))
+    async with rest_server(fake) as address:
+        arguments = ["-m", "trimtab", "load", str(tmp_path), *LOAD, "--address", address.removeprefix("http://")]
+        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=subprocess.PIPE)
+        await fake.arrived.wait()
+        process.send_signal(number)
+        output, _ = await process.communicate()
+
+    assert process.returncode == code
+    assert json.loads(output.splitlines()[-1])["figures"]["received"] == fake.seen.total()
+
+
+def write_trusted_profile(folder: Path) -> None:
+    """Write profiles beside the echo pipeline that count as measured here, so that nothing need be."""
+    points = [a_point_profile(variant, 0.01, 0.002, cores=0.5) for variant in ("fast", "slow")]
+    profiles = [a_profile(stage, points) for stage in ("first", "second")]
+    here = [each.spec.model_copy(update={"hardware": this_machine(), "pipeline": "sample"}) for each in profiles]
+    documents = [each.model_copy(update={"spec": spec}) for each, spec in zip(profiles, here, strict=True)]
+    (folder / "profile.yaml").write_text(dump_yaml(*documents))

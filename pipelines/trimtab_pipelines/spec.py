@@ -17,6 +17,10 @@ from trimtab_pipelines.variants import Resources
 MOST_OPTIONS = 8192
 """Ways to run its stages that a pipeline may have: what one decision can compare in its time."""
 
+LEAST_DRAIN_SECONDS = 30.0
+MOST_DRAIN_SECONDS = 600.0
+"""No promise keeps a node from being drained, or a rollout from going on, for longer."""
+
 
 class Objective(Model):
     """What is wanted: a weighted sum, the best accuracy the budget buys, or the least cost above a floor."""
@@ -79,6 +83,11 @@ class ServiceLevel(Model):
     def start_seconds(self) -> float:
         """Within which an answer must begin; it is whole by then unless it is written piece by piece."""
         return self.first_token_seconds or self.latency_seconds
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long a router or a replica that was told to stop waits for answers under way: those promised by then."""
+        return min(max(LEAST_DRAIN_SECONDS, self.latency_seconds), MOST_DRAIN_SECONDS)
 
     @model_validator(mode="after")
     def _first_before_last(self) -> Self:

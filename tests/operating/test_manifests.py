@@ -142,6 +142,20 @@ def test_a_service_names_the_port_of_its_pods_that_routers_call(variant: str, se
     assert numbers[port["targetPort"]] == port["port"]
 
 
+@pytest.mark.parametrize(("latency", "seconds"), [("400ms", 60), ("45500ms", 76), ("120s", 150), ("1h", 630)])
+def test_pods_have_as_long_to_stop_as_an_answer_was_promised_to_take(latency: str, seconds: int) -> None:
+    document = a_document()
+    document["spec"]["slo"] = {"latency": latency}
+    pipeline = InferencePipeline.model_validate(document)
+    written = router_objects(pipeline, None, SETTINGS, pod_monitor=False)
+    for group in hosting_groups(pipeline.spec.stages[0]):
+        written.append(deployment(pipeline, pipeline.spec.stages[0], group, SETTINGS, replicas=1, surge=True))
+    pods = [one["spec"]["template"]["spec"] for one in written if one["kind"] == "Deployment"]
+
+    assert {pod["containers"][0]["name"] for pod in pods} == {"router", "model-server"}
+    assert {pod["terminationGracePeriodSeconds"] for pod in pods} == {seconds}
+
+
 def test_each_hosted_variant_adds_its_memory() -> None:
     """512 MiB for the server itself, and what each variant asks for; those that ask for other things stand apart."""
     assert memory_bytes(GROUPS["small"].variants) == (512 + 256) * 2**20

@@ -21,6 +21,8 @@ from trimtab.local.door import make_sockets
 from trimtab_loadtester.wire import GrpcWire, RestWire, Wire
 from trimtab_pipelines.documents import dump_yaml, write_json
 from trimtab_router.edge.places import Sockets
+from trimtab_router.ingress.doors import FrontDoors
+from trimtab_router.router import Router
 
 PIPELINE = a_pipeline(1)
 
@@ -114,6 +116,25 @@ async def test_a_router_told_to_stop_serves_all_that_still_comes(tmp_path: Path)
         answered = len(rest_codes) + len(grpc_codes) - 2
         assert sum(batch.rows for batch in replica.seen) == answered, "a request was taken, and never answered"
     await replica.stop()
+
+
+class Told(Router):
+    """A router that keeps for how long it was told to answer what it has."""
+
+    told_seconds: float | None = None
+
+    async def drain(self, timeout_seconds: float) -> None:
+        self.told_seconds = timeout_seconds
+        await super().drain(timeout_seconds)
+
+
+@pytest.mark.parametrize(("latency", "seconds"), [("400ms", 30.0), ("60s", 60.0), ("1h", 600.0)])
+async def test_a_router_answers_what_it_has_for_as_long_as_was_promised(latency: str, seconds: float):
+    pipeline = a_pipeline(1, slo={"latency": latency})
+    router = Told(pipeline, a_plan(pipeline))
+    await FrontDoors(router).close()
+
+    assert router.told_seconds == seconds
 
 
 async def test_a_router_starts_from_its_files_without_an_api_server(tmp_path: Path):

@@ -1,6 +1,7 @@
 """Pods that run a hosting group of a stage: a Deployment, the Service that routers find them by, a budget. Pure.
 
-The pod template changes exactly when what it serves changes: batch sizes, operating points and replicas are not in it.
+The pod template changes exactly when what it serves changes, or how long that may take where it is more than half a
+minute: batch sizes, operating points and replicas are not in it.
 """
 
 import json
@@ -30,6 +31,7 @@ from trimtab_operator.manifests.pods import (
     security_of_container,
     security_of_pod,
     stop_later,
+    time_to_stop,
     variables,
 )
 from trimtab_operator.settings import Settings
@@ -146,13 +148,15 @@ def template(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, set
     """The pod template of a hosting set."""
     first = group.variants[0]
     account = {"serviceAccountName": a} if (a := pipeline.spec.service_account_name) else {}
-    shared = {**placement(first), **image_pull_secrets(settings), **account}
+    shared = {**placement(first), **image_pull_secrets(settings), **account, **time_to_stop(pipeline.spec.slo)}
     marks = marks_of(pipeline, stage, group)
     if first.container is not None:
         guards = guard_containers(first.container, settings)
         volumes = [*scratch("tmp"), *guard_volumes(pipeline, settings)]
         shared |= {"volumes": volumes} | ({"initContainers": guards} if guards else {})
-        return _users_pod(first, first.container, marks, shared)
+        container = _users_container(first, first.container)
+        security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        return pod(marks, [container], securityContext=security, **shared)
     container = _model_server(pipeline, stage, group, settings)
     volumes = [*scratch("tmp"), _cache(settings), *identity_volumes(settings)]
     return pod(marks, [container], securityContext=security_of_pod(), volumes=volumes, **shared)
@@ -196,10 +200,10 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: HostingGroup
     }
 
 
-def _users_pod(variant: Variant, container: Container, marks: dict[str, str], shared: Object) -> Object:
+def _users_container(variant: Variant, container: Container) -> Object:
     """The user's image keeps its own user, its writable files and its whole Secret, within what `restricted` allows."""
     secret = {"envFrom": [{"secretRef": {"name": variant.secret_name}}]} if variant.secret_name else {}
-    written = {
+    return {
         "name": MODEL_SERVER,
         "image": container.image,
         "imagePullPolicy": container.image_pull_policy,
@@ -214,8 +218,6 @@ def _users_pod(variant: Variant, container: Container, marks: dict[str, str], sh
         **_probes(container.ready_path, container.ready_path, container.port),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
-    security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    return pod(marks, [written], securityContext=security, **shared)
 
 
 def _probes(live: str, ready: str, port: int) -> Object:

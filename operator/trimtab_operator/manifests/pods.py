@@ -4,6 +4,7 @@ Containers ask for their cores but are not limited to them: a limit below a core
 scheduling period. Memory is asked for and limited alike. Pure.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,13 +12,19 @@ from trimtab_kubernetes.objects import Object
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import CREDENTIALS_PREFIX
 from trimtab_pipelines.quantity import format_bytes, format_cores
+from trimtab_pipelines.spec import ServiceLevel
 from trimtab_pipelines.variants import Variant
 
 USER = 65532
 GPU_RESOURCE = "nvidia.com/gpu"
 STOP_DELAY_SECONDS = 5
-"""A pod serves on for this long after it was told to stop, until everybody knows that it goes."""
+"""A pod serves on for this long after it was told to stop, until everybody knows that it goes.
+
+A router lingers as long, by itself."""
 GRACE_SECONDS = 60
+"""Of a pod that answers nobody."""
+GRACE_MARGIN_SECONDS = 25
+"""For all else that a pod does while it stops: a model server waits up to 20 s until nobody asks it any more."""
 
 
 def security_of_pod() -> Object:
@@ -85,6 +92,12 @@ def probe(path: str, port: int | str, **timing: int) -> Object:
 def stop_later() -> Object:
     """The lifecycle of a container that goes on for a while; it needs no shell."""
     return {"preStop": {"sleep": {"seconds": STOP_DELAY_SECONDS}}}
+
+
+def time_to_stop(slo: ServiceLevel) -> Object:
+    """The field of a pod that answers requests: when it stops, answers under way are given as they were promised."""
+    seconds = STOP_DELAY_SECONDS + math.ceil(slo.drain_seconds) + GRACE_MARGIN_SECONDS
+    return {"terminationGracePeriodSeconds": seconds}
 
 
 def scratch(*names: str) -> list[Object]:

@@ -26,6 +26,7 @@ from trimtab_operator.manifests.pods import (
     scratch,
     security_of_container,
     security_of_pod,
+    time_to_stop,
     variables,
 )
 from trimtab_operator.settings import Settings
@@ -163,6 +164,7 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
             }
         ],
         **image_pull_secrets(settings),
+        **time_to_stop(pipeline.spec.slo),
     )
     template["metadata"]["annotations"] = {PIPELINE_HASH: pipeline_hash(pipeline, settings)}
     return owned(

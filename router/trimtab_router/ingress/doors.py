@@ -16,7 +16,6 @@ from trimtab_router.ingress.requests import RequestIngress
 from trimtab_router.ingress.services import GrpcServices
 from trimtab_router.router import Router
 
-DRAIN_SECONDS = 30.0
 FAREWELL_SECONDS = 1.0
 """How long connections on which nothing is under way are kept, once nobody can connect any more."""
 BACKLOG = 4096
@@ -117,7 +116,7 @@ class FrontDoors:
         await asyncio.sleep(linger_seconds)
 
     async def close(self) -> None:
-        """Stop listening, answer what was accepted, close.
+        """Stop listening, answer what was accepted, for as long as it was promised to take, close.
 
         Who connected in the last moment is read too, and told to try another router.
         """
@@ -126,7 +125,7 @@ class FrontDoors:
         else:
             for server in self._requests:
                 await server.stop_listening()
-        await self._router.drain(DRAIN_SECONDS)
+        await self._router.drain(self._router.pipeline.spec.slo.drain_seconds)
         if self.envoy is None:
             await self._say_farewell()
         if self._steering is not None:

@@ -41,8 +41,24 @@ async def test_a_renamed_stage_serves_until_its_successor_and_the_new_routers_do
     await scene.apply_plan(2)
     await scene.look()
     assert await by_stage(scene) == {"locate": 1, "read": 1, "classify": 1}
+    scene.machinery.drains = False
+    before = await a_router_of_before(scene)
+    await scene.settle()
+    assert await by_stage(scene) == {"locate": 1, "read": 1, "classify": 1}, "a router that drains may still need it"
+    scene.machinery.drains = True
+    await scene.machinery.end(before)
     await scene.settle()
     assert await by_stage(scene) == {"locate": 1, "classify": 1}
+
+
+async def a_router_of_before(scene: Scene) -> dict[str, Any]:
+    """One more pod of the routers than their Deployment asks for."""
+    deployment = await scene.cluster.get("Deployment", scene.namespace, "sample-router")
+    assert deployment is not None
+    template = deployment["spec"]["template"]
+    metadata = {"name": "sample-router-z", "namespace": scene.namespace, "labels": template["metadata"]["labels"]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"] | {"nodeName": "node"}}
+    return await scene.cluster.create(pod, manager="tests")
 
 
 def a_router_pod(number: int, *, leaving: bool = False) -> PodState:

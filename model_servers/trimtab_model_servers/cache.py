@@ -128,8 +128,15 @@ def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
                 yield status.st_mtime, status.st_size, path
     for path in folder.glob(f"{_HUB}/[!.]*"):
         for status in _status(path):
-            inner = (one for entry in path.rglob("*") if not entry.is_symlink() for one in _status(entry))
-            yield status.st_mtime, sum(one.st_size for one in inner if stat.S_ISREG(one.st_mode)), path
+            yield status.st_mtime, _repository_bytes(path), path
+
+
+def _repository_bytes(path: Path) -> int:
+    """What a repository takes; nothing once another replica has begun to remove it."""
+    with contextlib.suppress(OSError):
+        inner = (one for entry in path.rglob("*") if not entry.is_symlink() for one in _status(entry))
+        return sum(one.st_size for one in inner if stat.S_ISREG(one.st_mode))
+    return 0
 
 
 def _unfinished_bytes(path: Path) -> int:

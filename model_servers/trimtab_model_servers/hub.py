@@ -73,7 +73,7 @@ class _Source:
             size_bytes = self._size()
         except Exception as error:  # noqa: BLE001  (away, overloaded, refusing: the client has a class for each)
             try:
-                path = self._kept(folder, local_files_only=True)
+                path = self._fetched_before(folder)
             except Exception:  # noqa: BLE001  (the hub's own words say more than that the file is not here)
                 path = self._fetched(folder, _asked_again(self._size, error))
         else:
@@ -91,6 +91,12 @@ class _Source:
             raise ModelError(f"{self.name}: the hub does not tell its size; fetch it yourself and name its path")
         require_size(size_bytes, self.limits, self.name)
         return self._kept(folder, etag_timeout=_ASKING_SECONDS)
+
+    def _fetched_before(self, folder: Path) -> Path:
+        try:
+            return self._kept(folder, local_files_only=True)
+        except Exception:  # noqa: BLE001  (whatever it has for what is not there)
+            return self._kept(folder.parent, local_files_only=True)  # where earlier releases had all repositories
 
     def _kept(self, folder: Path, **how: Any) -> Path:
         return Path(self.hub.hf_hub_download(self.repository, self.file, cache_dir=folder, **how))

@@ -28,7 +28,7 @@ from trimtab_protocol.tensors import Array
 from trimtab_router.admission.budget import Budget, Reservation
 from trimtab_router.admission.call import Call
 from trimtab_router.admission.checks import VERSION, Admitted, admit, check
-from trimtab_router.admission.owning import options_inputs, owned
+from trimtab_router.admission.owning import options_inputs, owned, slow_to_own
 from trimtab_router.admission.pacing import Pacer
 from trimtab_router.admission.sweeping import Sweeping
 from trimtab_router.admission.turnstile import Turnstile
@@ -247,7 +247,7 @@ class Router:
         """
         name, spec = self.pipeline.name, self.pipeline.spec
         try:
-            if not pending.slow:
+            if not (pending.slow or slow_to_own(self._options, pending.inputs)):
                 return self._decode(pending, reservation.client)
             check(name, spec, pending.request, pending.inputs)
             if self.draining:

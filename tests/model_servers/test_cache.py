@@ -1,6 +1,7 @@
 """The folder of fetched weights: what is left half written in it, and its bound."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -124,3 +125,22 @@ def test_an_entry_that_cannot_be_removed_keeps_no_other(tmp_path):
 
     assert (target / "content").exists()
     assert not (tmp_path / "a.safetensors").exists()
+
+
+def test_a_repository_that_another_replica_removes_meanwhile_fails_no_load(monkeypatch, tmp_path):
+    repository, status, asked = tmp_path / "hf" / "old--one", cache._status, []
+    for number in range(4):
+        (repository / f"blobs-{number}").mkdir(parents=True)
+        (repository / f"blobs-{number}" / "file").write_bytes(b"x" * 100)
+
+    def removed_meanwhile(path):
+        asked.append(path)
+        if len(asked) == 4:
+            shutil.rmtree(repository)
+        return status(path)
+
+    monkeypatch.setattr(cache, "_status", removed_meanwhile)
+    cache.shrink(tmp_path, 10)
+
+    assert len(asked) >= 4
+    assert not repository.exists()

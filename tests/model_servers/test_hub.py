@@ -4,6 +4,7 @@ import os
 import threading
 from pathlib import Path
 
+import huggingface_hub
 import huggingface_hub.constants
 import pytest
 import torch
@@ -42,6 +43,16 @@ def test_a_file_is_fetched_once_and_serves_while_the_hub_is_away(running):
 
     running.objects.clear()
     assert find_weights(address, None) == first
+
+
+def test_what_an_earlier_release_fetched_serves_while_the_hub_is_away(running, tmp_path):
+    address = running.put("owner/name", "model.safetensors", CONTENT)
+    huggingface_hub.hf_hub_download("owner/name", "model.safetensors", cache_dir=tmp_path / "cache" / "hf")
+    running.objects.clear()
+
+    found = find_weights(address, None)
+    assert isinstance(found, Path)
+    assert found.read_bytes() == CONTENT
 
 
 def test_a_file_above_the_bound_is_not_fetched(running, tmp_path):

@@ -1,6 +1,7 @@
 """Whose a chat is, and how urgent, is the router's to say at each door, whatever the chat says itself."""
 
 import json
+import threading
 
 import grpc
 import numpy as np
@@ -12,7 +13,7 @@ from tests.router.parted import Encoder, a_picture, reading
 from tests.router.test_chats import chatting
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.tensors import SLOW_VALUES_BYTES
-from trimtab_router.admission.owning import MOST_OPTIONS_BYTES, options_inputs
+from trimtab_router.admission.owning import MOST_OPTIONS_BYTES, MOST_ROWS_AT_ONCE, options_inputs, owned
 
 SLO = {"latency": "60s", "firstToken": "5s"}
 STOLEN = b'{"tenant": "b", "urgency_seconds": -1e9, "max_tokens": 1, "tenant": "c"}'
@@ -65,6 +66,23 @@ async def test_what_is_long_enough_to_be_read_by_a_thread_is_no_less_its_callers
         assert (await rig.post("sample", body, **{"x-trimtab-client": "a"}))[0] == 200
 
     assert replica.written[0].options["tenant"] == "a"
+
+
+async def test_many_options_are_read_beside_the_loop(monkeypatch):
+    threads: list[int] = []
+
+    def noted(*given, **told):
+        threads.append(threading.get_ident())
+        return owned(*given, **told)
+
+    monkeypatch.setattr("trimtab_router.router.owned", noted)
+    many = MOST_ROWS_AT_ONCE + 1
+    async with chatting(ChatReplica(), pipeline=a_chat_pipeline(slo=SLO)) as rig:
+        await rig.rest(asked(b"{}"))
+        await rig.rest(asked(*(b'{"seed": %d}' % row for row in range(many)), rows=many))
+
+    assert threads[0] == threading.get_ident()
+    assert threads[1] != threading.get_ident()
 
 
 @pytest.mark.parametrize("wrong", [b"[]", b"null", b"{", b"\xff", b"[" * 9999, b" " * MOST_OPTIONS_BYTES + b"{}"])

@@ -125,8 +125,13 @@ class Core:
 
     def fail_all(self, error: str) -> None:
         """End every request in flight in error."""
-        for request_id in list(self._talks):
-            self._end(request_id, Ending.ERROR, error=error)
+        for request_id, talk in list(self._talks.items()):
+            try:
+                self._end(request_id, Ending.ERROR, error=error)
+            except Exception:  # noqa: BLE001  (whatever is out of step by now: nobody may wait for ever)
+                _LOG.exception("request %s could not be cleared away", request_id)
+                usage = Usage(len(talk.request.tokens), 0, sum(image.tokens for image in talk.request.images), 0)
+                self._tell_end(talk, Done(request_id, Ending.ERROR, usage, "", error))
 
     def step(self) -> bool:
         """Compute one step; False when there is nothing to compute now."""
@@ -232,10 +237,13 @@ class Core:
         self._executor.release(request_id)
         request = talk.request
         usage = Usage(len(request.tokens), completion, sum(image.tokens for image in request.images), cached)
+        self._tell_end(talk, Done(request_id, ending, usage, talk.stops.rest(), error))
+
+    def _tell_end(self, talk: _Talk, done: Done) -> None:
         try:
-            talk.tell(Done(request_id, ending, usage, talk.stops.rest(), error))
+            talk.tell(done)
         except Exception:  # noqa: BLE001  (a caller's own code)
-            _LOG.exception("whoever asked for request %s cannot be told that it ended", request_id)
+            _LOG.exception("whoever asked for request %s cannot be told that it ended", done.request_id)
 
 
 def _why(error: Exception) -> str:

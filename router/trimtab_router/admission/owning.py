@@ -4,19 +4,23 @@ What is made of a chat is shared within one client: who could name another would
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_protocol import Tensor
 from trimtab_protocol.chat.inner import OPTIONS, owned_options, texts
+from trimtab_protocol.messages import TensorHeader
 from trimtab_router.admission.checks import Admitted
 from trimtab_router.refusal import invalid
 
 MOST_OPTIONS_BYTES = 2**16
 """Of one row: what is read here is read on the way of everybody."""
+MOST_ROWS_AT_ONCE = 128
+"""More take about a millisecond, and a thread."""
 
 
 def options_inputs(spec: InferencePipelineSpec) -> tuple[str, ...]:
@@ -25,6 +29,11 @@ def options_inputs(spec: InferencePipelineSpec) -> tuple[str, ...]:
     chatting = (stage for stage in spec.stages if stage.writes or stage.encodes)
     read = (split_reference(read.source) for stage in chatting for read in stage.inputs if read.name == OPTIONS)
     return tuple(sorted({name for owner, name in read if owner == REQUEST and name in declared}))
+
+
+def slow_to_own(names: tuple[str, ...], inputs: Iterable[TensorHeader]) -> bool:
+    """Whether so many rows of options come that others would feel it where they are read."""
+    return any(each.name in names and prod(each.shape) > MOST_ROWS_AT_ONCE for each in inputs)
 
 
 def owned(admitted: Admitted, names: tuple[str, ...], *, client: str, urgency_seconds: float) -> Admitted:

@@ -230,6 +230,24 @@ def test_who_cannot_be_spelled_ends_alone(served):
     assert idle(core.gauges)
 
 
+def test_where_the_books_are_out_of_step_everybody_is_told_the_end_all_the_same(served, monkeypatch):
+    core, heard = Core(served, LIMITS), dict[str, list[Event]]()
+    for name in ("first", "second"):
+        heard[name] = []
+        core.submit(Request(name, (1, 20), max_new_tokens=6), [], heard[name].append)
+    usage = core._scheduler.usage
+
+    def lost(request_id: str) -> tuple[int, int]:
+        if request_id == "first":
+            raise KeyError(request_id)
+        return usage(request_id)
+
+    monkeypatch.setattr(core._scheduler, "usage", lost)
+    core.fail_all("it broke")
+
+    assert [(last(events).ending, last(events).error) for events in heard.values()] == [(Ending.ERROR, "it broke")] * 2
+
+
 async def test_streams_from_a_thread_and_who_stops_listening_is_let_go_of(served):
     alone = llava()
     drawn = LlavaRequests(alone, seed=21)

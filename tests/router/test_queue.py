@@ -84,6 +84,24 @@ def test_a_slice_with_more_rows_than_fit_is_split_and_its_rest_stays_in_front():
     assert [(piece.start, piece.stop) for piece in take(queue, 7)] == [(2, 5)]
 
 
+def test_what_is_known_of_rows_is_split_with_them():
+    queue, work = DeadlineQueue(100), a_work(rows=4)
+    certainties = np.array([0.1, 0.2, 0.3, 0.4])
+    known = Served("small", "quick", 4, 0.0, 0.1, rows=4, accuracy=0.5, departed_at=0.0, certainties=certainties)
+    queue.push(Slice(work, 0, 4, provisional=known))
+    head = queue.head()
+    assert head is not None
+    taken = head.first(3)
+    queue.remove([taken])
+    left = queue.pop()
+
+    for piece, told in ((taken, [0.1, 0.2, 0.3]), (left, [0.4])):
+        assert piece.provisional is not None
+        assert piece.provisional.rows == len(told)
+        assert piece.provisional.certainties is not None
+        assert piece.provisional.certainties.tolist() == told
+
+
 def test_room_is_counted_in_rows():
     queue = a_queue(a_work(rows=6), max_rows=8)
 

@@ -7,7 +7,6 @@ as one. Pure: no clock, no network.
 
 from bisect import bisect, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from heapq import merge
 from itertools import count, islice
 from math import inf
@@ -108,7 +107,7 @@ class DeadlineQueue:
             if piece.stop == there.stop:
                 del lane[place]
             else:
-                lane[place] = (*lane[place][:2], replace(there, start=piece.stop))
+                lane[place] = (*lane[place][:2], there.part(piece.stop, there.stop))
             self._account(lane, work, -piece.rows)
 
     def postpone(self, work: Work, deadline: float) -> None:

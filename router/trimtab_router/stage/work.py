@@ -44,6 +44,11 @@ class Served:
     certainties: Array | None = None
     provisional: bool = False
 
+    def part(self, start: int, stop: int) -> "Served":
+        """Of these of its rows."""
+        certainties = self.certainties
+        return replace(self, rows=stop - start, certainties=None if certainties is None else certainties[start:stop])
+
 
 class Owner(Protocol):
     """Whoever waits for the work."""
@@ -127,8 +132,7 @@ class _Piece:
     def part(self, start: int, stop: int) -> "_Piece":
         """Only these of its rows."""
         own = slice(start - self.start, stop - self.start)
-        certainties = self.served.certainties
-        served = replace(self.served, rows=stop - start, certainties=None if certainties is None else certainties[own])
+        served = self.served.part(own.start, own.stop)
         return _Piece(start, stop, {name: array[own] for name, array in self.outputs.items()}, served, self.open)
 
 
@@ -302,7 +306,14 @@ class Slice:
 
     def first(self, rows: int) -> "Slice":
         """Only so many of these rows."""
-        return replace(self, stop=self.start + rows)
+        return self.part(self.start, self.start + rows)
+
+    def part(self, start: int, stop: int) -> "Slice":
+        """Only these of its rows, with what is known of them."""
+        known = self.provisional
+        if known is not None:
+            known = known.part(start - self.start, stop - self.start)
+        return replace(self, start=start, stop=stop, provisional=known)
 
     def array(self, name: str) -> Array:
         """These rows of an input."""

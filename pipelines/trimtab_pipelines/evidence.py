@@ -12,6 +12,11 @@ AccuracyBasis = Literal["Expected", "LowerBound"]
 """Which figure of an accuracy counts: its value, or the lower end of its interval where one is known."""
 
 
+def counting(basis: AccuracyBasis, value: float, low: float | None) -> float:
+    """The figure of an accuracy that counts."""
+    return low if basis == "LowerBound" and low is not None else value
+
+
 class AccuracyEvidence(Model):
     """Where an accuracy comes from."""
 
@@ -34,7 +39,7 @@ class Accuracy(AccuracyEvidence):
 
     def on(self, basis: AccuracyBasis) -> float:
         """The figure that counts."""
-        return self.low if basis == "LowerBound" and self.low is not None else self.value
+        return counting(basis, self.value, self.low)
 
     @property
     def standing(self) -> str:

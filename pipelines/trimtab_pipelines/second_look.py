@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from trimtab_pipelines.evidence import AccuracyBasis
+from trimtab_pipelines.evidence import AccuracyBasis, counting
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty
 from trimtab_pipelines.tasks import MOST_TASKS
@@ -25,7 +25,7 @@ class TaskLook(Model):
 
     def on(self, basis: AccuracyBasis) -> float:
         """Return the accuracy that counts."""
-        return _on(basis, self.accuracy, self.low)
+        return counting(basis, self.accuracy, self.low)
 
 
 class LookPlan(Model):
@@ -58,13 +58,9 @@ class SecondLook(LookPlan):
             point=self.point,
             below=self.below,
             share=self.share,
-            accuracy=_on(basis, self.accuracy, self.low),
+            accuracy=counting(basis, self.accuracy, self.low),
             by_task={
                 task: TaskLook(below=one.below, share=one.share, accuracy=one.on(basis))
                 for task, one in self.by_task.items()
             },
         )
-
-
-def _on(basis: AccuracyBasis, accuracy: float, low: float | None) -> float:
-    return low if basis == "LowerBound" and low is not None else accuracy

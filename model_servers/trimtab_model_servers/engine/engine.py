@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +24,14 @@ from trimtab_model_servers.engine.values import EngineBusy, Piece, Request
 
 _LOG = logging.getLogger(__name__)
 _Told = tuple["asyncio.Queue[Event | Exception]", Event | Exception]
+
+
+@dataclass(slots=True, eq=False)
+class _Said:
+    """What one step says to one loop: all of answers that begin with it, and of those that go on."""
+
+    begins: list[_Told] = field(default_factory=list)
+    goes_on: list[_Told] = field(default_factory=list)
 
 
 class Engine:
@@ -40,7 +49,7 @@ class Engine:
         self._asked: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
-        self._told: dict[asyncio.AbstractEventLoop, list[_Told]] = {}
+        self._told: dict[asyncio.AbstractEventLoop, _Said] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -101,11 +110,15 @@ class Engine:
         """
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | Exception]()
         ours = False
+        began_in: _Said | None = None
 
         def tell(event: Event | Exception) -> None:
+            nonlocal began_in
             if loop.is_closed():
                 raise RuntimeError("nobody listens any more")
-            self._told.setdefault(loop, []).append((events, event))
+            said = self._told.setdefault(loop, _Said())
+            began_in = began_in or said
+            (said.begins if said is began_in else said.goes_on).append((events, event))
 
         def take() -> None:
             nonlocal ours
@@ -187,12 +200,22 @@ class Engine:
     def _deliver(self) -> None:
         """Wake each loop once for all that a step says: a wake for each word costs more than the words."""
         told, self._told = self._told, {}
-        for loop, events in told.items():
+        for loop, said in told.items():
             with contextlib.suppress(RuntimeError):  # it was closed meanwhile
-                loop.call_soon_threadsafe(_hand_out, events)
+                loop.call_soon_threadsafe(_hand_out, said, loop)
 
 
-def _hand_out(told: Sequence[_Told]) -> None:
+def _hand_out(said: _Said, loop: asyncio.AbstractEventLoop) -> None:
+    """First words have left for the network before whoever goes on is woken: a loop writes when a turn of it ends.
+
+    What goes on always waits for the next turn, or a step could overtake the one before it.
+    """
+    _put(said.begins)
+    if said.goes_on:
+        loop.call_soon(_put, said.goes_on)
+
+
+def _put(told: Sequence[_Told]) -> None:
     for events, event in told:
         events.put_nowait(event)
 

@@ -2,11 +2,12 @@
 
 Every running request that has its prompt computed writes one token a step; what is left of the step's tokens goes to
 prompts, in chunks, who is most urgent first. Words alone wait behind nobody's images: up to half of a step goes to
-prompts without images before any other; and where that half holds all of them, every other step is theirs alone, since
-a first word comes only at the end of its whole step. While such prompts come, steps that read images are short too: who
-comes next waits for the one under way. A request is admitted when a slot is free that holds its whole
-prompt and all it may write, so that none is ever pushed out. Prompts are computed up to the first image that is still
-encoded and lies in no prefix taken over (in a model that attends across: not before all are there).
+prompts without images before any other; and where that half holds all of them, two of three steps are theirs alone,
+since a first word comes only at the end of its whole step. While such prompts come, steps that read images are short
+too: who comes next waits for the one under way, and who is read in it for its end. A request is admitted when a slot is
+free that holds its whole prompt and all it may write, so that none is ever pushed out. Prompts are computed up to the
+first image that is still encoded and lies in no prefix taken over (in a model that attends across: not before all are
+there).
 """
 
 from collections.abc import Iterator
@@ -18,8 +19,10 @@ from trimtab_model_servers.engine.values import EngineBusy, Image, Keys, Request
 WORDS_REMEMBERED_STEPS = 128
 """For so many steps after one that read a prompt without images, the next such prompt is expected."""
 IMAGES_SHARE, IMAGES_LEAST_TOKENS = 4, 32
-"""Of a step's tokens, prompts with images get at most the fourth part while prompts without are expected, but no less
-than a few: those take hardly longer than none."""
+"""Of a step's tokens, prompts with images get at most the fourth part while prompts without are expected, and no more
+than a few beside such a prompt: those take hardly longer than none."""
+MOST_STEPS_OF_WORDS = 2
+"""So many steps in a row are those prompts' alone; who comes during one does not wait for images in the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +115,8 @@ class Scheduler:
         self._running: dict[str, _Running] = {}
         self._waiting: dict[str, _Running] = {}
         self._submitted = 0
-        self._words_alone = False
-        """Whether the last step left prompts with images out for those without."""
+        self._steps_of_words = 0
+        """How many steps, the last ones, left prompts with images out for those without."""
         self._steps_since_words = WORDS_REMEMBERED_STEPS
 
     @property
@@ -203,17 +206,20 @@ class Scheduler:
     def _prompts(self, reading: list[_Running], room: int) -> tuple[Chunk, ...]:
         """How far each prompt gets in a step: those without images share the first half of the room, all the rest.
 
-        Where those without images need no more than that half, they have every other step to themselves: it is short.
-        The rest is short too where more of them are expected.
+        Where those without images need no more than that half, they have two of three steps to themselves: these are
+        short. The third is short too, and any other where more of them are expected.
         """
         words, half = [one for one in reading if not one.request.images], room // 2
         wanted = sum(one.prompt - one.computed for one in words)
         self._steps_since_words = 0 if words else self._steps_since_words + 1
-        self._words_alone = not self._words_alone and len(words) < len(reading) and 0 < wanted <= half
-        if self._words_alone:
+        fit = wanted <= half
+        alone = bool(words) and fit and len(words) < len(reading) and self._steps_of_words < MOST_STEPS_OF_WORDS
+        self._steps_of_words = self._steps_of_words + 1 if alone else 0
+        if alone:
             reading = words
-        elif wanted <= half and self._steps_since_words < WORDS_REMEMBERED_STEPS:
-            room = min(room, wanted + max(self.limits.step_tokens // IMAGES_SHARE, IMAGES_LEAST_TOKENS))
+        elif fit and self._steps_since_words < WORDS_REMEMBERED_STEPS:
+            beside = 0 if words else self.limits.step_tokens // IMAGES_SHARE
+            room = min(room, wanted + max(beside, IMAGES_LEAST_TOKENS))
         reached = [one.computed for one in reading]
         for most, only_words in ((half, True), (room, False)):
             left = most - sum(reached) + sum(one.computed for one in reading)

@@ -2,18 +2,29 @@
 
 import asyncio
 import threading
+from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from tests.model_servers.engine.models import LlavaRequests, llava
-from trimtab_model_servers.engine.core import Core, Event, Gauges
+from trimtab_model_servers.engine.core import Core, Event, Gauges, Tell
 from trimtab_model_servers.engine.engine import Engine
 from trimtab_model_servers.engine.families import DecoderOnly, family_of
 from trimtab_model_servers.engine.scheduler import Limits
-from trimtab_model_servers.engine.values import Done, Ending, EngineBusy, Image, Piece, Request, RequestError, Sampling
+from trimtab_model_servers.engine.values import (
+    Done,
+    Ending,
+    EngineBusy,
+    Image,
+    Piece,
+    Request,
+    RequestError,
+    Sampling,
+    Usage,
+)
 
 LIMITS = Limits(slots=4, slot_tokens=200, step_tokens=40)
 POISONED = 5
@@ -319,6 +330,66 @@ async def test_what_is_in_flight_is_counted_by_the_thread_that_changes_it(served
     assert engine.gauges.steps >= 4
     assert core.looked == core.stepped
     assert threading.get_ident() not in core.looked
+
+
+class Scripted:
+    """A core that computes nothing: each step says what a test has written down for those who listen."""
+
+    def __init__(self, *steps: list[Event]) -> None:
+        self.gauges = Gauges()
+        self.tells: dict[str, Tell] = {}
+        self._steps = deque(steps)
+
+    def submit(self, request: Request, _: Any, tell: Tell) -> None:
+        """Take whoever comes in."""
+        self.tells[request.id] = tell
+
+    def step(self) -> bool:
+        """Say what is next once all whom it is said to are there."""
+        if not self._steps or any(event.request_id not in self.tells for event in self._steps[0]):
+            return False
+        for event in self._steps.popleft():
+            self.tells[event.request_id](event)
+        return True
+
+
+async def test_first_words_are_heard_a_turn_of_the_loop_before_those_that_go_on():
+    def said(name: str) -> Piece:
+        return Piece(name, 1, 0.0, "word")
+
+    def ended(name: str) -> Done:
+        return Done(name, Ending.LENGTH, Usage(2, 1, 0, 0))
+
+    loop, turns, heard = asyncio.get_running_loop(), 0, list[tuple[str, bool, int]]()
+    script: list[list[Event]] = [
+        [said("goes on")],
+        [said("goes on"), said("begins")],
+        [ended("goes on"), said("short"), ended("short")],
+        [ended("begins")],
+    ]
+    engine = Engine(cast("Core", Scripted(*script)))
+
+    async def listened(name: str) -> None:
+        async for event in engine.stream(Request(name, (1, 2)), []):
+            heard.append((name, isinstance(event, Done), turns))
+
+    def turned() -> None:
+        nonlocal turns
+        turns += 1
+        counting[0] = loop.call_soon(turned)
+
+    counting = [loop.call_soon(turned)]
+    try:
+        await asyncio.gather(*(listened(name) for name in ("goes on", "begins", "short")))
+    finally:
+        counting[0].cancel()
+        await asyncio.to_thread(engine.stop)
+
+    first = {(name, done): turn for name, done, turn in reversed(heard)}
+    second_word = [turn for name, done, turn in heard if (name, done) == ("goes on", False)][1]
+    assert first["begins", False] < second_word
+    assert first["short", False] == first["short", True] < first["goes on", True]
+    assert [done for name, done, _ in heard if name == "short"] == [False, True]
 
 
 async def test_a_request_that_takes_anothers_id_is_refused_and_the_other_goes_on(served):

@@ -79,7 +79,7 @@ def test_words_alone_wait_behind_nobodys_images_and_leave_them_half_of_each_step
     assert [(part.request_id, len(part.tokens)) for part in planned(scheduler).chunks] == [("shown", 4), ("told", 4)]
 
 
-def test_few_words_have_a_short_step_to_themselves_and_images_at_least_every_other():
+def test_few_words_have_short_steps_to_themselves_and_images_at_least_every_third():
     scheduler = Scheduler(LIMITS, share_prefixes=False)
     image = Image("a", start=1, placeholders=9, tokens=9)
     scheduler.submit(a_request("shown", prompt=30, images=(image,), urgency_seconds=1))
@@ -92,8 +92,24 @@ def test_few_words_have_a_short_step_to_themselves_and_images_at_least_every_oth
             scheduler.finish(name)
 
     assert read[0] == {"told 0": 3}
-    assert read[1] == {"told 1": 2, "shown": 6}
-    assert ["shown" in step for step in read] == [False, True] * 3
+    assert read[2] == {"told 2": 3, "shown": 5}
+    assert ["shown" in step for step in read] == [False, False, True] * 2
+
+
+def test_words_beside_images_end_with_a_short_step():
+    scheduler = Scheduler(Limits(slots=5, slot_tokens=5_000, step_tokens=256), share_prefixes=False)
+    placeholders = 4_000
+    image = Image("a", start=1, placeholders=placeholders, tokens=placeholders)
+    scheduler.submit(a_request("shown", prompt=placeholders + 9, images=(image,)))
+    read = []
+    for number in range(3):
+        scheduler.submit(a_request(f"told {number}", prompt=40, new=1))
+        step = planned(scheduler)
+        computed(scheduler, step)
+        read.append(sum(len(part.tokens) for part in step.chunks))
+        scheduler.finish(f"told {number}")
+
+    assert read == [40, 40, 40 + 32]
 
 
 def test_steps_that_read_images_are_short_as_long_as_more_words_are_expected():

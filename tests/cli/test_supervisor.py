@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import psutil
@@ -22,7 +22,7 @@ from tests.pipelines.test_lines import a_disk_with
 from trimtab.commands import run
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import DocumentError
-from trimtab_pipelines.processes.module import StartError
+from trimtab_pipelines.processes.module import Module, StartError
 
 BODY = {
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}],
@@ -171,6 +171,24 @@ async def test_says_why_a_replica_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"stage (first|second): its replica does not start; it said:[\s\S]*ecco"):
         async with Supervisor(Setup(tmp_path, tmp_path / "run", plan=echo_plan())) as running:
             await running.ready()
+
+
+async def test_a_router_that_stops_has_the_time_that_its_answers_were_promised(tmp_path: Path) -> None:
+    patience: list[float] = []
+
+    class Patient:
+        async def stop(self, patience_seconds: float) -> None:
+            patience.append(patience_seconds)
+
+    supervisor = Supervisor(Setup(write_echo_pipeline(tmp_path), tmp_path / "run", plan=echo_plan()))
+    spec = supervisor.pipeline.spec
+    slow = spec.model_copy(update={"slo": spec.slo.model_copy(update={"latency_seconds": 45.0})})
+    supervisor.pipeline = supervisor.pipeline.model_copy(update={"spec": slow})
+    supervisor.router = cast("Module", Patient())
+
+    await supervisor.stop()
+
+    assert patience == [45.0]
 
 
 def test_refuses_a_plan_beyond_the_budget(tmp_path: Path) -> None:

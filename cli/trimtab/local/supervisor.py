@@ -186,7 +186,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         log.info("stopping")
         if self.router is not None:
-            await self.router.stop(STOP_SECONDS)
+            await self.router.stop(self.pipeline.spec.slo.drain_seconds)
         if self.admin_port:  # it came up once
             await self.client.close()
         stopping = [self.fleet.stop()]

@@ -297,7 +297,6 @@ POINT = 'namespace="a",pipeline="p",stage="read",variant="l"'
     ],
 )
 def test_the_panels_of_operating_points_show_shares_and_drifts(tmp_path: Path, title: str, figures: dict[str, float]):
-    query = next(filled_in(one.query, "a", "p", "5m") for one in dashboard_expressions() if one.title == title)
     series = {
         f'trimtab_point_rows_total{{{POINT},operating_point="all"}}': "0+60x30",
         f'trimtab_point_rows_total{{{POINT},operating_point="sound"}}': "0+180x30",
@@ -306,6 +305,46 @@ def test_the_panels_of_operating_points_show_shares_and_drifts(tmp_path: Path, t
         'trimtab_requests_total{namespace="a",pipeline="p",outcome="ok"}': "0+960x30",
         'trimtab_drifted_points{namespace="a",pipeline="p",stage="read"}': "2x30",
     }
+    asked_of_one(tmp_path, title, series, figures)
+
+
+CHAT = 'namespace="a",pipeline="p",modality="image"'
+
+
+@pytest.mark.parametrize(
+    ("title", "figures"),
+    [
+        ("First words: p99 {{modality}}", {'{modality="image"}': 0.199, '{modality="text"}': 0.099}),
+        ("Between words: p50 {{modality}}", {'{modality="image"}': 0.015}),
+        ("Tokens a second: {{modality}} {{direction}}", {'{modality="image",direction="out"}': 2}),
+        ("Images a chat: mean", {"{}": 3}),
+        ("Images not encoded again: {{stage}} {{how}}", {'{stage="see",how="found"}': 0.5}),
+        ("Callers who hung up: {{stage}}", {'{stage="say"}': 0.25}),
+    ],
+)
+def test_the_panels_of_chats_show_words_tokens_and_images(tmp_path: Path, title: str, figures: dict[str, float]):
+    series = {
+        f'trimtab_ttft_seconds_bucket{{{CHAT},le="0.1"}}': "0x30",
+        f'trimtab_ttft_seconds_bucket{{{CHAT},le="0.2"}}': "0+60x30",
+        f'trimtab_ttft_seconds_bucket{{{CHAT},le="+Inf"}}': "0+60x30",
+        f'trimtab_ttft_seconds_bucket{{{CHAT.replace("image", "text")},le="0.1"}}': "0+60x30",
+        f'trimtab_ttft_seconds_bucket{{{CHAT.replace("image", "text")},le="+Inf"}}': "0+60x30",
+        f'trimtab_tbt_seconds_bucket{{{CHAT},le="0.01"}}': "0x30",
+        f'trimtab_tbt_seconds_bucket{{{CHAT},le="0.02"}}': "0+60x30",
+        f'trimtab_tbt_seconds_bucket{{{CHAT},le="+Inf"}}': "0+60x30",
+        f'trimtab_tokens_total{{{CHAT},direction="out"}}': "0+120x30",
+        f"trimtab_images_per_request_sum{{{CHAT}}}": "0+180x30",
+        f"trimtab_images_per_request_count{{{CHAT}}}": "0+60x30",
+        f"trimtab_images_per_request_count{{{CHAT.replace('image', 'text')}}}": "0+60x30",
+        'trimtab_shared_rows_total{namespace="a",pipeline="p",stage="see",how="found"}': "0+30x30",
+        'trimtab_cancelled_total{namespace="a",pipeline="p",stage="say"}': "0+15x30",
+    }
+    asked_of_one(tmp_path, title, series, figures)
+
+
+def asked_of_one(folder: Path, title: str, series: dict[str, str], figures: dict[str, float]) -> None:
+    """What a panel shows of one pipeline beside another, by Prometheus' own rule tester."""
+    query = next(filled_in(one.query, "a", "p", "5m") for one in dashboard_expressions() if one.title == title)
     others = {name.replace('pipeline="p"', 'pipeline="q"'): "0+9x30" for name in series}
     samples = [{"labels": labels, "value": value} for labels, value in figures.items()]
     test = {
@@ -313,9 +352,9 @@ def test_the_panels_of_operating_points_show_shares_and_drifts(tmp_path: Path, t
         "input_series": [{"series": name, "values": values} for name, values in (series | others).items()],
         "promql_expr_test": [{"expr": query, "eval_time": "20m", "exp_samples": samples}],
     }
-    (tmp_path / "test.yaml").write_text(json.dumps({"tests": [test]}))
+    (folder / "test.yaml").write_text(json.dumps({"tests": [test]}))
     done = subprocess.run(
-        [tool("promtool"), "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [tool("promtool"), "test", "rules", "test.yaml"], cwd=folder, capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -88,18 +88,16 @@ class Metrics:
         )
         self.rows_again = counter(names.ROWS_AGAIN, "Rows that were looked at a second time", STAGE)
         self.stage_abandoned = counter(
-            "trimtab_cancelled", "Rows nobody waited for any more while they were being written", STAGE
+            names.CANCELLED, "Rows nobody waited for any more while they were being written", STAGE
         )
         self.shared_rows = counter(
-            "trimtab_shared_rows",
+            names.SHARED_ROWS,
             "Images that had what was made for another request: they rode along, or were found where it was made",
             (*STAGE, "how"),
         )
-        self.early_rows = counter(
-            "trimtab_early_rows", "Chats that began before all of their images were encoded", STAGE
-        )
+        self.early_rows = counter(names.EARLY_ROWS, "Chats that began before all of their images were encoded", STAGE)
         self.undecided = counter(
-            "trimtab_undecided", "Decisions that the departure policy failed at; UrgentFirst made them instead", STAGE
+            names.UNDECIDED, "Decisions that the departure policy failed at; UrgentFirst made them instead", STAGE
         )
         self.stage_queue_rows = Gauge("trimtab_queue_length_rows", "Rows waiting", STAGE, registry=registry)
         self.stage_ready = Gauge("trimtab_ready_replicas", "Replicas ready to take a batch", STAGE, registry=registry)

@@ -41,7 +41,7 @@ class WrittenMetrics:
             "From one piece of an answer to the next",
             edges_around(_NEXT_EDGES, slo.per_token_seconds),
         )
-        self._images = histogram("trimtab_images_per_request", "Images of a chat", _IMAGES_EDGES)
+        self._images = histogram(names.IMAGES, "Images of a chat", _IMAGES_EDGES)
         tokens = Counter(
             names.TOKENS, "Tokens of prompts (in) and answers (out)", (*labels, "direction"), registry=registry
         )

@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any
 
+from trimtab_pipelines.rendering.dashboards.chats import CHATS
 from trimtab_pipelines.rendering.dashboards.overview import OVERVIEW
 from trimtab_pipelines.rendering.dashboards.panels import Panel
 from trimtab_pipelines.rendering.dashboards.requests import REQUESTS
@@ -86,6 +87,7 @@ def render() -> dict[str, str]:
     dashboards = {
         "overview": dashboard("trimtab-overview", "Trimtab / Overview", OVERVIEW, several=True),
         "pipeline": dashboard("trimtab-pipeline", "Trimtab / One pipeline", REQUESTS + STAGES, several=False),
+        "chats": dashboard("trimtab-chats", "Trimtab / Chats", CHATS, several=False),
     }
     return {f"{name}.json": json.dumps(body, indent=1, ensure_ascii=False) + "\n" for name, body in dashboards.items()}
 

@@ -38,12 +38,12 @@ def refusals(*selections: str) -> str:
     return zero(" or ".join(rates), code="no code", reason="none")
 
 
-def quantile(share: float, metric: str, by: str = "") -> str:
-    """A quantile of a histogram."""
+def quantile(share: float, metric: str, by: str = "", of: str = S) -> str:
+    """A quantile of a histogram, of the series that a selection takes."""
     kept = f"{by}, le" if by else "le"
-    return f"histogram_quantile({share}, sum by ({kept}) (rate({metric}_bucket{{{S}}}[{R}])))"
+    return f"histogram_quantile({share}, sum by ({kept}) (rate({metric}_bucket{{{of}}}[{R}])))"
 
 
-def mean(metric: str, by: str = "") -> str:
-    """The mean of what a summary or histogram observed."""
-    return f"sum by ({by}) (rate({metric}_sum{{{S}}}[{R}])) / sum by ({by}) (rate({metric}_count{{{S}}}[{R}]))"
+def mean(metric: str, by: str = "", of: str = S) -> str:
+    """The mean of what a summary or histogram observed, of the series that a selection takes."""
+    return f"sum by ({by}) (rate({metric}_sum{{{of}}}[{R}])) / sum by ({by}) (rate({metric}_count{{{of}}}[{R}]))"

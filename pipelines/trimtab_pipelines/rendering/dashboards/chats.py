@@ -1,0 +1,79 @@
+"""Pipelines that answer chats: when answers begin, how they go on, what they are made of. Pure."""
+
+from trimtab_pipelines import router_metrics as names
+from trimtab_pipelines.rendering.dashboards.panels import Panel, R, S, mean, quantile, zero
+
+SHOWN = f'{S},modality="image"'
+
+CHATS = (
+    Panel(
+        "First words",
+        "From a chat's arrival to the first piece of its answer, with images and without.",
+        "s",
+        {
+            "p50 {{modality}}": quantile(0.5, names.FIRST_PIECE_SECONDS, "modality"),
+            "p99 {{modality}}": quantile(0.99, names.FIRST_PIECE_SECONDS, "modality"),
+        },
+    ),
+    Panel(
+        "Between words",
+        "From one piece of an answer to the next.",
+        "s",
+        {
+            "p50 {{modality}}": quantile(0.5, names.NEXT_PIECE_SECONDS, "modality"),
+            "p99 {{modality}}": quantile(0.99, names.NEXT_PIECE_SECONDS, "modality"),
+        },
+    ),
+    Panel(
+        "Chats by outcome",
+        "Late are those whose answers began late or went on too slowly, too; all ends add up to what arrived.",
+        "reqps",
+        {"{{outcome}}": f"sum by (outcome) (rate({names.REQUESTS}{{{S}}}[{R}]))"},
+    ),
+    Panel(
+        "Tokens a second",
+        "Of prompts (in) and answers (out), of chats with images and without.",
+        "short",
+        {"{{modality}} {{direction}}": f"sum by (modality, direction) (rate({names.TOKENS}{{{S}}}[{R}]))"},
+    ),
+    Panel(
+        "Images a chat",
+        "Of chats that show any: the mean, and the 99th percentile.",
+        "short",
+        {
+            "mean": mean(names.IMAGES, of=SHOWN),
+            "p99": quantile(0.99, names.IMAGES, of=SHOWN),
+        },
+    ),
+    Panel(
+        "Rows that wait, and replicas",
+        "By stage. Rows wait for who writes only while all of its slots are taken.",
+        "short",
+        {
+            "{{stage}} rows": f"sum by (stage) (trimtab_queue_length_rows{{{S}}})",
+            "{{stage}} replicas": f"min by (stage) (trimtab_ready_replicas{{{S}}})",
+        },
+    ),
+    Panel(
+        "Images not encoded again",
+        "Images a second that rode along with another chat's, or were found where they had been encoded.",
+        "ops",
+        {
+            "{{stage}} {{how}}": zero(
+                f"sum by (stage, how) (rate({names.SHARED_ROWS}{{{S}}}[{R}]))", stage="no stage", how="none"
+            )
+        },
+    ),
+    Panel(
+        "Chats that began on their first images",
+        "A second; the others of their images were still being encoded.",
+        "ops",
+        {"{{stage}}": f"sum by (stage) (rate({names.EARLY_ROWS}{{{S}}}[{R}]))"},
+    ),
+    Panel(
+        "Callers who hung up",
+        "Rows a second that nobody waited for any more while they were being written.",
+        "ops",
+        {"{{stage}}": f"sum by (stage) (rate({names.CANCELLED}{{{S}}}[{R}]))"},
+    ),
+)

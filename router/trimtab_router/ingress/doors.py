@@ -86,8 +86,12 @@ class FrontDoors:
         self._requests.append(await Listening(server).on_socket(sockets.requests))
         self._services = GrpcServices(self._router)
         await self._services.open(sockets.services)
-        longest_seconds = self._router.longest_seconds
-        control = ControlIngress(settings, pipeline=self._router.pipeline.name, longest_seconds=longest_seconds)
+        control = ControlIngress(
+            settings,
+            namespace=self._router.pipeline.metadata.namespace,
+            pipeline=self._router.pipeline.name,
+            longest_seconds=self._router.longest_seconds,
+        )
         self._others.append(await Listening(control.server()).on_socket(sockets.control))
         self.envoy = Envoy(sockets.envoy, sockets.counted, self._router.accounts.refused_at_door)
         steering = Steering(self.envoy, sockets.pressure, self._router.pacer)

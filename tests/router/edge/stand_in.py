@@ -22,7 +22,7 @@ async def a_stand_in(
 ) -> AsyncIterator[DoorPorts]:
     """A real Envoy with our configuration, and this handler in the router's place."""
     settings, sockets = settings or EdgeSettings(), make_sockets()
-    control = ControlIngress(settings, pipeline="sample", longest_seconds=60)
+    control = ControlIngress(settings, namespace="default", pipeline="sample", longest_seconds=60)
     control.use_keys(keys)
     listening = [Listening(web.Server(handler)), Listening(control.server())]
     try:

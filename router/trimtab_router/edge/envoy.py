@@ -29,13 +29,17 @@ class Envoy:
         socket: its administration's.
         noted: the file of what was counted of this Envoy, which may outlive its router.
         count: told how many requests were refused, by (HTTP status, reason), since it was told last.
+        heap: bytes that it may allocate.
     """
 
-    def __init__(self, socket: Path, noted: Path, count: Callable[[Mapping[tuple[int, str], int]], None]) -> None:
+    def __init__(
+        self, socket: Path, noted: Path, count: Callable[[Mapping[tuple[int, str], int]], None], heap: int
+    ) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(str(socket)), timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         )
         self._count = count
+        self._heap = heap
         self._noted = noted
         self._counted = _read(noted)
         self._counting = asyncio.Lock()
@@ -67,7 +71,7 @@ class Envoy:
         Raises:
             EnvoyAway: it cannot be told now.
         """
-        told = {REQUESTS: bounds(most_under_way), LARGE: large_bounds(most_under_way)}
+        told = {REQUESTS: bounds(most_under_way), LARGE: large_bounds(most_under_way, self._heap)}
         query = "&".join(
             f"circuit_breakers.{cluster}.default.{name}={most}"
             for cluster, each in told.items()

@@ -124,6 +124,11 @@ def _turns(count: int) -> Callable[[Ground], bytes]:
     return lambda ground: json.dumps({"model": ground.model, "messages": turns}).encode()
 
 
+def _parts_that_are_none(turns: int) -> Callable[[Ground], bytes]:
+    messages = [{"role": "user", "content": [1] * 4096}] * turns
+    return lambda ground: json.dumps({"model": ground.model, "messages": messages}, separators=(",", ":")).encode()
+
+
 _INVALID, _LARGE, _NONE, _ADDRESS = "InvalidArgument", "image_too_large", "invalid_image", "invalid_image_url"
 _BEGUN = b'{"x": "data:image/png;base64,'
 READ: Final = (
@@ -149,6 +154,11 @@ READ: Final = (
     Attack("many settings", _raw(b'"data:' + b";a=a" * 250_000 + b'"'), 400, _INVALID),
     Attack("many long heads", _raw((b'"data:' + b";a" * 93) * 5_000), 400, _INVALID),
     Attack("many backslashes", _raw(_BEGUN + b"\\" * MEBIBYTE + b'"}'), 400, _INVALID),
+    Attack(
+        "many quotes behind backslashes", _raw(_BEGUN + b"A" * 300 + b'\\"' * (2 * MEBIBYTE) + b'"}'), 400, _INVALID
+    ),
+    Attack("a hundred turns of parts that are none", _parts_that_are_none(100), 400, _INVALID),
+    Attack("stops that are none", _asking(stop=[1] * 300_000), 400, _INVALID),
     Attack("twenty thousand turns", _turns(20_000), 400, _INVALID),
     Attack("a billion answers", _asking(n=10**9), 400, _INVALID),
     Attack("an address of ours", _showing("http://127.0.0.1:9/a"), 400, _ADDRESS),

@@ -66,7 +66,11 @@ class JwtIssuer(Model):
     pipelines_claim: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9_]+$",
-        description="A list of the pipelines the client may call, `*` for all; without it each token may call all",
+        description="A list of what the client may call: `NAMESPACE/NAME`, `NAMESPACE/*`, or `*` for all; without it "
+        "each token may call all",
+    )
+    bare_pipelines: bool = Field(
+        default=False, description="Whether a `NAME` alone is the pipeline of that name in every namespace"
     )
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 # Headers of answers, and of requests that the door passes on.
 CLIENT_HEADER = "x-trimtab-client"
-"""Who the door says is calling: `key:NAME`, `token:SUBJECT`, or an address. What callers write there is not kept."""
+"""Who the door says is calling: `key:NAME`, `token:ISSUER:SUBJECT`, or an address. What callers write is not kept."""
 STAGE_HEADER = "x-trimtab-stage"
 """The stage where a request ended without a result."""
 REASON_HEADER = "x-trimtab-reason"

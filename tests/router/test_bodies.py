@@ -7,13 +7,15 @@ import time
 import zlib
 from typing import Any
 
+import aiohttp
+import grpc
 import pytest
 from opentelemetry.trace import NoOpTracer
 from yarl import URL
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.test_deadlines import blocked
-from trimtab_protocol import rest
+from trimtab_protocol import grpc_messages, rest
 from trimtab_router.edge.sizes import MEBIBYTE
 from trimtab_router.limits import Limits
 
@@ -97,6 +99,22 @@ async def test_packed_bodies_are_unpacked(pack):
 async def test_bodies_packed_otherwise_are_refused(body, encoding, message):
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         assert (await rig.post("sample", body, **{"Content-Encoding": encoding}))[:2] == (400, message)
+        assert await rig.outcomes() == {"refused": 1}
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_packed_message_of_nothing_is_refused_as_its_callers_fault(encoding):
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        await rig.door()
+        assert rig.sockets is not None
+        headers = {"Content-Type": "application/grpc", "grpc-encoding": encoding}
+        url = "http://router" + grpc_messages.method_path("ModelInfer")
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(rig.sockets.requests))) as session,
+            session.post(url, data=b"\x01\0\0\0\0", headers=headers) as answer,
+        ):
+            assert answer.headers["grpc-status"] == str(grpc.StatusCode.INVALID_ARGUMENT.value[0])
+            assert answer.headers["grpc-message"] == f"the message is not one whole {encoding} stream"
         assert await rig.outcomes() == {"refused": 1}
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 import weakref
 from functools import partial
 
@@ -115,6 +116,27 @@ async def test_clients_are_told_apart_by_the_header_of_the_door():
         assert [(await call)[0] for call in (first, mine, yours)] == [200] * 3
         assert await rig.outcomes() == {"ok": 3, "refused": 1}
         assert rig.value("trimtab_callers_faults_total") == 1
+
+
+async def test_what_a_clients_own_bounds_turn_away_is_no_load_to_plan_for():
+    """Nothing may be planned by it: one client could drive every plan to its lightest variants."""
+    replica, bounds = FakeReplica(), ClientLimits(concurrency=2, in_flight=10_000)
+    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, edge=EdgeSettings(clients=bounds)) as rig:
+        first = await blocked(rig, replica)  # of nobody in particular
+        mine = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "me"}))
+        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 1)
+        _, _, headers = await rig.rest(a_request(rows=1000), **{"x-trimtab-client": "me"})
+        assert headers["x-trimtab-reason"] == "ClientBytes"
+        held = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "me"}))
+        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 2)
+        for _ in range(50):
+            _, _, headers = await rig.rest(a_request(), **{"x-trimtab-client": "me"})
+            assert headers["x-trimtab-reason"] == "ClientConcurrency"
+        replica.gate.set()
+
+        assert [(await call)[0] for call in (first, mine, held)] == [200] * 3
+        assert await rig.outcomes() == {"ok": 3, "refused": 51}
+        assert sum(rig.router.arrivals.history(time.time() + 1.0, 600)) == 3
 
 
 def test_whoever_looks_for_garbage_is_told_of_large_requests_alone():

@@ -10,9 +10,11 @@ from aiohttp import web
 
 from trimtab.local.door import make_sockets
 from trimtab_pipelines.codes import DOOR_REASONS
+from trimtab_pipelines.edge import EdgeSettings
 from trimtab_router.edge.envoy import Envoy
 from trimtab_router.edge.refused import answered, refused_since
 from trimtab_router.edge.replies import local_replies
+from trimtab_router.edge.sizes import heap_bytes
 
 
 def stats(*lines: str) -> dict[str, int]:
@@ -97,7 +99,7 @@ async def test_a_router_after_another_counts_only_what_is_new_at_its_door(note: 
     await door.start(sockets.envoy)
     for refused in (3, 5, 5):  # a router each; the door outlives them
         door.refused = refused
-        envoy = Envoy(sockets.envoy, sockets.counted, counted.update)
+        envoy = Envoy(sockets.envoy, sockets.counted, counted.update, heap_bytes(EdgeSettings()))
         await envoy.catch_up()
         await envoy.catch_up()
         await envoy.close()

@@ -1,13 +1,13 @@
 """What a chat completion is asked for: read leniently, since clients add fields, and refused by name where not done.
 
 Unknown fields are ignored. What would change the answer and is not done here is refused, so that nobody takes an answer
-for what it is not. Pure.
+for what it is not. Only the first thing wrong with a list is told, so that no more of it is looked at. Pure.
 """
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from trimtab_protocol.chat.errors import InvalidChat, not_supported
 
@@ -69,7 +69,7 @@ class Message(_Read):
     """One turn of the chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[tuple[Part, ...], BeforeValidator(_as_parts), Field(max_length=MOST_PARTS)] = ()
+    content: Annotated[tuple[Part, ...], Field(max_length=MOST_PARTS), FailFast(), BeforeValidator(_as_parts)] = ()
     tool_calls: Any = None
 
 
@@ -89,7 +89,7 @@ class Asked(_Read):
     """The fields that are honoured; the others are in `_Refused`, or ignored."""
 
     model: str = Field(max_length=256)
-    messages: tuple[Message, ...] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: Annotated[tuple[Message, ...], Field(min_length=1, max_length=MOST_MESSAGES), FailFast()]
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
@@ -100,8 +100,9 @@ class Asked(_Read):
     seed: int | None = Field(default=None, ge=-_SEEDS, lt=_SEEDS)
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
-        BeforeValidator(_as_stops),
         Field(max_length=MOST_STOPS),
+        FailFast(),
+        BeforeValidator(_as_stops),
     ] = ()
     ignore_eos: bool | None = None
     logprobs: bool | None = None

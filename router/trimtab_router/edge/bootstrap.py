@@ -28,8 +28,15 @@ CONNECTION_WINDOW_BYTES = 2**20
 CONNECTION_BUFFER_BYTES = 2**18
 FIRST_MOST_UNDER_WAY = 128
 """Requests under way at the router until it says how many it can answer in time."""
-MOST_LARGE_UNDER_WAY = 32
-"""Requests at once that are not held at the door until they are whole: no slow upload takes a small one's place."""
+LEAST_LARGE_UNDER_WAY = 32
+"""Requests at once that are not held at the door until they are whole, however few the router can answer in time.
+
+They have places of their own, so that no slow upload takes a small one's.
+"""
+LARGE_HELD_BYTES = 2 * CONNECTION_BUFFER_BYTES
+"""What one of them holds here while the router reads nothing: as much as its two connections may."""
+LARGE_HEAP_SHARE = 0.5
+"""Of what Envoy may allocate, what large requests may hold: less than from where on it cuts callers."""
 _COUNTED = (
     r"door\.answered.*"
     r"|http\.door\.(downstream_(rq|cx)_(http[12]_)?(total|active)|downstream_rq_rx_reset)"
@@ -53,8 +60,8 @@ def bootstrap(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp
     """
     sockets = doorstep.sockets
     clusters = [
-        _cluster(REQUESTS, _pipe(sockets.requests), _HTTP1, circuit_breakers=_breakers(FIRST_MOST_UNDER_WAY)),
-        _cluster(LARGE, _pipe(sockets.requests), _HTTP1, circuit_breakers=_breakers(MOST_LARGE_UNDER_WAY)),
+        _cluster(REQUESTS, _pipe(sockets.requests), _HTTP1, circuit_breakers=_breakers(bounds(FIRST_MOST_UNDER_WAY))),
+        _large(sockets.requests, heap_bytes(settings)),
         _cluster(SERVICES, _pipe(sockets.services), _HTTP2),
         _cluster(CONTROL, _pipe(sockets.control), _HTTP1),
         *(_issuer_cluster(number, issuer) for number, issuer in enumerate(settings.jwt) if _is_address(issuer)),
@@ -73,6 +80,26 @@ def bootstrap(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp
             "clusters": clusters,
         },
     }
+
+
+def bounds(most_under_way: int) -> dict[str, int]:
+    """What Envoy bounds the requests at the router by; as many again may wait for a connection."""
+    return dict.fromkeys(("max_connections", "max_requests", "max_pending_requests"), most_under_way)
+
+
+def large_bounds(most_under_way: int, heap: int) -> dict[str, int]:
+    """The same for large ones, where nobody waits: with connections to spare, one too many is refused at once.
+
+    A chat's images make it large, and it keeps its place until its last word: a bound of their own that is less than
+    what the router can answer would leave replicas idle. While the router reads nothing, each fills its buffers here.
+
+    Args:
+        most_under_way: what the router can answer in time.
+        heap: bytes that Envoy may allocate.
+    """
+    fit = int(LARGE_HEAP_SHARE * heap / LARGE_HELD_BYTES)
+    most = max(LEAST_LARGE_UNDER_WAY, min(most_under_way, fit))
+    return bounds(most) | {"max_connections": 2 * most}
 
 
 def _listener(settings: EdgeSettings, doorstep: Doorstep, manager: Json) -> Json:
@@ -233,6 +260,17 @@ def _cluster(name: str, address: Json, protocol: Json, **more: Any) -> Json:
     }
 
 
+def _large(socket: Path, heap: int) -> Json:
+    """The way of large requests. Envoy's own buffer would be a mebibyte for each."""
+    return _cluster(
+        LARGE,
+        _pipe(socket),
+        _HTTP1,
+        circuit_breakers=_breakers(large_bounds(0, heap)),
+        per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
+    )
+
+
 def _issuer_cluster(number: int, issuer: JwtIssuer) -> Json:
     host, _, port = issuer.jwks.removeprefix("https://").partition("/")[0].partition(":")
     context: Mapping[str, Any] = {
@@ -257,9 +295,8 @@ def _issuer_cluster(number: int, issuer: JwtIssuer) -> Json:
     )
 
 
-def _breakers(most: int) -> Json:
-    bounds = {"max_connections": most, "max_requests": most, "max_pending_requests": most, "max_retries": 16}
-    return {"thresholds": [bounds]}
+def _breakers(bounds_of_cluster: Mapping[str, int]) -> Json:
+    return {"thresholds": [{**bounds_of_cluster, "max_retries": 16}]}
 
 
 def _is_address(issuer: JwtIssuer) -> bool:

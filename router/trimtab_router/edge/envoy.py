@@ -10,7 +10,7 @@ import aiohttp
 
 from trimtab_pipelines.codes import OVERLOAD
 from trimtab_pipelines.documents import write_atomically
-from trimtab_router.edge.bootstrap import REQUESTS
+from trimtab_router.edge.bootstrap import LARGE, REQUESTS, bounds, large_bounds
 from trimtab_router.edge.refused import STATS, answered, came_over_http2, refused_since
 
 log = logging.getLogger(__name__)
@@ -29,13 +29,17 @@ class Envoy:
         socket: its administration's.
         noted: the file of what was counted of this Envoy, which may outlive its router.
         count: told how many requests were refused, by (HTTP status, reason), since it was told last.
+        heap: bytes that it may allocate.
     """
 
-    def __init__(self, socket: Path, noted: Path, count: Callable[[Mapping[tuple[int, str], int]], None]) -> None:
+    def __init__(
+        self, socket: Path, noted: Path, count: Callable[[Mapping[tuple[int, str], int]], None], heap: int
+    ) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(str(socket)), timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         )
         self._count = count
+        self._heap = heap
         self._noted = noted
         self._counted = _read(noted)
         self._counting = asyncio.Lock()
@@ -62,13 +66,17 @@ class Envoy:
             await asyncio.to_thread(write_atomically, self._noted, json.dumps(stats))
 
     async def bound(self, most_under_way: int) -> None:
-        """Let so many requests at most be under way at the router, and as many wait for a connection.
+        """Let so many requests at most be under way at the router, and large ones beside them.
 
         Raises:
             EnvoyAway: it cannot be told now.
         """
-        names = ("max_connections", "max_requests", "max_pending_requests")
-        query = "&".join(f"circuit_breakers.{REQUESTS}.default.{name}={most_under_way}" for name in names)
+        told = {REQUESTS: bounds(most_under_way), LARGE: large_bounds(most_under_way, self._heap)}
+        query = "&".join(
+            f"circuit_breakers.{cluster}.default.{name}={most}"
+            for cluster, each in told.items()
+            for name, most in each.items()
+        )
         await self._ask("POST", f"/runtime_modify?{query}")
 
     async def send_callers_away(self) -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from trimtab_pipelines.edge import EdgeSettings
+from trimtab_pipelines.edge import EdgeSettings, JwtIssuer
 from trimtab_protocol import grpc_messages
 from trimtab_router.edge.bootstrap import LARGE, REQUESTS, ROUTES, SERVICES
 from trimtab_router.edge.filters import API, BUFFER_FILTER, KEYS_FILTER, NAMES_FILTER, VERSION_HEADER
@@ -46,12 +46,15 @@ def discovery(routes: Json) -> bytes:
     return json.dumps({"version_info": version, "type_url": KIND, "resources": [routes]}).encode()
 
 
-def door_routes(settings: EdgeSettings, keys: Iterable[HashedKey], *, pipeline: str, longest_seconds: float) -> Json:
+def door_routes(
+    settings: EdgeSettings, keys: Iterable[HashedKey], *, namespace: str, pipeline: str, longest_seconds: float
+) -> Json:
     """Envoy's route configuration.
 
     Args:
         settings: what was asked of the door.
         keys: the keys in force.
+        namespace: of the pipeline.
         pipeline: whose door it is.
         longest_seconds: how long a request may take; the router answers or refuses before.
     """
@@ -102,18 +105,31 @@ def door_routes(settings: EdgeSettings, keys: Iterable[HashedKey], *, pipeline: 
     if settings.authenticates:
         known = {
             "@type": API + "envoy.extensions.filters.http.lua.v3.LuaPerRoute",
-            "filter_context": _known(settings, keys, pipeline),
+            "filter_context": _known(settings, keys, namespace, pipeline),
         }
         host["typed_per_filter_config"] = {KEYS_FILTER: known, NAMES_FILTER: known}
     return {"@type": KIND, "name": ROUTES, "virtual_hosts": [host]}
 
 
-def _known(settings: EdgeSettings, keys: Iterable[HashedKey], pipeline: str) -> Json:
+def _known(settings: EdgeSettings, keys: Iterable[HashedKey], namespace: str, pipeline: str) -> Json:
     """What keys.lua and tokens.lua look up."""
     known: Json = {f"sha256:{key.digest}": ("+" if key.may_call(pipeline) else "-") + key.client for key in keys}
-    for issuer in settings.jwt:
-        known[f"issuer:{issuer.issuer}"] = {"client": issuer.client_claim} | (
-            {"pipelines": issuer.pipelines_claim} if issuer.pipelines_claim else {}
-        )
-    taken = {"keys": bool(settings.keys_file or settings.keys_secret), "tokens": bool(settings.jwt)}
-    return known | taken | {"pipeline": pipeline}
+    known |= {f"issuer:{issuer.issuer}": _of_issuer(issuer, namespace, pipeline) for issuer in settings.jwt}
+    return known | {"keys": bool(settings.keys_file or settings.keys_secret), "tokens": bool(settings.jwt)}
+
+
+def _of_issuer(issuer: JwtIssuer, namespace: str, pipeline: str) -> Json:
+    """Where its tokens name their client and what he may call, and which of those names mean this pipeline.
+
+    One issuer's tokens reach all namespaces, where two tenants may each have a pipeline of one name. A client is one of
+    his issuer: two may give the same name to two. Issuers have digests, not numbers, so that one more renames nobody.
+    """
+    found: Json = {"client": issuer.client_claim, "prefix": f"token:{_digest(issuer.issuer)}:"}
+    if issuer.pipelines_claim:
+        names = ["*", f"{namespace}/*", f"{namespace}/{pipeline}", *([pipeline] if issuer.bare_pipelines else [])]
+        found |= {"pipelines": issuer.pipelines_claim, "named": dict.fromkeys(names, True)}
+    return found
+
+
+def _digest(issuer: str) -> str:
+    return hashlib.sha256(issuer.encode()).hexdigest()[:8]

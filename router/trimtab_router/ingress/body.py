@@ -90,6 +90,8 @@ class Unpacking:
 
     async def feed(self, packed: Buffer) -> None:
         """Unpack the next bytes; Refusal 413 beyond the bound, 429 without room, 400 for what is not so packed."""
+        if not packed:
+            return  # how a stream is framed its first byte tells; of one without any, `finished` tells
         try:
             for piece in self._pieces(packed):
                 if len(self._body) + len(piece) > self._most_bytes:

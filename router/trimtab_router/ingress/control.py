@@ -22,13 +22,14 @@ class ControlIngress:
 
     Args:
         settings: what was asked of the door.
+        namespace: of the pipeline.
         pipeline: whose door it is.
         longest_seconds: how long a request may take.
     """
 
-    def __init__(self, settings: EdgeSettings, *, pipeline: str, longest_seconds: float) -> None:
+    def __init__(self, settings: EdgeSettings, *, namespace: str, pipeline: str, longest_seconds: float) -> None:
         self._settings = settings
-        self._pipeline = pipeline
+        self._door = {"namespace": namespace, "pipeline": pipeline}
         self._longest_seconds = longest_seconds
         self._routes = b""
         if not (settings.keys_file or settings.keys_secret):
@@ -36,7 +37,7 @@ class ControlIngress:
 
     def use_keys(self, keys: Sequence[HashedKey]) -> None:
         """Let these keys in, and no others, from Envoy's next question on."""
-        routes = door_routes(self._settings, keys, pipeline=self._pipeline, longest_seconds=self._longest_seconds)
+        routes = door_routes(self._settings, keys, **self._door, longest_seconds=self._longest_seconds)
         self._routes = discovery(routes)
 
     def server(self) -> web.Server:

@@ -8,6 +8,7 @@ from aiohttp import web
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_router.edge.envoy import Envoy
 from trimtab_router.edge.places import Sockets
+from trimtab_router.edge.sizes import heap_bytes
 from trimtab_router.edge.steering import Steering
 from trimtab_router.ingress.admin import AdminIngress
 from trimtab_router.ingress.control import ControlIngress
@@ -86,10 +87,15 @@ class FrontDoors:
         self._requests.append(await Listening(server).on_socket(sockets.requests))
         self._services = GrpcServices(self._router)
         await self._services.open(sockets.services)
-        longest_seconds = self._router.longest_seconds
-        control = ControlIngress(settings, pipeline=self._router.pipeline.name, longest_seconds=longest_seconds)
+        control = ControlIngress(
+            settings,
+            namespace=self._router.pipeline.metadata.namespace,
+            pipeline=self._router.pipeline.name,
+            longest_seconds=self._router.longest_seconds,
+        )
         self._others.append(await Listening(control.server()).on_socket(sockets.control))
-        self.envoy = Envoy(sockets.envoy, sockets.counted, self._router.accounts.refused_at_door)
+        counted = self._router.accounts.refused_at_door
+        self.envoy = Envoy(sockets.envoy, sockets.counted, counted, heap_bytes(settings))
         steering = Steering(self.envoy, sockets.pressure, self._router.pacer)
         self._steering = asyncio.create_task(steering.run(), name="steer envoy")
         return control

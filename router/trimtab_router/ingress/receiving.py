@@ -1,5 +1,6 @@
 """From a body to a call: REST and gRPC read it in their own ways; what may go wrong, and how it counts, is the same."""
 
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from aiohttp import web
 
 from trimtab_protocol import PendingRequest, ProtocolError
 from trimtab_protocol.extensions import CLIENT_HEADER
-from trimtab_protocol.text import header_value
+from trimtab_protocol.text import MAX_HEADER_CHARACTERS, header_value
 from trimtab_router.admission.budget import Reservation
 from trimtab_router.admission.call import Call
 from trimtab_router.refusal import Refusal, failure, malformed
@@ -58,7 +59,15 @@ async def receive(
 
 def client(request: web.BaseRequest) -> str:
     """Who calls, empty where nobody found out."""
-    return header_value(request.headers.get(CLIENT_HEADER, ""))
+    return client_name(request.headers.get(CLIENT_HEADER, ""))
+
+
+def client_name(told: str) -> str:
+    """A client's name, fit to travel; of one that is too long its beginning and its digest, so that no two are one."""
+    if len(told) <= MAX_HEADER_CHARACTERS:
+        return header_value(told)
+    digest = hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()
+    return header_value(f"{told[: MAX_HEADER_CHARACTERS - len(digest) - 1]}#{digest}")
 
 
 def request_id(request: web.BaseRequest) -> str:

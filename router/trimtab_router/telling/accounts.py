@@ -20,7 +20,8 @@ class Accounts:
 
     Args:
         metrics: what is scraped.
-        arrivals: the load to plan for; what was turned away for want of room belongs to it.
+        arrivals: the load to plan for; what was turned away for want of room belongs to it, but for what a client's own
+            bounds turned away.
         clock: tells monotonic seconds.
         slo: the promise.
         overloaded: is told of how many requests were turned away because there are too many.
@@ -87,7 +88,7 @@ class Accounts:
         end = self.refused(refusal)
         self.received(self._clock.now)
         self.ended(end)
-        if refusal.code is Code.RESOURCE_EXHAUSTED:
+        if refusal.code is Code.RESOURCE_EXHAUSTED and not refusal.callers_fault:
             self._arrivals.record(time.time())
         return refusal
 

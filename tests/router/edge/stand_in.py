@@ -10,6 +10,7 @@ from tests.router.fakes import a_pipeline, an_envoy
 from trimtab.local.door import DoorPorts, make_sockets
 from trimtab_pipelines.edge import EdgeSettings
 from trimtab_router.edge.keys import HashedKey
+from trimtab_router.edge.places import Sockets
 from trimtab_router.ingress.control import ControlIngress
 from trimtab_router.ingress.doors import Listening
 
@@ -18,11 +19,14 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def a_stand_in(
-    handler: Handler, settings: EdgeSettings | None = None, keys: Sequence[HashedKey] = ()
+    handler: Handler,
+    settings: EdgeSettings | None = None,
+    keys: Sequence[HashedKey] = (),
+    sockets: Sockets | None = None,
 ) -> AsyncIterator[DoorPorts]:
     """A real Envoy with our configuration, and this handler in the router's place."""
-    settings, sockets = settings or EdgeSettings(), make_sockets()
-    control = ControlIngress(settings, pipeline="sample", longest_seconds=60)
+    settings, sockets = settings or EdgeSettings(), sockets or make_sockets()
+    control = ControlIngress(settings, namespace="default", pipeline="sample", longest_seconds=60)
     control.use_keys(keys)
     listening = [Listening(web.Server(handler)), Listening(control.server())]
     try:

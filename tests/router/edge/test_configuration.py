@@ -65,7 +65,7 @@ def generated_of(asked: dict[str, Any], folder: Path, otlp: str | None = None) -
     doorstep = Doorstep(Sockets(folder), "0.0.0.0", 8080, 8081)
     return {
         "bootstrap": bootstrap(settings, doorstep, pipeline="sample", otlp=otlp),
-        "routes": door_routes(settings, KEYS, pipeline="sample", longest_seconds=65.0),
+        "routes": door_routes(settings, KEYS, namespace="default", pipeline="sample", longest_seconds=65.0),
         "certificates": discovered(settings.tls) if settings.tls else {},
     }
 
@@ -116,7 +116,9 @@ def test_a_client_may_send_as_many_requests_a_second_as_was_asked(rate_rps, tmp_
 
 def test_the_same_routes_have_the_same_version_and_others_another():
     def version(*keys: HashedKey) -> str:
-        routes = door_routes(EdgeSettings(keys_file="/keys"), keys, pipeline="sample", longest_seconds=65.0)
+        routes = door_routes(
+            EdgeSettings(keys_file="/keys"), keys, namespace="default", pipeline="sample", longest_seconds=65.0
+        )
         return str(json.loads(discovery(routes))["version_info"])
 
     assert version(*KEYS) == version(*reversed(KEYS))
@@ -125,7 +127,7 @@ def test_the_same_routes_have_the_same_version_and_others_another():
 
 def test_nothing_is_told_of_routes_before_keys_are_known():
     def told(settings: EdgeSettings) -> bytes:
-        return ControlIngress(settings, pipeline="sample", longest_seconds=65.0)._routes
+        return ControlIngress(settings, namespace="default", pipeline="sample", longest_seconds=65.0)._routes
 
     assert told(EdgeSettings())
     assert not told(EdgeSettings(keys_file="/keys"))

@@ -1,6 +1,7 @@
 """Tokens at a real door: whose they are, for whom, until when, for which pipelines, and what a forger tries."""
 
 import asyncio
+import hashlib
 import time
 from pathlib import Path
 from typing import Any
@@ -127,11 +128,69 @@ async def test_the_client_and_the_pipelines_are_what_the_claims_say(tmp_path):
             async with session.get(url, headers=headers) as answered:
                 return answered.status
 
-        assert await ask(pipelines=["another", "sample"]) == 200
-        assert await ask(pipelines=["*"]) == 200
-        for wrong in (["another"], [], "sample", None, {"sample": True}, ["sam", "ple"], [["sample"]], 1):
+        for right in (["another", "default/sample"], ["default/*"], ["*"]):
+            assert await ask(pipelines=right) == 200, right
+        whole = "default/sample"
+        for wrong in (["default/another"], [], whole, None, {whole: True}, ["default/", "sample"], [[whole]], 1):
             assert await ask(pipelines=wrong) == 403, wrong
-    assert clients == [["token:batch-7"]] * 2
+    assert clients == [[f"token:{hashlib.sha256(ISSUER.encode()).hexdigest()[:8]}:batch-7"]] * 3
+
+
+@pytest.mark.parametrize("bare", [False, True])
+async def test_a_pipeline_of_the_same_name_in_another_namespace_is_another(tmp_path, bare):
+    """A name alone would be every tenant's pipeline of that name; it counts only where the door's owner says so."""
+    signer = Signer.make("good")
+    issuer = an_issuer(tmp_path, signer, pipelines_claim="pipelines", bare_pipelines=bare)
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(jwt=(issuer,))) as rig:
+        for named, status in (
+            ("default/sample", 200),
+            ("other/sample", 403),
+            ("other/*", 403),
+            ("default", 403),
+            ("sample", 200 if bare else 403),
+        ):
+            token = bearer(signer.token(tmp_path, claims(pipelines=[named])))
+            assert (await post(rig, token)).status == status, named
+
+
+async def test_clients_of_one_name_are_two_where_two_issuers_name_them(tmp_path):
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    signers = [Signer.make("first"), Signer.make("second")]
+    issuers = (
+        an_issuer(folders[0], signers[0]),
+        an_issuer(folders[1], signers[1], issuer="https://other.example"),
+    )
+    edge, replica = EdgeSettings.model_validate({"jwt": issuers, "clients": {"concurrency": 1}}), FakeReplica()
+    first = bearer(signers[0].token(folders[0], claims()))
+    second = bearer(signers[1].token(folders[1], claims(iss="https://other.example")))
+    async with a_rig(PIPELINE, {"stage-0": [replica]}, edge=edge) as rig:
+        replica.gate.clear()
+        asking = [asyncio.create_task(post(rig, first))]
+        await replica.arrived.wait()
+        assert (await post(rig, first)).headers["x-trimtab-reason"] == "ClientConcurrency"
+        asking.append(asyncio.create_task(post(rig, second)))
+        await rig.until(lambda: rig.router.budget.requests == 2)
+        replica.gate.set()
+
+        assert [(await one).status for one in asking] == [200, 200]
+
+
+async def test_clients_whose_long_names_end_otherwise_are_two(tmp_path):
+    signer, replica = Signer.make("good"), FakeReplica()
+    edge = EdgeSettings.model_validate({"jwt": (an_issuer(tmp_path, signer),), "clients": {"concurrency": 1}})
+    first, second = (bearer(signer.token(tmp_path, claims(sub="a" * 127 + last))) for last in "bc")
+    async with a_rig(PIPELINE, {"stage-0": [replica]}, edge=edge) as rig:
+        replica.gate.clear()
+        asking = [asyncio.create_task(post(rig, first))]
+        await replica.arrived.wait()
+        assert (await post(rig, first)).headers["x-trimtab-reason"] == "ClientConcurrency"
+        asking.append(asyncio.create_task(post(rig, second)))
+        await rig.until(lambda: rig.router.budget.requests == 2)
+        replica.gate.set()
+
+        assert [(await one).status for one in asking] == [200, 200]
 
 
 async def test_keys_and_tokens_are_taken_beside_each_other(tmp_path):

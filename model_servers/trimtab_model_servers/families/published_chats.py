@@ -2,10 +2,11 @@
 
 Random weights are for planning and for trying out: layers, widths and image tokens are the published ones, words are
 spelled byte by byte. Stored ones are a folder as transformers writes it: config.json, safetensors in any number of
-files, tokenizer.json. Where a cluster has an engine made for such models (vLLM, SGLang), that is what should answer.
+files, tokenizer.json. A chat is spelled by the family's template, as its publisher documents it, not by one that a
+folder may hold. Where a cluster has an engine made for such models (vLLM, SGLang), that is what should answer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,7 @@ from trimtab_model_servers.chat.words import Message
 from trimtab_model_servers.engine.families import family_of
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.parameters import read_parameters
-from trimtab_model_servers.families.published_shapes import SHAPES, Shape, Size
+from trimtab_model_servers.families.published_shapes import SHAPES, Shape, Size, Template
 from trimtab_model_servers.store import TOKENIZER_FILE, Seed, find_folder, find_weights
 from trimtab_pipelines.image_tokens import ImageTokens
 from trimtab_pipelines.model_spec import ModelSpec
@@ -90,19 +91,34 @@ class Speech:
         self._shape = shape
 
     def prompt(self, messages: Sequence[Message], rows: Sequence[int]) -> Prompt:
-        """Spell a chat, a turn's images before its words."""
-        template, left = self._shape.template, list(rows)
-        tokens, places = list(self._marks(template.begin)), []
+        """Spell a chat, each turn's images where its template has them: among its words, or before them."""
+        template, left = self._shape.template, iter(rows)
+        tokens, places = list(self._marks(template.begin)), list[Place]()
         for message in messages:
             tokens += self._marks(template.opened(message.role))
-            for _ in range(message.images):
-                count = 1 if self._shape.most_rows else left[0]
-                left = left[1:]
-                tokens += self._marks(template.image[0])
-                places.append(Place(len(tokens), count))
-                tokens += [*([self._shape.image_id] * count), *self._marks(template.image[1])]
-            tokens += [*self._words(message.text), *self._marks(template.closing)]
+            for special, said in _in_order(template, message):
+                if said is not None:
+                    tokens += self._marks(said) if special else self._words(said)
+                    continue
+                count = next(left)
+                places.append(Place(len(tokens), 1 if self._shape.most_rows else count))
+                tokens += [self._shape.image_id] * places[-1].placeholders
+            tokens += self._marks(template.closing)
         return Prompt((*tokens, *self._marks(template.opened("assistant"))), tuple(places))
+
+
+def _in_order(template: Template, message: Message) -> Iterator[tuple[bool, str | None]]:
+    """What a turn says, in order, and whether special tokens are meant; None is an image's placeholders."""
+    parts = message.spoken
+    if template.behind_images is not None and message.images:
+        parts = (*[None] * message.images, message.text)
+    for number, part in enumerate(parts):
+        if part is not None:
+            if template.behind_images is not None and number:
+                yield True, template.behind_images
+            yield False, part
+        else:
+            yield from ((True, template.image[0]), (True, None), (True, template.image[1]))
 
 
 def bytes_of(text: str) -> Sequence[int]:

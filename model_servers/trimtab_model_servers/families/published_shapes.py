@@ -23,12 +23,18 @@ Size = Literal["published", "tiny"]
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How a chat is written: what begins it, a turn's opening and end, and what stands around an image."""
+    """How a chat is written: what begins it, a turn's opening and end, and what stands around an image.
+
+    Attributes:
+        behind_images: what stands behind a turn's images where they all come before its words, as the model learnt it;
+            None where images stand among the words.
+    """
 
     begin: str
     opening: str
     closing: str
     image: tuple[str, str]
+    behind_images: str | None = None
 
     def opened(self, role: str) -> str:
         """What begins a turn of a role."""
@@ -112,7 +118,7 @@ def llava_onevision(size: Size) -> Shape:
         ),
         encode,
         AnyResolution(tile, side, tuple((one, other) for one, other in grid), most_tiles=9, alone_only=True),
-        Template("", *_CHATML, ("", "\n")),
+        Template("", *_CHATML, ("", ""), behind_images="\n"),
         image_id,
         alone_only=True,
     )

@@ -9,20 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers.models.mllama.processing_mllama as mllama
 from PIL import Image as Pillow
 from transformers import GenerationConfig
 
-from tests.model_servers.chat.asking import a_chat, a_chat_spec, text_of
+from tests.model_servers.chat.asking import a_chat, a_chat_spec, files, text_of, texts
+from tests.model_servers.chat.templates import INTERLEAVED, by_template
 from trimtab_model_servers.chat.hosted import HostedWriter
 from trimtab_model_servers.chat.words import Message
 from trimtab_model_servers.chat_loading import load_chat
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.published_chats import Encoder, Speech, spelled_out
+from trimtab_model_servers.families.published_chats import Encoder, spelled_out
 from trimtab_model_servers.families.published_shapes import SHAPES
 from trimtab_model_servers.families.registry import require_family
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.image_tokens import RULES
+from trimtab_protocol import InferRequest
 
 TINY = {"size": "tiny", "slots": 2, "slot_tokens": 1500, "step_tokens": 90, "image_tokens": 200}
 SIZES = [(56, 56), (90, 40), (33, 120)]
@@ -42,28 +45,23 @@ def loaded(name: str) -> HostedWriter:
     return hosted
 
 
-def alone(name: str, photos: list[bytes], tokens: int) -> list[int]:
-    """What ``generate`` writes of pixels that the processor made of all photos at once."""
+def alone(name: str, content: list[dict[str, str]], photos: list[bytes], tokens: int) -> list[int]:
+    """What ``generate`` writes of a template's prompt and of pixels that the processor made of all photos at once."""
     shape = SHAPES[name]("tiny")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = shape.model().eval()
-    encoder, speech = Encoder(shape, model, ""), Speech(shape, model)
+    encoder = Encoder(shape, model, "")
     pictures = [Pillow.open(io.BytesIO(photo)).convert("RGB") for photo in photos]
     counts = [shape.rule.count(*picture.size, images=len(photos)) for picture in pictures]
-    message = json.loads(a_chat("whole", "What is it?", *photos).inputs[0].array[0])
     rows = [encoder.rows(count).total for count in counts]
-    prompt = speech.prompt([Message.model_validate(one) for one in message], rows)
-    ids = torch.tensor([prompt.tokens])
+    ids = torch.tensor([by_template(name, [{"role": "user", "content": content}], rows)[0]])
     inputs: dict[str, Any] = dict(shape.processor()(images=[pictures], return_tensors="pt")) if photos else {}
     inputs.pop("num_patches", None)
     if shape.most_rows and photos:
-        tiles = inputs.pop("num_tiles")
-        number = (ids == shape.image_id).cumsum(dim=1)
-        mask = torch.zeros(1, ids.shape[1], len(photos), 4, dtype=torch.int64)
-        for image, count in enumerate(tiles[0]):
-            mask[:, :, image, :count] = (number == image + 1)[..., None]
-        inputs["cross_attention_mask"] = mask
+        seen = mllama.get_cross_attention_token_mask(ids[0].tolist(), shape.image_id)
+        mask = mllama.convert_sparse_cross_attention_mask_to_dense([seen], inputs.pop("num_tiles"), 4, ids.shape[1])
+        inputs["cross_attention_mask"] = torch.from_numpy(mask)
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     with torch.inference_mode():
         wrote = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **inputs)
@@ -77,9 +75,23 @@ async def test_answers_are_those_of_generate(name):
     for photos in ([], [a_photo(*SIZES[1])], [a_photo(*size) for size in SIZES[:2]]):
         asked = a_chat("whole", "What is it?", *photos, max_tokens=8, ignore_eos=True)
         answer = await hosted.infer(asked, worker)
-        expected = alone(name, photos, 8)
-        told = hosted._writing.tokenizer.decode(expected)
-        assert text_of(answer) == [told.rstrip("�")]
+        content = [{"type": "image"}] * len(photos) + [{"type": "text", "text": "What is it?"}]
+        assert text_of(answer) == [told(hosted, alone(name, content, photos, 8))]
+    await hosted.close()
+
+
+def told(hosted: HostedWriter, ids: list[int]) -> str:
+    return hosted._writing.tokenizer.decode(ids).rstrip("\ufffd")
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_images_among_words_are_answered_as_by_generate(name):
+    hosted, photos = loaded(name), [a_photo(*size) for size in SIZES[:2]]
+    for content in INTERLEAVED:
+        message = texts("messages", json.dumps([{"role": "user", "content": content}]).encode())
+        options = texts("options", json.dumps({"max_tokens": 8, "ignore_eos": True}).encode())
+        answer = await hosted.infer(InferRequest("whole", (message, options, files(*photos))), BatchWorker())
+        assert text_of(answer) == [told(hosted, alone(name, content, photos, 8))]
     await hosted.close()
 
 

@@ -16,6 +16,8 @@ from trimtab_pipelines.image_tokens import AnyResolution, Canvas, ImageTokenRule
 
 _TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes
 _MLLAMA: Any = import_module("transformers.models.mllama.configuration_mllama")
+_LOUD: Final = {"initializer_range": 0.2}
+"""How far the random weights of a tiny model spread: at the published 0.02 it says the same whatever it is asked."""
 _IMAGENET: Final = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 Size = Literal["published", "tiny"]
@@ -75,7 +77,7 @@ class Shape:
 
 def qwen2(size: Size) -> Any:
     """The configuration of the text model that LLaVA-OneVision-7B and InternVL3-8B have in common, Qwen2-7B's."""
-    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 320}
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 320} | _LOUD
     large = {"hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28, "vocab_size": 152_064}
     heads = {"num_attention_heads": 28, "num_key_value_heads": 4} if size == "published" else _FEW_HEADS
     return _TRANSFORMERS.Qwen2Config(**(large if size == "published" else small), **heads, eos_token_id=0)
@@ -158,7 +160,7 @@ def llama_vision(size: Size) -> Shape:
     """Llama 3.2 11B Vision: a ViT of 560 pixels, up to 4 tiles, attended to by 8 of 40 layers."""
     tile, tiles, image_id = (560, 4, 128_256) if size == "published" else (28, 4, 300)
     few = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 304}
-    few |= _FEW_HEADS | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    few |= _FEW_HEADS | _LOUD | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     text = _MLLAMA.MllamaTextConfig(**({} if size == "published" else few | {"cross_attention_layers": [1]}))
     small = {
         "hidden_size": 32,

@@ -39,18 +39,26 @@ def a_photo(width: int, height: int) -> bytes:
     return file.getvalue()
 
 
-def loaded(name: str) -> HostedWriter:
-    hosted = load_chat(a_chat_spec("whole", family=f"{name}/whole", parameters=TINY), BatchWorker())
+def loaded(name: str, **changes: Any) -> HostedWriter:
+    hosted = load_chat(a_chat_spec("whole", family=f"{name}/whole", parameters=TINY, **changes), BatchWorker())
     assert isinstance(hosted, HostedWriter)
     return hosted
 
 
-def alone(name: str, content: list[dict[str, str]], photos: list[bytes], tokens: int) -> list[int]:
-    """What ``generate`` writes of a template's prompt and of pixels that the processor made of all photos at once."""
-    shape = SHAPES[name]("tiny")
+def a_model(name: str, *, gates: float | None = None) -> Any:
+    """The random model; at first its gates, if it has any, let nothing of an image through."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        model = shape.model().eval()
+        model = SHAPES[name]("tiny").model().eval()
+    for parameter, weights in model.named_parameters():
+        if gates is not None and parameter.endswith("gate"):
+            torch.nn.init.constant_(weights, gates)
+    return model
+
+
+def alone(name: str, content: list[dict[str, str]], photos: list[bytes], tokens: int, model: Any = None) -> list[int]:
+    """What ``generate`` writes of a template's prompt and of pixels that the processor made of all photos at once."""
+    shape, model = SHAPES[name]("tiny"), model or a_model(name)
     encoder = Encoder(shape, model, "")
     pictures = [Pillow.open(io.BytesIO(photo)).convert("RGB") for photo in photos]
     counts = [shape.rule.count(*picture.size, images=len(photos)) for picture in pictures]
@@ -85,13 +93,16 @@ def told(hosted: HostedWriter, ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_images_among_words_are_answered_as_by_generate(name):
-    hosted, photos = loaded(name), [a_photo(*size) for size in SIZES[:2]]
+async def test_images_among_words_are_answered_as_by_generate(name, tmp_path):
+    model, photos = a_model(name, gates=1.0), [a_photo(*size) for size in SIZES[:2]]
+    hosted = loaded(name, storageUri=str(stored(name, tmp_path, model)))
     for content in INTERLEAVED:
         message = texts("messages", json.dumps([{"role": "user", "content": content}]).encode())
         options = texts("options", json.dumps({"max_tokens": 8, "ignore_eos": True}).encode())
         answer = await hosted.infer(InferRequest("whole", (message, options, files(*photos))), BatchWorker())
-        assert text_of(answer) == [told(hosted, alone(name, content, photos, 8))]
+        expected = alone(name, content, photos, 8, model)
+        assert expected != alone(name, content, photos[::-1], 8, model)
+        assert text_of(answer) == [told(hosted, expected)]
     await hosted.close()
 
 
@@ -102,15 +113,15 @@ def test_the_published_size_counts_as_the_published_rule_does(name):
     assert [rule.count(*size) for size in SIZES] == [RULES[RULE_OF[name]].count(*size) for size in SIZES]
 
 
-def stored(name: str, folder: Path) -> Path:
-    """The random model as transformers writes it, in several files, with a tokenizer that knows the turns' marks."""
-    shape = SHAPES[name]("tiny")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = shape.model()
-    model.save_pretrained(folder, max_shard_size="100KB")
-    tokenizer = spelled_out(shape.image_id - 20)
-    tokenizer.add_special_tokens(["<|im_end|>", "<|eot_id|>"])
+def stored(name: str, folder: Path, model: Any = None) -> Path:
+    """A model as transformers writes it, in several files.
+
+    The random one has a tokenizer that knows the turns' marks, another one that spells them byte by byte.
+    """
+    (model or a_model(name)).save_pretrained(folder, max_shard_size="100KB")
+    tokenizer = spelled_out(SHAPES[name]("tiny").image_id - 20)
+    if model is None:
+        tokenizer.add_special_tokens(["<|im_end|>", "<|eot_id|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

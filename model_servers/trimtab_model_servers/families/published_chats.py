@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from PIL import Image as Pillow
 from pydantic import Field
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -25,6 +24,7 @@ from trimtab_model_servers.chat.words import Message
 from trimtab_model_servers.engine.families import family_of
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.parameters import read_parameters
+from trimtab_model_servers.families.published_halves import Device, Kept, Precision, half_of
 from trimtab_model_servers.families.published_shapes import SHAPES, Shape, Size, Template
 from trimtab_model_servers.store import TOKENIZER_FILE, Seed, find_folder, find_weights
 from trimtab_pipelines.image_tokens import ImageTokens
@@ -38,6 +38,8 @@ class PublishedParameters(ChatParameters):
     """Settings of the family."""
 
     size: Size = Field(default="published", description="`tiny` has the same parts, each very small")
+    dtype: Precision = Field(default="float32", description="Of weights and sums; embeddings travel in float32")
+    device: Device = Field(default="cpu", description="`auto` is a GPU where torch sees one, `cuda` asks for one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,16 @@ class Encoder:
         return Opened(inputs if alone or not self._shape.alone_only else {k: t[:1] for k, t in inputs.items()}, alone)
 
     def encode(self, pixels: Sequence[Opened]) -> list[Tensor]:
-        """Encode images, [rows, width] each."""
-        return [self._shape.encode(self._model, one.inputs, one.alone) for one in pixels]
+        """Encode images, [rows, width] each, FP32 in the processor's memory."""
+        return [self._encoded(one).float().cpu() for one in pixels]
+
+    def _encoded(self, image: Opened) -> Tensor:
+        like = next(self._model.parameters())
+        inputs = {
+            name: tensor.to(like) if tensor.is_floating_point() else tensor.to(like.device)
+            for name, tensor in image.inputs.items()
+        }
+        return self._shape.encode(self._model, inputs, image.alone)
 
 
 class Speech:
@@ -156,55 +166,28 @@ def _byte_letters() -> list[str]:
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the part that the family's name ends in, with random weights."""
+    """Build what the family's name ends in: the half that sees, the half that writes, or both."""
     parameters = read_parameters(PublishedParameters, spec)
     name, _, part = spec.family.partition("/")
     shape, folder = SHAPES[name](parameters.size), find_folder(spec.storage_uri)
-    model = _made(shape, spec) if folder is None else _loaded(shape, folder)
-    model.eval().requires_grad_(requires_grad=False)
-    writes, sees = part in {"whole", "text"}, part in {"whole", "encode"}
+    weights, kept = folder or _seed(spec), Kept(parameters.dtype, parameters.device)
+    writes = half_of(shape, "writes", weights, kept) if part in {"whole", "text"} else None
+    sees = half_of(shape, "sees", weights, kept) if part in {"whole", "encode"} else None
     return Built(
         "random" if folder is None else "stored",
         parameters,
-        Speech(shape, model, None if folder is None else folder / TOKENIZER_FILE) if writes else None,
-        family_of(model) if writes else None,
-        Encoder(shape, model, f"{spec.family}:{spec.storage_uri}") if sees else None,
+        None if writes is None else Speech(shape, writes, None if folder is None else folder / TOKENIZER_FILE),
+        None if writes is None else family_of(writes),
+        None if sees is None else Encoder(shape, sees, f"{spec.family}:{spec.storage_uri}:{kept.dtype}"),
+        {"dtype": kept.dtype, "device": kept.place.type},
     )
 
 
-def _made(shape: Shape, spec: ModelSpec) -> Any:
+def _seed(spec: ModelSpec) -> Seed:
     weights = find_weights(spec.storage_uri, spec.digest)
     if not isinstance(weights, Seed):
         raise ModelError(
             f"family {spec.family!r} has random weights (storageUri random://?seed=1) or those of a folder with "
             f"config.json, safetensors and {TOKENIZER_FILE}; {spec.storage_uri} is neither"
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(weights.value)
-        return shape.model()
-
-
-def _loaded(shape: Shape, folder: Path) -> Any:
-    """A stored model, from safetensors alone; raises ModelError where it is another or lacks a part."""
-    if not (folder / TOKENIZER_FILE).is_file():
-        raise ModelError(f"{folder}: there is no {TOKENIZER_FILE}")
-    try:
-        config = shape.kind.config_class.from_pretrained(folder, local_files_only=True)
-        _require_kin(shape, config, folder)
-        model, told = shape.kind.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, output_loading_info=True, dtype=torch.float32
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
-    if missing := sorted(told["missing_keys"]):
-        raise ModelError(f"{folder}: {missing[0]} and {len(missing) - 1} others are missing")
-    return model
-
-
-def _require_kin(shape: Shape, config: Any, folder: Path) -> None:
-    """Raise ModelError unless a stored model takes images as its family does: that is what their tokens follow from."""
-    kind, side = config.model_type, config.vision_config.image_size
-    found = (kind, config.image_token_id, side[0] if isinstance(side, list | tuple) else side)
-    right = (shape.kind.config_class.model_type, shape.image_id, shape.tile_px)
-    if found != right:
-        raise ModelError(f"{folder}: model_type, image token and image size are {found}; this family's are {right}")
+    return weights

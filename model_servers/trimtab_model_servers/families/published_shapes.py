@@ -5,6 +5,7 @@ Meta's Llama 3.2 11B Vision.
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Literal
@@ -16,7 +17,7 @@ from trimtab_pipelines.image_tokens import AnyResolution, Canvas, ImageTokenRule
 
 _TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes
 _MLLAMA: Any = import_module("transformers.models.mllama.configuration_mllama")
-_LOUD: Final = {"initializer_range": 0.2}
+_LOUD: Final[dict[str, Any]] = {"initializer_range": 0.2}
 """How far the random weights of a tiny model spread: at the published 0.02 it says the same whatever it is asked."""
 _IMAGENET: Final = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
@@ -51,7 +52,7 @@ class Shape:
     """One model: how it is made, spoken to, and shown images.
 
     Attributes:
-        model: makes it, weights random.
+        config: makes its configuration.
         kind: its class.
         tile_px: side of a tile.
         processor: makes its image processor.
@@ -63,7 +64,7 @@ class Shape:
         alone_only: only an image that is alone in its chat is cut into tiles.
     """
 
-    model: Callable[[], Any]
+    config: Callable[[], Any]
     kind: Any
     tile_px: int
     processor: Callable[[], Any]
@@ -73,6 +74,10 @@ class Shape:
     image_id: int
     most_rows: int | None = None
     alone_only: bool = False
+
+    def model(self) -> Any:
+        """The model, weights random."""
+        return self.kind(self.config())
 
 
 def qwen2(size: Size) -> Any:
@@ -112,7 +117,7 @@ def llava_onevision(size: Size) -> Shape:
         return rows
 
     return Shape(
-        lambda: _TRANSFORMERS.LlavaOnevisionForConditionalGeneration(config),
+        lambda: deepcopy(config),
         _TRANSFORMERS.LlavaOnevisionForConditionalGeneration,
         tile,
         lambda: _TRANSFORMERS.LlavaOnevisionImageProcessor(
@@ -133,7 +138,11 @@ def internvl(size: Size) -> Shape:
     vision = _TRANSFORMERS.InternVLVisionConfig(**({} if size == "published" else small), image_size=tile)
     tokens = (tile // 28) ** 2
     config = _TRANSFORMERS.InternVLConfig(
-        text_config=qwen2(size), vision_config=vision, image_token_id=image_id, image_seq_length=tokens
+        text_config=qwen2(size),
+        vision_config=vision,
+        image_token_id=image_id,
+        image_seq_length=tokens,
+        tie_word_embeddings=False,
     )
 
     def encode(model: Any, inputs: Mapping[str, Tensor], alone: bool) -> Tensor:  # noqa: FBT001
@@ -143,7 +152,7 @@ def internvl(size: Size) -> Shape:
         return rows
 
     return Shape(
-        lambda: _TRANSFORMERS.InternVLForConditionalGeneration(config),
+        lambda: deepcopy(config),
         _TRANSFORMERS.InternVLForConditionalGeneration,
         tile,
         lambda: _TRANSFORMERS.GotOcr2ImageProcessor(
@@ -159,7 +168,7 @@ def internvl(size: Size) -> Shape:
 def llama_vision(size: Size) -> Shape:
     """Llama 3.2 11B Vision: a ViT of 560 pixels, up to 4 tiles, attended to by 8 of 40 layers."""
     tile, tiles, image_id = (560, 4, 128_256) if size == "published" else (28, 4, 300)
-    few = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 304}
+    few: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 304}
     few |= _FEW_HEADS | _LOUD | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     text = _MLLAMA.MllamaTextConfig(**({} if size == "published" else few | {"cross_attention_layers": [1]}))
     small = {
@@ -185,7 +194,7 @@ def llama_vision(size: Size) -> Shape:
         return rows
 
     return Shape(
-        lambda: _TRANSFORMERS.MllamaForConditionalGeneration(config),
+        lambda: deepcopy(config),
         _TRANSFORMERS.MllamaForConditionalGeneration,
         tile,
         lambda: _TRANSFORMERS.MllamaImageProcessor(size={"height": tile, "width": tile}, max_image_tiles=tiles),

@@ -14,14 +14,17 @@ from PIL import Image as Pillow
 from transformers import GenerationConfig
 
 from tests.model_servers.chat.asking import a_chat, a_chat_spec, files, text_of, texts
+from tests.model_servers.chat.reachable import parameters_within
 from tests.model_servers.chat.templates import INTERLEAVED, by_template
 from trimtab_model_servers.chat.hosted import HostedWriter
 from trimtab_model_servers.chat.words import Message
 from trimtab_model_servers.chat_loading import load_chat
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.published_chats import Encoder, spelled_out
+from trimtab_model_servers.families.published_chats import Encoder, build, spelled_out
+from trimtab_model_servers.families.published_halves import Kept, half_of
 from trimtab_model_servers.families.published_shapes import SHAPES
 from trimtab_model_servers.families.registry import require_family
+from trimtab_model_servers.store import Seed
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.image_tokens import RULES
@@ -46,10 +49,11 @@ def loaded(name: str, **changes: Any) -> HostedWriter:
 
 
 def a_model(name: str, *, gates: float | None = None) -> Any:
-    """The random model; at first its gates, if it has any, let nothing of an image through."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = SHAPES[name]("tiny").model().eval()
+    """The random model, both halves in one; at first its gates, if it has any, let nothing of an image through."""
+    shape = SHAPES[name]("tiny")
+    model = shape.model().eval()
+    halves: list[dict[str, Any]] = [half_of(shape, half, Seed(1), Kept()).state_dict() for half in ("sees", "writes")]
+    model.load_state_dict(halves[0] | halves[1])
     for parameter, weights in model.named_parameters():
         if gates is not None and parameter.endswith("gate"):
             torch.nn.init.constant_(weights, gates)
@@ -126,12 +130,6 @@ def stored(name: str, folder: Path, model: Any = None) -> Path:
     return folder
 
 
-def parameters_of(hosted: HostedWriter) -> list[torch.Tensor]:
-    assert hosted.encoding is not None
-    seeing: Any = hosted.encoding.seeing
-    return list(seeing._model.parameters())
-
-
 @pytest.mark.parametrize("name", SHAPES)
 async def test_a_stored_model_answers_as_it_did_before_it_was_stored(name, tmp_path):
     folder = stored(name, tmp_path / name)
@@ -146,7 +144,8 @@ async def test_a_stored_model_answers_as_it_did_before_it_was_stored(name, tmp_p
 
     assert hosted.weights == "stored"
     assert sum(token in ends for token in speech.prompt(said, []).tokens) == 1  # the turn's own, not the caller's
-    weights, were = (parameters_of(each) for each in (hosted, before))
+    weights, were = (parameters_within(build(each)) for each in (spec, before.spec))
+    assert len(weights) == len(list(a_model(name).parameters()))
     assert all(torch.equal(one, other) for one, other in zip(weights, were, strict=True))
     answer = await hosted.infer(a_chat("whole", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker())
     assert int(answer.outputs[2].array[0][1]) == 4

@@ -1,9 +1,10 @@
 """Published multimodal models: LLaVA-OneVision, InternVL and Llama 3.2 Vision, random by configuration or stored.
 
 Random weights are for planning and for trying out: layers, widths and image tokens are the published ones, words are
-spelled byte by byte. Stored ones are a folder as transformers writes it: config.json, safetensors in any number of
-files, tokenizer.json. A chat is spelled by the family's template, as its publisher documents it, not by one that a
-folder may hold. Where a cluster has an engine made for such models (vLLM, SGLang), that is what should answer.
+spelled byte by byte. Stored ones are a folder, here, in an object store or on a hub, as transformers writes it:
+config.json, safetensors in any number of files, tokenizer.json. A chat is spelled by the family's template, as its
+publisher documents it, not by one that a folder may hold. Where a cluster has an engine made for such models (vLLM,
+SGLang), that is what should answer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,8 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.parameters import read_parameters
 from trimtab_model_servers.families.published_halves import Device, Kept, Precision, half_of
 from trimtab_model_servers.families.published_shapes import SHAPES, Shape, Size, Template
-from trimtab_model_servers.store import TOKENIZER_FILE, Seed, find_folder, find_weights
+from trimtab_model_servers.folders import TOKENIZER_FILE
+from trimtab_model_servers.store import Seed, find_folder, find_weights
 from trimtab_pipelines.image_tokens import ImageTokens
 from trimtab_pipelines.model_spec import ModelSpec
 
@@ -169,7 +171,7 @@ def build(spec: ModelSpec) -> Built:
     """Build what the family's name ends in: the half that sees, the half that writes, or both."""
     parameters = read_parameters(PublishedParameters, spec)
     name, _, part = spec.family.partition("/")
-    shape, folder = SHAPES[name](parameters.size), find_folder(spec.storage_uri)
+    shape, folder = SHAPES[name](parameters.size), find_folder(spec.storage_uri, spec.digest)
     weights, kept = folder or _seed(spec), Kept(parameters.dtype, parameters.device)
     writes = half_of(shape, "writes", weights, kept) if part in {"whole", "text"} else None
     sees = half_of(shape, "sees", weights, kept) if part in {"whole", "encode"} else None
@@ -187,7 +189,8 @@ def _seed(spec: ModelSpec) -> Seed:
     weights = find_weights(spec.storage_uri, spec.digest)
     if not isinstance(weights, Seed):
         raise ModelError(
-            f"family {spec.family!r} has random weights (storageUri random://?seed=1) or those of a folder with "
-            f"config.json, safetensors and {TOKENIZER_FILE}; {spec.storage_uri} is neither"
+            f"family {spec.family!r} has random weights (storageUri random://?seed=1) or those of a folder, "
+            f"s3://BUCKET/PREFIX or hf://OWNER/NAME with config.json, safetensors and {TOKENIZER_FILE}; "
+            f"{spec.storage_uri} is none of them"
         )
     return weights

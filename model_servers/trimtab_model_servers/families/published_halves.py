@@ -13,7 +13,8 @@ import torch
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.published_shapes import Shape
-from trimtab_model_servers.store import TOKENIZER_FILE, Seed
+from trimtab_model_servers.folders import TOKENIZER_FILE
+from trimtab_model_servers.store import Seed
 
 Half = Literal["sees", "writes"]
 Precision = Literal["float32", "bfloat16", "float16"]

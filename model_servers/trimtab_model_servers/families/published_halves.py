@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import torch
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.published_shapes import Shape
+from trimtab_model_servers.families.published_shapes import TRANSFORMERS, Shape
 from trimtab_model_servers.folders import TOKENIZER_FILE
 from trimtab_model_servers.store import Seed
 
@@ -55,6 +55,7 @@ def half_of(shape: Shape, half: Half, weights: Seed | Path, kept: Kept) -> Any:
         ModelError: what is stored is another model or lacks a part, or the device is not there.
     """
     place = kept.place
+    TRANSFORMERS.utils.logging.disable_progress_bar()
     model = _made(shape, half, weights, kept) if isinstance(weights, Seed) else _loaded(shape, half, weights, kept)
     for name in [name for name, _ in model.model.named_parameters(recurse=False) if half == "writes"]:
         delattr(model.model, name)  # what an encoder puts between rows; transformers asks for it while it loads

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trimtab_pipelines.image_tokens import AnyResolution, Canvas, ImageTokenRule, NearestGrid
 
-_TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes
+TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes
 _MLLAMA: Any = import_module("transformers.models.mllama.configuration_mllama")
 _LOUD: Final[dict[str, Any]] = {"initializer_range": 0.2}
 """How far the random weights of a tiny model spread: at the published 0.02 it says the same whatever it is asked."""
@@ -85,7 +85,7 @@ def qwen2(size: Size) -> Any:
     small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 320} | _LOUD
     large = {"hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28, "vocab_size": 152_064}
     heads = {"num_attention_heads": 28, "num_key_value_heads": 4} if size == "published" else _FEW_HEADS
-    return _TRANSFORMERS.Qwen2Config(**(large if size == "published" else small), **heads, eos_token_id=0)
+    return TRANSFORMERS.Qwen2Config(**(large if size == "published" else small), **heads, eos_token_id=0)
 
 
 _FEW_HEADS: Final = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -97,10 +97,10 @@ def llava_onevision(size: Size) -> Shape:
     grid = [[tile * rows, tile * columns] for rows in range(1, 7) for columns in range(1, 7)]
     large = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26, "num_attention_heads": 16}
     small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    vision = _TRANSFORMERS.SiglipVisionConfig(
+    vision = TRANSFORMERS.SiglipVisionConfig(
         **(large if size == "published" else small), image_size=tile, patch_size=14, vision_use_head=False
     )
-    config = _TRANSFORMERS.LlavaOnevisionConfig(
+    config = TRANSFORMERS.LlavaOnevisionConfig(
         text_config=qwen2(size),
         vision_config=vision,
         image_token_id=image_id,
@@ -118,9 +118,9 @@ def llava_onevision(size: Size) -> Shape:
 
     return Shape(
         lambda: deepcopy(config),
-        _TRANSFORMERS.LlavaOnevisionForConditionalGeneration,
+        TRANSFORMERS.LlavaOnevisionForConditionalGeneration,
         tile,
-        lambda: _TRANSFORMERS.LlavaOnevisionImageProcessor(
+        lambda: TRANSFORMERS.LlavaOnevisionImageProcessor(
             size={"height": tile, "width": tile}, image_grid_pinpoints=grid
         ),
         encode,
@@ -135,9 +135,9 @@ def internvl(size: Size) -> Shape:
     """InternVL3-8B: an InternViT-300M of 448 pixels, up to 12 tiles and an overview, four patches a token."""
     tile, image_id = (448, 151_667) if size == "published" else (56, 300)
     small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    vision = _TRANSFORMERS.InternVLVisionConfig(**({} if size == "published" else small), image_size=tile)
+    vision = TRANSFORMERS.InternVLVisionConfig(**({} if size == "published" else small), image_size=tile)
     tokens = (tile // 28) ** 2
-    config = _TRANSFORMERS.InternVLConfig(
+    config = TRANSFORMERS.InternVLConfig(
         text_config=qwen2(size),
         vision_config=vision,
         image_token_id=image_id,
@@ -153,9 +153,9 @@ def internvl(size: Size) -> Shape:
 
     return Shape(
         lambda: deepcopy(config),
-        _TRANSFORMERS.InternVLForConditionalGeneration,
+        TRANSFORMERS.InternVLForConditionalGeneration,
         tile,
-        lambda: _TRANSFORMERS.GotOcr2ImageProcessor(
+        lambda: TRANSFORMERS.GotOcr2ImageProcessor(
             size={"height": tile, "width": tile}, crop_to_patches=True, min_patches=1, max_patches=12, **_IMAGENET
         ),
         encode,
@@ -183,7 +183,7 @@ def llama_vision(size: Size) -> Shape:
     vision = _MLLAMA.MllamaVisionConfig(
         **({} if size == "published" else small), image_size=tile, patch_size=14, max_num_tiles=tiles
     )
-    config = _TRANSFORMERS.MllamaConfig(text_config=text, vision_config=vision, image_token_index=image_id)
+    config = TRANSFORMERS.MllamaConfig(text_config=text, vision_config=vision, image_token_index=image_id)
     tokens = (tile // 14) ** 2 + 1
 
     def encode(model: Any, inputs: Mapping[str, Tensor], alone: bool) -> Tensor:  # noqa: FBT001
@@ -195,9 +195,9 @@ def llama_vision(size: Size) -> Shape:
 
     return Shape(
         lambda: deepcopy(config),
-        _TRANSFORMERS.MllamaForConditionalGeneration,
+        TRANSFORMERS.MllamaForConditionalGeneration,
         tile,
-        lambda: _TRANSFORMERS.MllamaImageProcessor(size={"height": tile, "width": tile}, max_image_tiles=tiles),
+        lambda: TRANSFORMERS.MllamaImageProcessor(size={"height": tile, "width": tile}, max_image_tiles=tiles),
         encode,
         Canvas(tile, tokens, most_tiles=tiles),
         Template("<|begin_of_text|>", "<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>", ("", "")),

@@ -51,6 +51,20 @@ def test_a_part_holds_its_half_and_none_of_the_other(name, from_folder, tmp_path
         assert not any(weights.requires_grad for weights in parameters_within(part))
 
 
+def test_a_stored_model_whose_head_is_its_embedding_is_read_by_halves(tmp_path):
+    shape = SHAPES["internvl3-8b"]("tiny")
+    config = shape.config()
+    config.tie_word_embeddings = True
+    model = shape.kind(config)
+    of_model = dict(model.named_parameters())
+    sees = {at: weights for at, weights in of_model.items() if not at.startswith(WRITES)}
+    address = str(stored("internvl3-8b", tmp_path, model))
+
+    assert model.lm_head.weight is model.model.language_model.embed_tokens.weight
+    assert same(parameters_within(built("internvl3-8b", "encode", address)), sees)
+    assert same(parameters_within(built("internvl3-8b", "whole", address)), of_model)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_the_bytes_see_nearly_the_same_and_embeddings_travel_in_full(name, dtype, tmp_path):

@@ -10,13 +10,14 @@ What a hub's client keeps of a repository is a folder, and counts and goes as on
 
 import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,7 +29,7 @@ BOUND_VARIABLE = "TRIMTAB_WEIGHTS_CACHE_BYTES"
 DEFAULT_BOUND_BYTES = 64 * 2**30
 FRESH_SECONDS = 900.0
 """Used more recently than this, a file is not taken away: somebody may be about to open it."""
-_FETCHING, _HUB = ".fetching-", "hf"
+_FETCHING, _FOLDERS, _HUB = ".fetching-", ".folders", "hf"
 log = logging.getLogger(__name__)
 
 
@@ -98,6 +99,36 @@ def kept(
         raise ModelError(f"the weights cache {path.parent} cannot be used: {error}; set {CACHE_VARIABLE}") from error
     shrink(path.parent, _bound_bytes())
     return path
+
+
+def linked(files: Mapping[str, Path]) -> Path:
+    """A folder in which cached files have names of their own, made in one step; the same for the same files.
+
+    Raises:
+        ModelError: it cannot be made, or one of them was taken away meanwhile.
+    """
+    for file, path in files.items():
+        if not path.is_file():
+            raise ModelError(f"{file} left the weights cache while others were fetched; set {BOUND_VARIABLE} higher")
+    told = "|".join(f"{file}={path}" for file, path in sorted(files.items()))
+    folder = own_folder() / _FOLDERS / hashlib.sha256(told.encode()).hexdigest()[:32]
+    try:
+        if not folder.is_dir():
+            _link(files, folder)
+    except OSError as error:
+        raise ModelError(f"the weights cache {own_folder()} cannot be used: {error}; set {CACHE_VARIABLE}") from error
+    return folder
+
+
+def _link(files: Mapping[str, Path], folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=_FETCHING, dir=folder.parent) as made:
+        whole = Path(made) / folder.name
+        whole.mkdir()
+        for file, path in files.items():
+            (whole / file).symlink_to(path.resolve())
+        with contextlib.suppress(FileExistsError):  # another process has made it
+            whole.rename(folder)
 
 
 def shrink(folder: Path, bound_bytes: int) -> None:

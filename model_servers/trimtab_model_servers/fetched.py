@@ -11,9 +11,10 @@ SUFFIX = ".safetensors"
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How much and how long fetching may take; `patience_seconds` is how long nothing at all may come."""
+    """How much and how long fetching may take, by the file; `patience_seconds` is how long nothing at all may come."""
 
     max_bytes: int = 8 * 2**30
+    max_folder_bytes: int = 48 * 2**30
     connect_seconds: float = 5.0
     read_seconds: float = 30.0
     patience_seconds: float = 60.0

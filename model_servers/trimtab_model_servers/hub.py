@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from importlib import import_module
 from itertools import islice
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from trimtab_model_servers.cache import hub_folder, keep_bound
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.fetched import SUFFIX, FetchLimits, require_size
+from trimtab_model_servers.folders import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, TOKENIZER_FILE, named_by, require_total
 from trimtab_pipelines.backoff import backoff
 
 _ASKING_SECONDS = 10.0
@@ -40,20 +41,57 @@ def fetch_from_hub(address: str, limits: FetchLimits) -> Path:
     owner, model, file = [*address.split("/", 2), "", ""][:3]
     if not file.endswith(SUFFIX) or not owner or not model:
         raise ModelError(f"{name}: write hf://OWNER/NAME/FILE{SUFFIX}")
+    source = _Source(_client(name), f"{owner}/{model}", file, limits, name)
+    path = _asked(name, limits, source.find)
+    keep_bound()
+    return path
+
+
+def fetch_repository(address: str, limits: FetchLimits) -> Path:
+    """The local copy of a model's repository, of one revision: configuration, tokenizer and the weights of its index.
+
+    The configuration comes last: what the hub's client calls the newest revision is whole.
+
+    Args:
+        address: OWNER/NAME.
+        limits: bounds of what is fetched.
+
+    Raises:
+        ModelError: as of ``fetch_from_hub``; or a file is not there, or all together are too large.
+    """
+    name = f"storageUri hf://{address}"
+    newest = _Source(_client(name), address, CONFIG_FILE, limits, name)
+    pinned = replace(newest, revision=_asked(name, limits, newest.commit))
+    index = _asked(name, limits, replace(pinned, file=INDEX_FILE).find_unless_absent)
+    files = (SINGLE_FILE,) if index is None else named_by(index.read_bytes(), name)
+    sources = [replace(pinned, file=file) for file in (*files, TOKENIZER_FILE)]
+    if pinned.revision is not None:
+        require_total((_asked(name, limits, source.size_bytes) or 0 for source in sources), limits, name)
+    paths = [_asked(name, limits, source.find) for source in (*sources, newest)]
+    require_total((path.stat().st_size for path in paths), limits, name)
+    if len({path.parent for path in paths}) != 1:
+        raise ModelError(f"{name}: it was replaced while it was fetched; fetch it anew")
+    keep_bound()
+    return paths[-1].parent
+
+
+def _client(name: str) -> Any:
     try:
-        hub = import_module("huggingface_hub")  # optional
+        return import_module("huggingface_hub")  # optional
     except ImportError as error:
         raise ModelError(f"{name} needs huggingface_hub: pip install huggingface_hub") from error
+
+
+def _asked(name: str, limits: FetchLimits, act: "Callable[[], Result]") -> "Result":
+    """What a hub is asked for, within the time that a file may take; raises ModelError."""
     try:
-        path = _within(limits.total_seconds, _Source(hub, f"{owner}/{model}", file, limits, name).find)
+        return _within(limits.total_seconds, act)
     except ModelError:
         raise
     except TimeoutError as error:
         raise ModelError(f"{name}: it did not come in {limits.total_seconds:g} s; is the hub overloaded?") from error
     except Exception as error:
         raise ModelError(f"{name}: {type(error).__name__}: {error}") from error
-    keep_bound()
-    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +103,58 @@ class _Source:
     file: str
     limits: FetchLimits
     name: str
+    revision: str | None = None
+    """A commit; None is the newest."""
+
+    def commit(self) -> str | None:
+        """The newest revision; None where the hub is away, and what was fetched before is to serve."""
+        try:
+            return self._commit()
+        except Exception as error:  # noqa: BLE001  (as of find)
+            try:
+                self._fetched_before(hub_folder(self.repository))
+            except Exception:  # noqa: BLE001  (nothing was fetched yet: the hub is all there is)
+                return _asked_again(self._commit, error)
+            return None
+
+    def _commit(self) -> str:
+        commit: str | None = self._told().commit_hash
+        if commit is None:
+            raise ModelError(f"{self.name}: the hub does not tell its revision; fetch it yourself and name its path")
+        return commit
+
+    def find_unless_absent(self) -> Path | None:
+        """As ``find``; None where the repository has no such file, or had none when it was fetched before."""
+        try:
+            return self._fetched_before(hub_folder(self.repository)) if self.revision is None else self.find()
+        except Exception as error:
+            if self.revision is None or _status(error) == HTTPStatus.NOT_FOUND:
+                return None
+            raise
 
     def find(self) -> Path:
         """Fetch it if it is small enough, or find the one that was fetched before."""
         folder = hub_folder(self.repository)
         try:
-            size_bytes = self._size()
+            size_bytes = self.size_bytes()
         except Exception as error:  # noqa: BLE001  (away, overloaded, refusing: the client has a class for each)
             try:
                 path = self._fetched_before(folder)
             except Exception:  # noqa: BLE001  (the hub's own words say more than that the file is not here)
-                path = self._fetched(folder, _asked_again(self._size, error))
+                path = self._fetched(folder, _asked_again(self.size_bytes, error))
         else:
             path = self._fetched(folder, size_bytes)
         require_size(path.stat().st_size, self.limits, self.name)  # one replaced meanwhile, or fetched before
         return path
 
-    def _size(self) -> int | None:
-        url = self.hub.hf_hub_url(self.repository, self.file)
-        size_bytes: int | None = self.hub.get_hf_file_metadata(url, timeout=_ASKING_SECONDS).size
+    def size_bytes(self) -> int | None:
+        """What the hub says its size is."""
+        size_bytes: int | None = self._told().size
         return size_bytes
+
+    def _told(self) -> Any:
+        url = self.hub.hf_hub_url(self.repository, self.file, revision=self.revision)
+        return self.hub.get_hf_file_metadata(url, timeout=_ASKING_SECONDS)
 
     def _fetched(self, folder: Path, size_bytes: int | None) -> Path:
         if size_bytes is None:
@@ -99,7 +169,8 @@ class _Source:
             return self._kept(folder.parent, local_files_only=True)  # where earlier releases had all repositories
 
     def _kept(self, folder: Path, **how: Any) -> Path:
-        return Path(self.hub.hf_hub_download(self.repository, self.file, cache_dir=folder, **how))
+        told = how | {"cache_dir": folder, "revision": self.revision}
+        return Path(self.hub.hf_hub_download(self.repository, self.file, **told))
 
 
 def _asked_again(ask: Callable[[], Result], error: Exception) -> Result:
@@ -117,8 +188,14 @@ def _asked_again(ask: Callable[[], Result], error: Exception) -> Result:
 
 def _passes(error: Exception) -> bool:
     """Whether it may go well later: nobody answered, or a hub that is overloaded or broken."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    status = _status(error)
     return status is None or status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _status(error: Exception) -> int | None:
+    """What a hub answered; None where it did not."""
+    status: int | None = getattr(getattr(error, "response", None), "status_code", None)
+    return status
 
 
 def _within(seconds: float, act: Callable[[], Result]) -> Result:

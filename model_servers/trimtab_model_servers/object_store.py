@@ -21,9 +21,10 @@ from minio import Minio
 from minio.datatypes import Object
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
-from trimtab_model_servers.cache import kept, own_folder, tenant
+from trimtab_model_servers.cache import kept, linked, own_folder, tenant
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.fetched import SUFFIX, FetchLimits, require_size, sha256
+from trimtab_model_servers.folders import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, TOKENIZER_FILE, named_by, require_total
 from trimtab_pipelines.backoff import backoff
 
 _DEFAULT_ENDPOINT = "https://s3.amazonaws.com"
@@ -43,6 +44,10 @@ _PASSING = frozenset(
 )
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+
+
+class AbsentError(ModelError):
+    """The store answers, and has no such object."""
 
 
 class _PassingError(Exception):
@@ -65,8 +70,31 @@ def fetch(bucket: str, key: str, digest: str | None, limits: FetchLimits) -> Pat
             source.find()  # who may not read them there is not given them here
             name = f"{hashlib.sha256(tenant().encode()).hexdigest()[:16]}-{name}"
         return kept(name, lambda path: sha256(path) == digest, source.write, limits.total_seconds)
-    identity = hashlib.sha256(f"{_endpoint()}|{address}|{source.find().etag}".encode()).hexdigest()
-    return kept(f"content-{identity}{SUFFIX}", lambda _: True, source.write, limits.total_seconds, own_folder())
+    return source.kept()
+
+
+def fetch_folder(bucket: str, prefix: str, limits: FetchLimits) -> Path:
+    """The local copy of a model's folder: its configuration, its tokenizer and the weights that its index names.
+
+    Raises:
+        ModelError: as of ``fetch``; or a file is not there, or all together are too large.
+    """
+    address = f"s3://{bucket}/{prefix}"
+
+    def source(file: str) -> _Source:
+        return _Source(bucket, f"{prefix}/{file}" if prefix else file, None, limits)
+
+    sources = {file: source(file) for file in (CONFIG_FILE, TOKENIZER_FILE)}
+    for one in sources.values():
+        one.find()
+    index = source(INDEX_FILE)
+    if index.is_there():
+        sources[INDEX_FILE] = index
+        sources |= {file: source(file) for file in named_by(index.kept().read_bytes(), address)}
+    else:
+        sources[SINGLE_FILE] = source(SINGLE_FILE)
+    require_total((one.find().size or 0 for one in sources.values()), limits, address)
+    return linked({file: one.kept() for file, one in sources.items()})
 
 
 class _Source:
@@ -92,6 +120,20 @@ class _Source:
             self._found = self._persist(self._described)
         require_size(self._found.size or 0, self._limits, self._address)
         return self._found
+
+    def is_there(self) -> bool:
+        """Whether the store has it; raises ModelError where it cannot be asked, or it may not be fetched."""
+        try:
+            self.find()
+        except AbsentError:
+            return False
+        return True
+
+    def kept(self) -> Path:
+        """The local copy of the object as it is now, fetched if need be; raises ModelError."""
+        identity = hashlib.sha256(f"{_endpoint()}|{self._address}|{self.find().etag}".encode()).hexdigest()
+        name = f"content-{identity}{Path(self._key).suffix}"
+        return kept(name, lambda _: True, self.write, self._limits.total_seconds, own_folder())
 
     def write(self, file: BinaryIO) -> None:
         """Write the whole object, checked by its digest where one is asked for; raises ModelError.
@@ -214,7 +256,8 @@ def _errors(address: str, limits: FetchLimits) -> Iterator[None]:
         if error.code in _PASSING:
             raise _PassingError(f"{error.code}: {error.message}") from error
         cure = _CURES.get(str(error.code), "check the object store")
-        raise ModelError(f"{address} at {_endpoint()}: {error.code}: {error.message}; {cure}") from error
+        kind = AbsentError if error.code == "NoSuchKey" else ModelError
+        raise kind(f"{address} at {_endpoint()}: {error.code}: {error.message}; {cure}") from error
     except (ServerError, InvalidResponseError) as error:
         raise _PassingError(f"{type(error).__name__}: {error}") from error
     except (MinioException, urllib3.exceptions.HTTPError, OSError) as error:

@@ -10,13 +10,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.fetched import SUFFIX, FetchLimits, sha256
-from trimtab_model_servers.hub import fetch_from_hub
+from trimtab_model_servers.folders import CONFIG_FILE
+from trimtab_model_servers.hub import fetch_from_hub, fetch_repository
 
 _FORMS = "a path, file://PATH, s3://BUCKET/KEY, hf://OWNER/NAME/FILE or random://?seed=N"
-
-
-CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
-"""What a folder holds, beside safetensors, that transformers wrote a model into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +52,32 @@ def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits | Non
     return path
 
 
-def find_folder(storage_uri: str) -> Path | None:
-    """The local folder that an address means, where it holds a model as transformers writes it; None else."""
+def find_folder(storage_uri: str, digest: str | None, limits: FetchLimits | None = None) -> Path | None:
+    """The local folder that holds a model as transformers writes it, fetched if need be; None where none is meant.
+
+    Args:
+        storage_uri: a folder's path, or s3://BUCKET/PREFIX or hf://OWNER/NAME.
+        digest: None; a folder has none.
+        limits: bounds of what is fetched.
+
+    Raises:
+        ModelError: it cannot be fetched, or a digest is asked for.
+    """
     parts = urlsplit(storage_uri)
-    if parts.scheme not in {"", "file"}:
+    path, inner = Path(unquote(parts.path) if parts.scheme else storage_uri), unquote(parts.path).strip("/")
+    local = parts.scheme in {"", "file"} and (path / CONFIG_FILE).is_file()
+    stored = parts.scheme == "s3" and not inner.endswith(SUFFIX)
+    if not local and not stored and not (parts.scheme == "hf" and inner and "/" not in inner):
         return None
-    path = Path(unquote(parts.path) if parts.scheme else storage_uri)
-    return path if (path / CONFIG_FILE).is_file() else None
+    if digest is not None:
+        raise ModelError(f"{storage_uri}: a digest is asked for, but this is a folder; a digest is of one file")
+    if local:
+        return path
+    if stored:
+        from trimtab_model_servers.object_store import fetch_folder  # noqa: PLC0415  (as above)
+
+        return fetch_folder(parts.netloc, inner, limits or FetchLimits())
+    return fetch_repository(f"{parts.netloc}/{inner}", limits or FetchLimits())
 
 
 def require_digest(path: Path, digest: str | None, name: str) -> None:

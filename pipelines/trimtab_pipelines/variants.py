@@ -61,8 +61,9 @@ class Variant(Model):
     storage_uri: str = Field(
         default="",
         max_length=1024,
-        description="Where the weights are: a path relative to this file, file://…, s3://bucket/key, hf://repository "
-        "or random://?seed=N",
+        description="Where the weights are: a path relative to this file, file://…, s3://bucket/key, "
+        "hf://repository/file or random://?seed=N; for models of several files also s3://bucket/prefix or "
+        "hf://repository",
     )
     secret_name: Name | None = Field(
         default=None, description="Secret with the credentials and the endpoint of an s3:// storageUri"

@@ -1,4 +1,4 @@
-"""A hub of models that keeps state and speaks as much of the Hugging Face Hub as fetching one file needs."""
+"""A hub of models that keeps state and speaks as much of the Hugging Face Hub as fetching files of one commit needs."""
 
 import hashlib
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class _HubHandler(StoreHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        content = self.state.objects.get(path)
+        content = self.state.objects.get(path.replace(f"/resolve/{COMMIT}/", "/resolve/main/"))
         self.send_response(404 if content is None else 200)
         self.send_header("X-Repo-Commit", COMMIT)
         if content is None:

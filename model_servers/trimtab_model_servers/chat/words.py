@@ -49,6 +49,18 @@ class Message(_Said):
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
     @property
+    def spoken(self) -> tuple[str | None, ...]:
+        """Its parts in their order: words, joined where no image stands between them; None where an image stands."""
+        said: list[str | None] = []
+        for part in self.content:
+            words = part.text if isinstance(part, TextPart) else None
+            if words is not None and said and (before := said[-1]) is not None:
+                said[-1] = before + words
+            else:
+                said.append(words)
+        return tuple(said)
+
+    @property
     def images(self) -> int:
         """How many images stand in it."""
         return sum(isinstance(part, ImagePart) for part in self.content)

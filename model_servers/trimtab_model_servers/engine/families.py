@@ -74,7 +74,7 @@ class DecoderOnly:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Map ids [tokens] to [tokens, width]."""
-        embedded: Tensor = self._embedding(tokens)
+        embedded: Tensor = self._embedding(tokens.to(self._embedding.weight.device))
         return embedded
 
     def require(self, image: Tensor, tokens: int) -> Tensor:

@@ -80,7 +80,8 @@ class Questions:
         """Spell a chat, turn by turn; a system's words stand before the next user's.
 
         Raises:
-            RefusalError: 400, the assistant is shown an image, or has the last word already.
+            RefusalError: 400, the assistant is shown an image or has the last word already, or words stand between
+                pages: the models learned all pages first, so that what such words are about would be lost.
         """
         if any(count != PAGE_TOKENS for count in rows):
             raise RefusalError(400, f"images of {list(rows)} rows came; each page has {PAGE_TOKENS}")
@@ -96,6 +97,8 @@ class Questions:
         spoken = message.role == "assistant"
         if spoken and message.images:
             raise RefusalError(400, "messages: an image in the assistant's message; should be in the user's")
+        if any(words and words.strip() for words in _between_pages(message)):
+            raise RefusalError(400, "messages: words between two images; should be before the first or after the last")
         tokens.append(self._assistant if spoken else self._user)
         for _ in range(message.images):
             places.append(Place(len(tokens), self._placeholders))
@@ -103,6 +106,13 @@ class Questions:
         tokens += self.tokenizer.encode(message.text, add_special_tokens=False).ids
         if spoken:
             tokens.append(self._end)
+
+
+def _between_pages(message: Message) -> Sequence[str | None]:
+    """A turn's parts from its first page to its last."""
+    parts = message.spoken
+    pages = [number for number, part in enumerate(parts) if part is None]
+    return parts[pages[0] : pages[-1]] if pages else ()
 
 
 def build(spec: ModelSpec) -> Built:

@@ -1,16 +1,17 @@
 """Published multimodal models: LLaVA-OneVision, InternVL and Llama 3.2 Vision, random by configuration or stored.
 
 Random weights are for planning and for trying out: layers, widths and image tokens are the published ones, words are
-spelled byte by byte. Stored ones are a folder as transformers writes it: config.json, safetensors in any number of
-files, tokenizer.json. Where a cluster has an engine made for such models (vLLM, SGLang), that is what should answer.
+spelled byte by byte. Stored ones are a folder, here, in an object store or on a hub, as transformers writes it:
+config.json, safetensors in any number of files, tokenizer.json. A chat is spelled by the family's template, as its
+publisher documents it, not by one that a folder may hold. Where a cluster has an engine made for such models (vLLM,
+SGLang), that is what should answer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from PIL import Image as Pillow
 from pydantic import Field
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -24,8 +25,10 @@ from trimtab_model_servers.chat.words import Message
 from trimtab_model_servers.engine.families import family_of
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.parameters import read_parameters
-from trimtab_model_servers.families.published_shapes import SHAPES, Shape, Size
-from trimtab_model_servers.store import TOKENIZER_FILE, Seed, find_folder, find_weights
+from trimtab_model_servers.families.published_halves import Device, Kept, Precision, half_of
+from trimtab_model_servers.families.published_shapes import SHAPES, Shape, Size, Template
+from trimtab_model_servers.folders import TOKENIZER_FILE
+from trimtab_model_servers.store import Seed, find_folder, find_weights
 from trimtab_pipelines.image_tokens import ImageTokens
 from trimtab_pipelines.model_spec import ModelSpec
 
@@ -37,6 +40,8 @@ class PublishedParameters(ChatParameters):
     """Settings of the family."""
 
     size: Size = Field(default="published", description="`tiny` has the same parts, each very small")
+    dtype: Precision = Field(default="float32", description="Of weights and sums; embeddings travel in float32")
+    device: Device = Field(default="cpu", description="`auto` is a GPU where torch sees one, `cuda` asks for one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,16 @@ class Encoder:
         return Opened(inputs if alone or not self._shape.alone_only else {k: t[:1] for k, t in inputs.items()}, alone)
 
     def encode(self, pixels: Sequence[Opened]) -> list[Tensor]:
-        """Encode images, [rows, width] each."""
-        return [self._shape.encode(self._model, one.inputs, one.alone) for one in pixels]
+        """Encode images, [rows, width] each, FP32 in the processor's memory."""
+        return [self._encoded(one).float().cpu() for one in pixels]
+
+    def _encoded(self, image: Opened) -> Tensor:
+        like = next(self._model.parameters())
+        inputs = {
+            name: tensor.to(like) if tensor.is_floating_point() else tensor.to(like.device)
+            for name, tensor in image.inputs.items()
+        }
+        return self._shape.encode(self._model, inputs, image.alone)
 
 
 class Speech:
@@ -90,19 +103,34 @@ class Speech:
         self._shape = shape
 
     def prompt(self, messages: Sequence[Message], rows: Sequence[int]) -> Prompt:
-        """Spell a chat, a turn's images before its words."""
-        template, left = self._shape.template, list(rows)
-        tokens, places = list(self._marks(template.begin)), []
+        """Spell a chat, each turn's images where its template has them: among its words, or before them."""
+        template, left = self._shape.template, iter(rows)
+        tokens, places = list(self._marks(template.begin)), list[Place]()
         for message in messages:
             tokens += self._marks(template.opened(message.role))
-            for _ in range(message.images):
-                count = 1 if self._shape.most_rows else left[0]
-                left = left[1:]
-                tokens += self._marks(template.image[0])
-                places.append(Place(len(tokens), count))
-                tokens += [*([self._shape.image_id] * count), *self._marks(template.image[1])]
-            tokens += [*self._words(message.text), *self._marks(template.closing)]
+            for special, said in _in_order(template, message):
+                if said is not None:
+                    tokens += self._marks(said) if special else self._words(said)
+                    continue
+                count = next(left)
+                places.append(Place(len(tokens), 1 if self._shape.most_rows else count))
+                tokens += [self._shape.image_id] * places[-1].placeholders
+            tokens += self._marks(template.closing)
         return Prompt((*tokens, *self._marks(template.opened("assistant"))), tuple(places))
+
+
+def _in_order(template: Template, message: Message) -> Iterator[tuple[bool, str | None]]:
+    """What a turn says, in order, and whether special tokens are meant; None is an image's placeholders."""
+    parts = message.spoken
+    if template.behind_images is not None and message.images:
+        parts = (*[None] * message.images, message.text)
+    for number, part in enumerate(parts):
+        if part is not None:
+            if template.behind_images is not None and number:
+                yield True, template.behind_images
+            yield False, part
+        else:
+            yield from ((True, template.image[0]), (True, None), (True, template.image[1]))
 
 
 def bytes_of(text: str) -> Sequence[int]:
@@ -140,55 +168,29 @@ def _byte_letters() -> list[str]:
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the part that the family's name ends in, with random weights."""
+    """Build what the family's name ends in: the half that sees, the half that writes, or both."""
     parameters = read_parameters(PublishedParameters, spec)
     name, _, part = spec.family.partition("/")
-    shape, folder = SHAPES[name](parameters.size), find_folder(spec.storage_uri)
-    model = _made(shape, spec) if folder is None else _loaded(shape, folder)
-    model.eval().requires_grad_(requires_grad=False)
-    writes, sees = part in {"whole", "text"}, part in {"whole", "encode"}
+    shape, folder = SHAPES[name](parameters.size), find_folder(spec.storage_uri, spec.digest)
+    weights, kept = folder or _seed(spec), Kept(parameters.dtype, parameters.device)
+    writes = half_of(shape, "writes", weights, kept) if part in {"whole", "text"} else None
+    sees = half_of(shape, "sees", weights, kept) if part in {"whole", "encode"} else None
     return Built(
         "random" if folder is None else "stored",
         parameters,
-        Speech(shape, model, None if folder is None else folder / TOKENIZER_FILE) if writes else None,
-        family_of(model) if writes else None,
-        Encoder(shape, model, f"{spec.family}:{spec.storage_uri}") if sees else None,
+        None if writes is None else Speech(shape, writes, None if folder is None else folder / TOKENIZER_FILE),
+        None if writes is None else family_of(writes),
+        None if sees is None else Encoder(shape, sees, f"{spec.family}:{spec.storage_uri}:{kept.dtype}"),
+        {"dtype": kept.dtype, "device": kept.place.type},
     )
 
 
-def _made(shape: Shape, spec: ModelSpec) -> Any:
+def _seed(spec: ModelSpec) -> Seed:
     weights = find_weights(spec.storage_uri, spec.digest)
     if not isinstance(weights, Seed):
         raise ModelError(
-            f"family {spec.family!r} has random weights (storageUri random://?seed=1) or those of a folder with "
-            f"config.json, safetensors and {TOKENIZER_FILE}; {spec.storage_uri} is neither"
+            f"family {spec.family!r} has random weights (storageUri random://?seed=1) or those of a folder, "
+            f"s3://BUCKET/PREFIX or hf://OWNER/NAME with config.json, safetensors and {TOKENIZER_FILE}; "
+            f"{spec.storage_uri} is none of them"
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(weights.value)
-        return shape.model()
-
-
-def _loaded(shape: Shape, folder: Path) -> Any:
-    """A stored model, from safetensors alone; raises ModelError where it is another or lacks a part."""
-    if not (folder / TOKENIZER_FILE).is_file():
-        raise ModelError(f"{folder}: there is no {TOKENIZER_FILE}")
-    try:
-        config = shape.kind.config_class.from_pretrained(folder, local_files_only=True)
-        _require_kin(shape, config, folder)
-        model, told = shape.kind.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, output_loading_info=True, dtype=torch.float32
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
-    if missing := sorted(told["missing_keys"]):
-        raise ModelError(f"{folder}: {missing[0]} and {len(missing) - 1} others are missing")
-    return model
-
-
-def _require_kin(shape: Shape, config: Any, folder: Path) -> None:
-    """Raise ModelError unless a stored model takes images as its family does: that is what their tokens follow from."""
-    kind, side = config.model_type, config.vision_config.image_size
-    found = (kind, config.image_token_id, side[0] if isinstance(side, list | tuple) else side)
-    right = (shape.kind.config_class.model_type, shape.image_id, shape.tile_px)
-    if found != right:
-        raise ModelError(f"{folder}: model_type, image token and image size are {found}; this family's are {right}")
+    return weights

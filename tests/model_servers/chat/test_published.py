@@ -9,20 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers.models.mllama.processing_mllama as mllama
 from PIL import Image as Pillow
 from transformers import GenerationConfig
 
-from tests.model_servers.chat.asking import a_chat, a_chat_spec, text_of
+from tests.model_servers.chat.asking import a_chat, a_chat_spec, files, text_of, texts
+from tests.model_servers.chat.reachable import parameters_within
+from tests.model_servers.chat.templates import INTERLEAVED, by_template
 from trimtab_model_servers.chat.hosted import HostedWriter
 from trimtab_model_servers.chat.words import Message
 from trimtab_model_servers.chat_loading import load_chat
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.published_chats import Encoder, Speech, spelled_out
+from trimtab_model_servers.families.published_chats import Encoder, build, spelled_out
+from trimtab_model_servers.families.published_halves import Kept, half_of
 from trimtab_model_servers.families.published_shapes import SHAPES
 from trimtab_model_servers.families.registry import require_family
+from trimtab_model_servers.store import Seed
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.image_tokens import RULES
+from trimtab_protocol import InferRequest
 
 TINY = {"size": "tiny", "slots": 2, "slot_tokens": 1500, "step_tokens": 90, "image_tokens": 200}
 SIZES = [(56, 56), (90, 40), (33, 120)]
@@ -36,34 +42,38 @@ def a_photo(width: int, height: int) -> bytes:
     return file.getvalue()
 
 
-def loaded(name: str) -> HostedWriter:
-    hosted = load_chat(a_chat_spec("whole", family=f"{name}/whole", parameters=TINY), BatchWorker())
+def loaded(name: str, **changes: Any) -> HostedWriter:
+    hosted = load_chat(a_chat_spec("whole", family=f"{name}/whole", parameters=TINY, **changes), BatchWorker())
     assert isinstance(hosted, HostedWriter)
     return hosted
 
 
-def alone(name: str, photos: list[bytes], tokens: int) -> list[int]:
-    """What ``generate`` writes of pixels that the processor made of all photos at once."""
+def a_model(name: str, *, gates: float | None = None) -> Any:
+    """The random model, both halves in one; at first its gates, if it has any, let nothing of an image through."""
     shape = SHAPES[name]("tiny")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = shape.model().eval()
-    encoder, speech = Encoder(shape, model, ""), Speech(shape, model)
+    model = shape.model().eval()
+    halves: list[dict[str, Any]] = [half_of(shape, half, Seed(1), Kept()).state_dict() for half in ("sees", "writes")]
+    model.load_state_dict(halves[0] | halves[1])
+    for parameter, weights in model.named_parameters():
+        if gates is not None and parameter.endswith("gate"):
+            torch.nn.init.constant_(weights, gates)
+    return model
+
+
+def alone(name: str, content: list[dict[str, str]], photos: list[bytes], tokens: int, model: Any = None) -> list[int]:
+    """What ``generate`` writes of a template's prompt and of pixels that the processor made of all photos at once."""
+    shape, model = SHAPES[name]("tiny"), model or a_model(name)
+    encoder = Encoder(shape, model, "")
     pictures = [Pillow.open(io.BytesIO(photo)).convert("RGB") for photo in photos]
     counts = [shape.rule.count(*picture.size, images=len(photos)) for picture in pictures]
-    message = json.loads(a_chat("whole", "What is it?", *photos).inputs[0].array[0])
     rows = [encoder.rows(count).total for count in counts]
-    prompt = speech.prompt([Message.model_validate(one) for one in message], rows)
-    ids = torch.tensor([prompt.tokens])
+    ids = torch.tensor([by_template(name, [{"role": "user", "content": content}], rows)[0]])
     inputs: dict[str, Any] = dict(shape.processor()(images=[pictures], return_tensors="pt")) if photos else {}
     inputs.pop("num_patches", None)
     if shape.most_rows and photos:
-        tiles = inputs.pop("num_tiles")
-        number = (ids == shape.image_id).cumsum(dim=1)
-        mask = torch.zeros(1, ids.shape[1], len(photos), 4, dtype=torch.int64)
-        for image, count in enumerate(tiles[0]):
-            mask[:, :, image, :count] = (number == image + 1)[..., None]
-        inputs["cross_attention_mask"] = mask
+        seen = mllama.get_cross_attention_token_mask(ids[0].tolist(), shape.image_id)
+        mask = mllama.convert_sparse_cross_attention_mask_to_dense([seen], inputs.pop("num_tiles"), 4, ids.shape[1])
+        inputs["cross_attention_mask"] = torch.from_numpy(mask)
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     with torch.inference_mode():
         wrote = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **inputs)
@@ -77,9 +87,26 @@ async def test_answers_are_those_of_generate(name):
     for photos in ([], [a_photo(*SIZES[1])], [a_photo(*size) for size in SIZES[:2]]):
         asked = a_chat("whole", "What is it?", *photos, max_tokens=8, ignore_eos=True)
         answer = await hosted.infer(asked, worker)
-        expected = alone(name, photos, 8)
-        told = hosted._writing.tokenizer.decode(expected)
-        assert text_of(answer) == [told.rstrip("�")]
+        content = [{"type": "image"}] * len(photos) + [{"type": "text", "text": "What is it?"}]
+        assert text_of(answer) == [told(hosted, alone(name, content, photos, 8))]
+    await hosted.close()
+
+
+def told(hosted: HostedWriter, ids: list[int]) -> str:
+    return hosted._writing.tokenizer.decode(ids).rstrip("\ufffd")
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_images_among_words_are_answered_as_by_generate(name, tmp_path):
+    model, photos = a_model(name, gates=1.0), [a_photo(*size) for size in SIZES[:2]]
+    hosted = loaded(name, storageUri=str(stored(name, tmp_path, model)))
+    for content in INTERLEAVED:
+        message = texts("messages", json.dumps([{"role": "user", "content": content}]).encode())
+        options = texts("options", json.dumps({"max_tokens": 8, "ignore_eos": True}).encode())
+        answer = await hosted.infer(InferRequest("whole", (message, options, files(*photos))), BatchWorker())
+        expected = alone(name, content, photos, 8, model)
+        assert expected != alone(name, content, photos[::-1], 8, model)
+        assert text_of(answer) == [told(hosted, expected)]
     await hosted.close()
 
 
@@ -90,23 +117,17 @@ def test_the_published_size_counts_as_the_published_rule_does(name):
     assert [rule.count(*size) for size in SIZES] == [RULES[RULE_OF[name]].count(*size) for size in SIZES]
 
 
-def stored(name: str, folder: Path) -> Path:
-    """The random model as transformers writes it, in several files, with a tokenizer that knows the turns' marks."""
-    shape = SHAPES[name]("tiny")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = shape.model()
-    model.save_pretrained(folder, max_shard_size="100KB")
-    tokenizer = spelled_out(shape.image_id - 20)
-    tokenizer.add_special_tokens(["<|im_end|>", "<|eot_id|>"])
+def stored(name: str, folder: Path, model: Any = None) -> Path:
+    """A model as transformers writes it, in several files.
+
+    The random one has a tokenizer that knows the turns' marks, another one that spells them byte by byte.
+    """
+    (model or a_model(name)).save_pretrained(folder, max_shard_size="100KB")
+    tokenizer = spelled_out(SHAPES[name]("tiny").image_id - 20)
+    if model is None:
+        tokenizer.add_special_tokens(["<|im_end|>", "<|eot_id|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
-
-
-def parameters_of(hosted: HostedWriter) -> list[torch.Tensor]:
-    assert hosted.encoding is not None
-    seeing: Any = hosted.encoding.seeing
-    return list(seeing._model.parameters())
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -123,7 +144,8 @@ async def test_a_stored_model_answers_as_it_did_before_it_was_stored(name, tmp_p
 
     assert hosted.weights == "stored"
     assert sum(token in ends for token in speech.prompt(said, []).tokens) == 1  # the turn's own, not the caller's
-    weights, were = (parameters_of(each) for each in (hosted, before))
+    weights, were = (parameters_within(build(each)) for each in (spec, before.spec))
+    assert len(weights) == len(list(a_model(name).parameters()))
     assert all(torch.equal(one, other) for one, other in zip(weights, were, strict=True))
     answer = await hosted.infer(a_chat("whole", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker())
     assert int(answer.outputs[2].array[0][1]) == 4

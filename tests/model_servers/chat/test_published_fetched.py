@@ -1,0 +1,73 @@
+"""A published model from an object store and from a hub is the one that was put there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+
+from tests.fakes.hub import hub
+from tests.model_servers.chat.asking import a_chat, a_chat_spec, text_of
+from tests.model_servers.chat.reachable import parameters_within
+from tests.model_servers.chat.test_published import SIZES, TINY, a_photo, loaded, stored
+from tests.model_servers.minio import ACCESS_KEY, SECRET_KEY, minio
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.published_chats import build
+from trimtab_model_servers.worker import BatchWorker
+
+NAME = "internvl3-8b"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored(NAME, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def from_store(folder, monkeypatch, tmp_path) -> Iterator[str]:
+    with minio(tmp_path) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        for file in folder.iterdir():
+            store.put("models", f"published/InternVL3-8B/{file.name}", file)
+        yield "s3://models/published/InternVL3-8B"
+
+
+@pytest.fixture
+def from_hub(folder, monkeypatch) -> Iterator[str]:
+    with hub() as one:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", one.endpoint)
+        template = f"{one.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for file in folder.iterdir():
+            one.put("OpenGVLab/InternVL3-8B-hf", file.name, file.read_bytes())
+        yield "hf://OpenGVLab/InternVL3-8B-hf"
+
+
+@pytest.mark.parametrize("place", ["from_store", "from_hub"])
+async def test_a_model_that_is_fetched_answers_as_its_folder_does(place, folder, monkeypatch, tmp_path, request):
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path / "cache"))
+    address, asked = request.getfixturevalue(place), a_chat("whole", "?", a_photo(*SIZES[1]), max_tokens=8)
+    answers = []
+    for where in (address, str(folder)):
+        hosted = loaded(NAME, storageUri=where)
+        answers.append(text_of(await hosted.infer(asked, BatchWorker())))
+        assert hosted.weights == "stored"
+        await hosted.close()
+
+    assert answers[0] == answers[1]
+    fetched, put = (
+        parameters_within(build(a_chat_spec("whole", family=f"{NAME}/whole", parameters=TINY, storageUri=where)))
+        for where in (address, str(folder))
+    )
+    assert all(torch.equal(one, other) for one, other in zip(fetched, put, strict=True))
+
+
+def test_a_digest_of_a_folder_is_refused(folder):
+    spec = a_chat_spec(
+        "encode", family=f"{NAME}/encode", parameters=TINY, storageUri=str(folder), digest=f"sha256:{'0' * 64}"
+    )
+    with pytest.raises(ModelError, match="a digest is of one file"):
+        build(spec)

@@ -1,0 +1,114 @@
+"""A replica holds the half of a published model that it runs, as exactly as its parameters say."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.model_servers.chat.asking import a_chat, a_chat_spec
+from tests.model_servers.chat.reachable import parameters_within
+from tests.model_servers.chat.test_published import SIZES, TINY, a_model, a_photo, stored
+from trimtab_model_servers.chat.hosted import HostedWriter
+from trimtab_model_servers.chat.parts import Built
+from trimtab_model_servers.chat_loading import load_chat
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.published_chats import build
+from trimtab_model_servers.families.published_shapes import SHAPES
+from trimtab_model_servers.worker import BatchWorker
+
+WRITES = ("model.language_model.", "lm_head.")
+
+
+def built(name: str, part: str, storage_uri: str = "random://?seed=1", **parameters: Any) -> Built:
+    spec = a_chat_spec(part, family=f"{name}/{part}", parameters=TINY | parameters, storageUri=storage_uri)
+    return build(spec)
+
+
+def same(found: list[torch.nn.Parameter], expected: dict[str, torch.Tensor]) -> bool:
+    left = list(expected.values())
+    for one in found:
+        place = next((at for at, other in enumerate(left) if torch.equal(one, other)), None)
+        if place is None:
+            return False
+        del left[place]
+    return not left
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("from_folder", [False, True])
+def test_a_part_holds_its_half_and_none_of_the_other(name, from_folder, tmp_path):
+    model = a_model(name)
+    address = str(stored(name, tmp_path, model)) if from_folder else "random://?seed=1"
+    of_model = dict(model.named_parameters())
+    writes = {at: weights for at, weights in of_model.items() if at.startswith(WRITES)}
+    sees = {at: weights for at, weights in of_model.items() if at not in writes}
+
+    encode, text, whole = (built(name, part, address) for part in ("encode", "text", "whole"))
+    assert same(parameters_within(encode), sees)
+    assert same(parameters_within(text), writes)
+    assert same(parameters_within(whole), of_model)
+    for part in (encode, text, whole):
+        assert not any(weights.requires_grad for weights in parameters_within(part))
+
+
+def test_a_stored_model_whose_head_is_its_embedding_is_read_by_halves(tmp_path):
+    shape = SHAPES["internvl3-8b"]("tiny")
+    config = shape.config()
+    config.tie_word_embeddings = True
+    model = shape.kind(config)
+    of_model = dict(model.named_parameters())
+    sees = {at: weights for at, weights in of_model.items() if not at.startswith(WRITES)}
+    address = str(stored("internvl3-8b", tmp_path, model))
+
+    assert model.lm_head.weight is model.model.language_model.embed_tokens.weight
+    assert same(parameters_within(built("internvl3-8b", "encode", address)), sees)
+    assert same(parameters_within(built("internvl3-8b", "whole", address)), of_model)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_the_bytes_see_nearly_the_same_and_embeddings_travel_in_full(name, dtype, tmp_path):
+    address = str(stored(name, tmp_path))
+    exact, halved = built(name, "encode", address).seeing, built(name, "encode", address, dtype=dtype).seeing
+    assert exact is not None
+    assert halved is not None
+    photo = a_photo(*SIZES[1])
+    with torch.inference_mode():
+        rows, nearly = (seeing.encode([seeing.pixels(photo, 1)])[0] for seeing in (exact, halved))
+
+    assert {weights.dtype for weights in parameters_within(halved)} == {getattr(torch, dtype)}
+    assert nearly.dtype == torch.float32
+    assert 0 < float((nearly - rows).norm() / rows.norm()) < 0.05
+    assert exact.name != halved.name  # embeddings of one are not taken for those of the other
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+async def test_a_model_of_half_the_bytes_writes(name, dtype):
+    spec = a_chat_spec("whole", family=f"{name}/whole", parameters=TINY | {"dtype": dtype})
+    hosted = load_chat(spec, BatchWorker())
+    assert isinstance(hosted, HostedWriter)
+    answer = await hosted.infer(a_chat("whole", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker())
+    await hosted.close()
+
+    assert hosted.facts()["dtype"] == dtype
+    assert int(answer.outputs[2].array[0][1]) == 4
+
+
+def test_a_gpu_that_is_not_there_is_missed_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match="device is 'cuda', but torch sees no GPU here; write 'cpu' or 'auto'"):
+        built("internvl3-8b", "encode", device="cuda")
+    assert built("internvl3-8b", "encode", device="auto").facts["device"] == "cpu"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", SHAPES)
+async def test_on_a_gpu_a_chat_is_answered_from_there(name):
+    spec = a_chat_spec("whole", family=f"{name}/whole", parameters=TINY | {"device": "cuda"})
+    hosted = load_chat(spec, BatchWorker())
+    assert isinstance(hosted, HostedWriter)
+    answer = await hosted.infer(a_chat("whole", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker())
+    await hosted.close()
+
+    assert int(answer.outputs[2].array[0][1]) == 4

@@ -1,0 +1,62 @@
+"""Prompts are what the models' own templates make of chats: images stand where their callers put them."""
+
+from typing import Any
+
+import pytest
+
+from tests.model_servers.chat.templates import INTERLEAVED, by_template
+from trimtab_model_servers.chat.kit import Prompt
+from trimtab_model_servers.chat.words import Message
+from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.families.lmm_digits import Questions
+from trimtab_model_servers.families.published_chats import Speech
+from trimtab_model_servers.families.published_shapes import SHAPES
+from trimtab_model_servers.lmm_digits import models
+
+ROWS = [3, 5]
+
+
+def spelled(name: str, messages: list[dict[str, Any]]) -> Prompt:
+    shape = SHAPES[name]("tiny")
+    read = [Message.model_validate(message) for message in messages]
+    return Speech(shape, shape.model()).prompt(read, ROWS)
+
+
+def asked(content: list[dict[str, str]]) -> list[dict[str, Any]]:
+    said = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
+    return [*said, {"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("content", INTERLEAVED)
+def test_a_prompt_is_what_the_models_template_makes_of_the_chat(name, content):
+    prompt = spelled(name, asked(content))
+    tokens, starts = by_template(name, asked(content), ROWS)
+
+    assert list(prompt.tokens) == tokens
+    assert [place.start for place in prompt.places] == starts
+
+
+@pytest.mark.parametrize(
+    ("name", "alike"), [("internvl3-8b", False), ("llama-3.2-vision-11b", False), ("llava-onevision-7b", True)]
+)
+def test_other_places_of_images_make_another_prompt_where_the_model_learnt_them(name, alike):
+    one, other = (spelled(name, asked(content)) for content in INTERLEAVED)
+
+    assert (one.tokens == other.tokens) is alike
+    assert (one.places == other.places) is alike
+
+
+def digits(*content: dict[str, str]) -> Prompt:
+    stored = models.random(1, "decoder-only")
+    message = Message.model_validate({"role": "user", "content": list(content)})
+    return Questions(stored.tokenizer, stored.architecture).prompt([message], [16] * message.images)
+
+
+def test_a_model_that_learnt_all_pages_first_refuses_words_between_them():
+    page, words, space = {"type": "image"}, {"type": "text", "text": "Read page 2."}, {"type": "text", "text": "\n"}
+
+    assert digits(page, page, words).tokens == digits(words, page, page).tokens
+    assert len(digits(page, space, page, words).places) == 2
+    with pytest.raises(RefusalError, match="words between two images; should be before the first or after the last"):
+        digits(page, words, page)

@@ -1,0 +1,170 @@
+"""A model's folder, from an object store or a hub: what its index names, bounded, whole or not at all."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from safetensors.torch import save
+
+from tests.fakes.hub import COMMIT, Hub, hub
+from tests.fakes.object_store import ObjectStore, object_store
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.fetched import FetchLimits
+from trimtab_model_servers.folders import named_by
+from trimtab_model_servers.store import find_folder
+
+SHARDS = {f"model-{number}.safetensors": save({f"w{number}": torch.full((9,), number)}) for number in (1, 2)}
+INDEX = json.dumps({"weight_map": {f"w{name[6]}": name for name in SHARDS}}).encode()
+SEVERAL = {"config.json": b"{}", "tokenizer.json": b"{ }", "model.safetensors.index.json": INDEX, **SHARDS}
+ONE = {"config.json": b"{}", "tokenizer.json": b"{ }", "model.safetensors": SHARDS["model-1.safetensors"]}
+Put = Callable[[dict[str, bytes]], str]
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path: Path) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def store(monkeypatch, cache) -> Iterator[ObjectStore]:
+    with object_store() as running:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", running.endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        yield running
+
+
+@pytest.fixture
+def running_hub(monkeypatch, cache) -> Iterator[Hub]:
+    with hub() as one:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", one.endpoint)
+        template = f"{one.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield one
+
+
+@pytest.fixture(params=["store", "running_hub"])
+def place(request) -> ObjectStore:
+    found: ObjectStore = request.getfixturevalue(request.param)
+    return found
+
+
+def put(place: ObjectStore, files: dict[str, bytes]) -> str:
+    bucket, prefix = ("owner/name", "") if isinstance(place, Hub) else ("models", "small/")
+    for file, content in files.items():
+        place.put(bucket, prefix + file, content)
+    return "hf://owner/name" if isinstance(place, Hub) else "s3://models/small"
+
+
+def contents(folder: Path | None) -> dict[str, bytes]:
+    assert folder is not None
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def gets(place: ObjectStore) -> int:
+    return sum(request.startswith("GET ") for request in place.requests)
+
+
+@pytest.mark.parametrize("files", [SEVERAL, ONE])
+def test_a_folder_has_the_files_that_its_index_names_each_fetched_once(place, files):
+    address = put(place, files | {"pytorch_model.bin": b"pickled", "other.safetensors": b"not of the model"})
+    first = find_folder(address, None)
+    asked = gets(place)
+
+    assert contents(first) == files
+    assert find_folder(address, None) == first
+    assert gets(place) == asked
+
+
+@pytest.mark.parametrize("absent", ["config.json", "tokenizer.json", "model-2.safetensors"])
+def test_a_folder_that_lacks_a_file_is_none_and_the_file_is_named(place, absent, cache):
+    address = put(place, {file: content for file, content in SEVERAL.items() if file != absent})
+    with pytest.raises(ModelError, match=absent):
+        find_folder(address, None)
+    assert not list(cache.glob(".folders/*"))
+
+
+def test_what_is_too_large_together_is_not_fetched(place):
+    address = put(place, SEVERAL)
+    total = sum(len(content) for content in SHARDS.values())
+    with pytest.raises(ModelError, match=f"its files have [0-9]+ bytes, more than the {total - 1} allowed"):
+        find_folder(address, None, FetchLimits(max_folder_bytes=total - 1))
+    assert not any(name in request for request in place.requests if request[:3] == "GET" for name in SHARDS)
+
+
+def test_a_file_of_a_folder_has_the_bound_of_any_file(place):
+    with pytest.raises(ModelError, match="bytes are more than the 50 allowed"):
+        find_folder(put(place, SEVERAL), None, FetchLimits(max_bytes=50))
+
+
+def test_a_digest_is_of_a_file_and_refused_of_a_folder(place, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for address in (put(place, SEVERAL), str(tmp_path)):
+        with pytest.raises(ModelError, match="this is a folder; a digest is of one file"):
+            find_folder(address, f"sha256:{'0' * 64}")
+    assert not place.requests
+
+
+@pytest.mark.parametrize("address", ["s3://models/a.safetensors", "hf://owner/name/a.safetensors", "hf://owner"])
+def test_what_means_a_file_is_no_folder(address):
+    assert find_folder(address, None) is None
+
+
+def test_an_object_that_is_replaced_makes_another_folder(store):
+    first = find_folder(put(store, SEVERAL), None)
+    second = find_folder(put(store, {"config.json": b'{"changed": 1}'}), None)
+
+    assert contents(first) == SEVERAL  # who has it open keeps it whole
+    assert contents(second) == SEVERAL | {"config.json": b'{"changed": 1}'}
+
+
+def test_a_file_that_left_the_cache_is_fetched_anew(store, cache):
+    address = put(store, SEVERAL)
+    folder = find_folder(address, None)
+    assert folder is not None
+    (folder / "model-1.safetensors").resolve().unlink()
+
+    assert contents(find_folder(address, None)) == SEVERAL
+
+
+@pytest.mark.parametrize("files", [SEVERAL, ONE])
+def test_a_repository_serves_while_the_hub_is_away(running_hub, files):
+    address = put(running_hub, files)
+    first = find_folder(address, None)
+    running_hub.overloaded_for = 10**6
+
+    assert find_folder(address, None) == first
+
+
+def test_all_files_of_a_repository_are_of_one_commit(running_hub):
+    find_folder(put(running_hub, SEVERAL), None)
+    fetched = [request.split()[1] for request in running_hub.requests if request.startswith("GET ")]
+
+    assert [path.rpartition("/")[2] for path in fetched][-1] == "config.json"
+    assert all(f"/resolve/{COMMIT}/" in path for path in fetched[:-1])
+
+
+def test_a_repository_that_is_fetched_in_part_is_not_taken_for_whole(running_hub):
+    address = put(running_hub, {file: content for file, content in SEVERAL.items() if file != "model-2.safetensors"})
+    with pytest.raises(ModelError, match="model-2"):
+        find_folder(address, None)
+    running_hub.objects.clear()
+    with pytest.raises(ModelError, match=r"config\.json"):
+        find_folder(address, None)
+
+
+@pytest.mark.parametrize("file", ["../../etc/passwd.safetensors", "/a.safetensors", "sub/a.safetensors", "a.bin", ""])
+def test_an_index_names_files_beside_it_only(file):
+    with pytest.raises(ModelError, match=r"somewhere: .*names .*should be .safetensors files beside it"):
+        named_by(json.dumps({"weight_map": {"w": file}}).encode(), "somewhere")
+
+
+@pytest.mark.parametrize("index", [b"", b"[]", b'{"weight_map": 3}', b'{"weight_map": {}}', b"[" * 10**5])
+def test_what_is_no_index_is_told(index):
+    with pytest.raises(ModelError, match=r"somewhere: model.safetensors.index.json (is no index|names 0 files)"):
+        named_by(index, "somewhere")

@@ -37,8 +37,6 @@ IN_FORCE_SECONDS = 5.0
 """How long replicas are waited for before a task is said to be accepted, or deleted, only."""
 POLL_SECONDS = 0.02
 _NAME = TypeAdapter[str](Name)
-_Facts = Mapping[str, Mapping[str, Any]]
-"""By replica, what it tells of a variant."""
 
 
 class TaskRefused(Exception):

@@ -126,7 +126,8 @@ async def test_an_image_of_which_an_encoder_tells_no_rows_is_encoded_again():
     sound = encoder.model
 
     def once_odd(inputs):
-        return sound(inputs) | ({"references": np.array([b"{}"], dtype=object)} if not encoder.shown[1:] else {})
+        answer = sound(inputs)
+        return {"references": np.array([b"{}"], dtype=object)} if len(encoder.shown) == 1 else answer
 
     encoder.model = once_odd
     async with reading([encoder], [writer]) as rig:

@@ -14,11 +14,11 @@ from aiohttp import web
 from benchmarks.chats.replica import Replica, request_of
 from trimtab_model_servers.chat.kept import Held, Kept
 from trimtab_model_servers.chat.pulling import Puller, Wanted
-from trimtab_model_servers.chat.words import Shown
 from trimtab_model_servers.chat_port import embeddings
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
 from trimtab_protocol import InferRequest
+from trimtab_protocol.chat.references import Identity
 
 CANCEL_STREAMS: Final = 16
 WARM_CANCELS: Final = 1_000
@@ -153,7 +153,7 @@ class _Keeper:
     def __init__(self) -> None:
         self.kept = Kept(2**40)
 
-    def keep_also(self, names: Sequence[str], of: str | Shown) -> dict[str, object]:
+    def keep_also(self, names: Sequence[str], of: str | Identity) -> dict[str, object]:
         """Keep under further names what is kept; of images it has nothing cached."""
         if not isinstance(of, str):
             raise RefusalError(404, "nothing is cached of images here")

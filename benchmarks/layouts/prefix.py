@@ -40,6 +40,7 @@ from trimtab_pipelines.processes.module import Module
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, Tensor
+from trimtab_protocol.chat.references import blank, listed
 
 FAMILY: Final = "internvl3-8b"
 WIDTH, LAYERS, HEADS = 256, 4, 8
@@ -121,10 +122,9 @@ async def seconds_to_read(port: int, session: aiohttp.ClientSession, pid: int) -
     """To the first word about eight images that are at hand: what reading such a prompt takes."""
     replica, seconds = Replica(psutil.Process(pid), port, session), []
     content = b'{"type":"image"},' * IMAGES + b'{"type":"text","text":"What do they have in common?"}'
-    blank = b"[" + b",".join([b'{"url":"blank:","rows":%d}' % TOKENS] * IMAGES) + b"]"
     rows = {
         "messages": b'[{"role":"user","content":[%s]}]' % content,
-        "references": blank,
+        "references": listed([blank(TOKENS)] * IMAGES),
         "options": b'{"max_tokens":1,"ignore_eos":true}',
     }
     tensors = tuple(Tensor(name, "BYTES", np.array([row], dtype=object)) for name, row in rows.items())

@@ -3,13 +3,13 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Final
 
 import numpy as np
 
 from benchmarks.modserve import load
-from benchmarks.modserve.cluster import MONOLITH, OURS, Cluster, Pool, System, promise
+from benchmarks.modserve.cluster import Cluster, Pool, System, promise
 from benchmarks.modserve.evaluation import REQUESTS, figures, sizes
 from benchmarks.modserve.load import Request
 from benchmarks.modserve.paper import GPUS, IMAGE_GPUS, MONOLITH_GPUS, TEXT_GPUS, Profile
@@ -148,6 +148,3 @@ def day(system: System, profile: Profile, rates: Sequence[float], bursts: Sequen
     kept = figures(answers).attainment
     used = follower.gpus[: len(rates)]
     return Day(tuple(used), tuple(follower.image_gpus[: len(rates)]), kept, spent, int(max(used)))
-
-
-DAYS: Final = {"monolith": partial(day, MONOLITH), "ours": partial(day, OURS)}

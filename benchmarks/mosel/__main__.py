@@ -25,12 +25,7 @@ def main() -> int:
         sys.stderr.write(f"{trace} is missing: a load of the same shape is made up; --data FOLDER names the trace's\n")
         trace = None
     source = Source(trace, given.trace_start, given.seconds)
-    found = simulated(
-        partial(measure, source),
-        _cells(given.seeds),
-        given.processes,
-        lambda one: f"{one.cell.model} {one.cell.method}",
-    )
+    found = simulated(partial(measure, source), _cells(given.seeds), given.processes, _named)
     evaluation = Evaluation(found, "made up" if trace is None else f"{trace.name}, from second {given.trace_start}")
     rows = page.result_rows(evaluation)
     return concluded(given.out / "mosel.html", page.render(evaluation), page.HEADS, rows, judge(evaluation))

@@ -7,10 +7,10 @@ from typing import Protocol, runtime_checkable
 from trimtab_model_servers.chat.coming import Coming
 from trimtab_model_servers.chat.kept import Kept
 from trimtab_model_servers.chat.told import Last, Word
-from trimtab_model_servers.chat.words import Shown
 from trimtab_model_servers.described import Fact
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_protocol import InferRequest, InferResponse
+from trimtab_protocol.chat.references import CountedChat, CountedImages, Identity
 
 
 class Hosted(Protocol):
@@ -60,7 +60,7 @@ class Failing(Protocol):
 class Pricing(Protocol):
     """A model that tells what a request would take."""
 
-    def count(self, request: InferRequest) -> dict[str, object]:
+    def count(self, request: InferRequest) -> CountedChat | CountedImages:
         """Tell it, in tokens, and compute nothing; raises RefusalError."""
         ...
 
@@ -80,7 +80,7 @@ class Keeping(Protocol):
 
     kept: Kept
 
-    def keep_also(self, names: Sequence[str], of: str | Shown) -> dict[str, object]:
+    def keep_also(self, names: Sequence[str], of: str | Identity) -> dict[str, object]:
         """Keep under further names; raises RefusalError 404 where what was made of an image is not cached any more."""
         ...
 

@@ -19,6 +19,7 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
+from trimtab_protocol.chat.references import blank, listed, read_made
 
 PICTURE_PX, ANSWERED_TOKENS = 448, 32
 """Of a chat that nothing else is known of."""
@@ -137,7 +138,7 @@ def random_rows(spec: TensorSpec, count: int, any_size: int, seed: int = 0) -> A
 
 def _blank(references: Array) -> Array:
     """Images of as many rows, which show nothing: what was encoded is gone by the time it would be pulled."""
-    return _bytes([json.dumps([{"url": "blank:", "rows": json.loads(one)["rows"]}]).encode() for one in references])
+    return _bytes([listed([blank(read_made(one).rows)]) for one in references])
 
 
 def _bytes(elements: Sequence[bytes]) -> Array:

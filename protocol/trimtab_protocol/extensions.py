@@ -1,5 +1,7 @@
 """Names of ours that travel with the protocol's messages, each spelled here alone. Pure."""
 
+import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -39,6 +41,33 @@ PLAN_GENERATION = "trimtab.plan_generation"
 # Parameters of a model's metadata; those of an input stand at the input.
 OPTIONAL = "trimtab.optional"
 """True of an input that a request may leave out; absent from the others."""
+
+
+TASKS = "tasks"
+"""The tasks of a model that serves several, by number and parted by commas; nothing stands for a number not given."""
+TASKS_REFUSED = "tasks_refused"
+"""Which files of tasks a model leaves out, and why: a JSON object by their names. Absent where it took all."""
+
+
+def task_facts(names: Sequence[str], refused: Mapping[str, str]) -> dict[str, str]:
+    """What a model that serves several tasks tells of them, as parameters of its metadata."""
+    return {TASKS: ",".join(names), **({TASKS_REFUSED: json.dumps(dict(refused))} if refused else {})}
+
+
+def tasks_of(facts: Mapping[str, object]) -> list[str]:
+    """The tasks that a model tells, by number; none where it tells of none."""
+    told = facts.get(TASKS)
+    return told.split(",") if isinstance(told, str) and told else []
+
+
+def tasks_refused_of(facts: Mapping[str, object]) -> dict[str, str]:
+    """Why a model leaves files of tasks out, by their names; nothing where it says so otherwise than ours do."""
+    told = facts.get(TASKS_REFUSED)
+    try:
+        found = json.loads(told) if isinstance(told, str) else {}
+    except (ValueError, RecursionError):
+        return {}
+    return {name: str(why) for name, why in found.items()} if isinstance(found, dict) else {}
 
 
 class PointParameters(NamedTuple):

@@ -5,14 +5,22 @@ an image that is still encoded: how many rows follow from its size alone, so tha
 what it shows is told by its file.
 """
 
-import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.images import read_header
-from trimtab_protocol.chat.inner import AWAITED, content_of, encoder_of, texts
+from trimtab_protocol.chat.inner import content_of, encoder_of, texts
+from trimtab_protocol.chat.references import (
+    AWAITED,
+    Arrived,
+    Reference,
+    list_of,
+    read_made,
+    read_referred,
+    told_arrived,
+)
 from trimtab_protocol.tensors import Array
 
 MOST_SIZES = 4096
@@ -85,7 +93,7 @@ class Ahead:
         if self._announced is None:
             return None
         all_of_them = (self._told.get(number, told) for number, told in enumerate(self._announced))
-        return texts([b"[" + b",".join(all_of_them) + b"]"])
+        return texts([list_of(all_of_them)])
 
     def _announcements(self) -> list[bytes] | None:
         encoder, _ = _made(self._told[0])
@@ -101,20 +109,21 @@ class Ahead:
 
 def numbered(images: Mapping[int, bytes]) -> bytes:
     """Images that were awaited, as a replica is told of them."""
-    told = [{"image": number, **json.loads(one)} for number, one in images.items()]
-    return json.dumps(told, separators=(",", ":")).encode()
+    referred = ((number, one) for number, told in images.items() for one in read_referred(told))
+    return told_arrived(
+        Arrived(image=number, url=one.url, rows=one.rows, digest=one.digest) for number, one in referred
+    )
 
 
 def _announcement(encoder: str, file: bytes, rows: int) -> bytes:
     digest = content_of(encoder, sha256(file).hexdigest(), rows)
-    return json.dumps({"url": AWAITED, "rows": rows, "digest": digest}, separators=(",", ":")).encode()
+    return Reference(url=AWAITED, rows=rows, digest=digest).json_bytes()
 
 
 def _made(told: bytes) -> tuple[str, int]:
-    """What encoded an image and how many rows it made of it, as its reference tells; empty and 0 where it does not."""
-    found = json.loads(told)
-    digest, rows = found.get("digest"), found.get("rows")
-    return encoder_of(digest) if isinstance(digest, str) else "", rows if isinstance(rows, int) else 0
+    """What encoded an image, empty where its reference does not say, and how many rows it made of it."""
+    made = read_made(told)
+    return encoder_of(made.digest), made.rows
 
 
 def _size(file: bytes) -> tuple[int, int] | None:

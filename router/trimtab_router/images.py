@@ -3,12 +3,13 @@
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from trimtab_pipelines.stages import OF_CHAT, PULLED, SHOWN
 from trimtab_protocol.chat.inner import OPTIONS, texts
+from trimtab_protocol.chat.references import Identity, Made, Reference, Shared, list_of, read_made, read_referred
 from trimtab_protocol.tensors import Array
 
 
@@ -61,31 +62,34 @@ def joined(outputs: Mapping[str, Array], chats: int) -> dict[str, Array]:
     each = len(told) // chats
     lists = np.empty(chats, dtype=object)
     for chat in range(chats):
-        lists[chat] = b"[" + b",".join(map(bytes, told[chat * each : (chat + 1) * each])) + b"]"
+        lists[chat] = list_of(map(bytes, told[chat * each : (chat + 1) * each]))
     return {PULLED: lists}
 
 
 def asked_for(identity: Hashable) -> bytes:
     """An image that `identities` tells, as the replica that encoded it is asked for it."""
     tenant, alone, file = cast("tuple[str, bool, bytes]", identity)
-    return json.dumps({"of": {"file": sha256(file).hexdigest(), "tenant": tenant, "alone": alone}}).encode()
+    return Shared(of=Identity(file=sha256(file).hexdigest(), tenant=tenant, alone=alone)).json_bytes()
 
 
-def reference(url: str, told: Mapping[str, Any]) -> Array:
+def reference(url: str, made: Made) -> Array:
     """What a replica told of one image that it keeps, with where it is pulled from."""
-    return texts([_referred(url, told)])
+    return texts([_referred(url, made)])
 
 
-def addressed(references: Array, urls: Sequence[str]) -> Array:
-    """What a replica told of images that it keeps, with where each is pulled from."""
-    return texts([_referred(url, json.loads(told)) for told, url in zip(references, urls, strict=True)])
+def addressed(told: Array, urls: Sequence[str]) -> Array:
+    """What a replica told of images that it keeps, with where each is pulled from.
+
+    Raises:
+        ProtocolError: it told something else.
+    """
+    return texts([_referred(url, read_made(bytes(one))) for one, url in zip(told, urls, strict=True)])
 
 
-def _referred(url: str, told: Mapping[str, Any]) -> bytes:
-    return json.dumps({"url": url, **told}, separators=(",", ":")).encode()
+def _referred(url: str, made: Made) -> bytes:
+    return Reference(url=url, rows=made.rows, digest=made.digest).json_bytes()
 
 
-def addresses(references: Array) -> list[str]:
+def addresses(referred: Array) -> list[str]:
     """Where images are pulled from, of which each entry has one or a list."""
-    found = [json.loads(told) for told in references]
-    return [str(one["url"]) for each in found for one in (each if isinstance(each, list) else [each])]
+    return [one.url for each in referred for one in read_referred(bytes(each))]

@@ -191,4 +191,4 @@ def test_what_was_not_looked_at_in_time_stays(seed):
     costs = np.random.default_rng(seed).integers(0, 6, (400, 3)).astype(float)
     front = set(undominated(list(costs.T)).tolist())
 
-    assert set(undominated(list(costs.T), until=0.0).tolist()) == set(range(400)) > front
+    assert set(undominated(list(costs.T), expired=lambda: True).tolist()) == set(range(400)) > front

@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from trimtab_adapter.planning.token_pools import CapacityPoint, PoolProfile, Scaling, divide, first_sizes, scale
+from trimtab_adapter.planning.token_pools import CapacityPoint, PoolProfile, Scaling, divide, scale
 
 
 def a_profile(*points, gpus=1):
@@ -57,11 +57,6 @@ def test_the_budget_is_divided_as_cheaply_as_any_split_of_a_fine_grid(seed):
         assert image.replicas(images, found.image_seconds) == found.image_replicas
         assert text.replicas(texts, found.text_seconds) == found.text_replicas
         assert found.image_seconds + found.text_seconds == pytest.approx(budget)
-
-
-def test_first_sizes_leave_room():
-    assert first_sizes(image_rps=14, encode_seconds=0.5, images_per_request=2) == (10, 5)
-    assert first_sizes(image_rps=0, encode_seconds=0.5, images_per_request=0) == (1, 1)
 
 
 def test_pools_grow_at_once_and_shrink_after_quiet_periods_to_the_most_of_them():

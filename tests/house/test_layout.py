@@ -59,3 +59,26 @@ def test_a_decision_is_one_page(page: Path):
 
     assert len(lines) <= PAGE_LINES
     assert max(map(len, lines)) <= PAGE_COLUMNS
+
+
+def number_of(page: Path) -> int:
+    return int(page.name.partition("-")[0])
+
+
+SUPERSEDED = [
+    (number_of(page), int(old))
+    for page in DECISIONS
+    for sentence in re.findall(r"[Ss]upersedes\s[^:;.,]*", page.read_text())
+    for old in re.findall(r"\b\d{1,3}\b", sentence)
+]
+
+
+def test_pages_that_supersede_others_are_found():
+    assert {(31, 24), (24, 16), (23, 2), (21, 15)} <= set(SUPERSEDED)
+
+
+@pytest.mark.parametrize(("newer", "older"), SUPERSEDED)
+def test_a_page_that_is_superseded_says_by_which(newer: int, older: int):
+    (page,) = (page for page in DECISIONS if number_of(page) == older)
+
+    assert re.search(rf"[Ss]uperseded[^.]*\b(page|decision) {newer}\b", page.read_text())

@@ -1,16 +1,23 @@
 """A module that calls itself pure is: it neither reads a clock nor draws, waits, logs or reaches out."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-IMPURE = frozenset({"aiohttp", "asyncio", "httpx", "kubernetes", "logging", "random", "socket", "subprocess", "time"})
+IMPURE = frozenset(
+    {
+        *("aiohttp", "asyncio", "grpc", "httpx", "kubernetes", "logging", "multiprocessing", "random", "secrets"),
+        *("socket", "subprocess", "threading", "time", "uuid"),
+    }
+)
 
 
 def says_it_is_pure(module: ast.Module) -> bool:
-    return "Pure." in (ast.get_docstring(module) or "")
+    """Whether it does, however the sentence goes on: "Pure.", "Pure: no clock", "Pure numpy"."""
+    return re.search(r"\bPure\b", ast.get_docstring(module) or "") is not None
 
 
 def imported(module: ast.Module) -> set[str]:
@@ -30,7 +37,9 @@ PURE = [
 def test_the_modules_that_decide_say_that_they_are_pure():
     assert Path("router/trimtab_router/stage/desk.py") in PURE
     assert Path("adapter/trimtab_adapter/planning/decide.py") in PURE
-    assert len(PURE) > 80
+    assert Path("router/trimtab_router/stage/queue.py") in PURE  # "Pure: no clock, no network."
+    assert Path("adapter/trimtab_adapter/solvers/frontier.py") in PURE  # "Pure numpy."
+    assert len(PURE) > 130
 
 
 @pytest.mark.parametrize("path", PURE, ids=str)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trimtab_protocol.extensions import number_of
+from trimtab_protocol.extensions import TASKS, TASKS_REFUSED, number_of, task_facts, tasks_of, tasks_refused_of
 
 
 @pytest.mark.parametrize(
@@ -11,3 +11,16 @@ from trimtab_protocol.extensions import number_of
 )
 def test_a_number_is_read_however_it_is_spelled(parameter, number):
     assert number_of(parameter) == number
+
+
+def test_tasks_are_read_as_they_are_told():
+    names, refused = ["letters", "signs", "", "late"], {"2-odd": "it has 4 classes"}
+    facts = task_facts(names, refused)
+    assert (tasks_of(facts), tasks_refused_of(facts)) == (names, refused)
+    assert list(task_facts(names, {})) == [TASKS]
+
+
+@pytest.mark.parametrize("other", [None, 3, "", "{", "[]", "[" * 100_000])
+def test_a_model_of_another_make_tells_of_no_tasks(other):
+    assert tasks_refused_of({TASKS_REFUSED: other}) == {}
+    assert tasks_of({TASKS: other}) == ([] if not isinstance(other, str) or not other else [other])

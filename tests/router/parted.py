@@ -17,7 +17,8 @@ from tests.builders import a_variant
 from tests.router.chats import INPUTS, ChatReplica, Written, a_chat, a_chat_pipeline, a_writer
 from tests.router.fakes import FakeReplica, a_rig
 from trimtab_protocol import rest
-from trimtab_protocol.chat.inner import AWAITED, content_of, kept_together
+from trimtab_protocol.chat.inner import content_of, kept_together
+from trimtab_protocol.chat.references import AWAITED, Identity, Made, Shared
 
 CHAT = "/v1/chat/completions"
 
@@ -110,12 +111,12 @@ class Encoder(FakeReplica):
         if request.method == "POST" and not self.shares:
             return web.json_response({"error": "too many names"}, status=429)
         if request.method == "POST":
-            return await self._keep_also(names, json.loads(await request.read())["of"])
+            return await self._keep_also(names, Shared.model_validate_json(await request.read()).of)
         self.kept -= names
         return web.json_response({"kept": len(self.kept)})
 
-    async def _keep_also(self, names: set[str], of: Any) -> web.Response:
-        if not isinstance(of, str) and not (self.caches and of["file"] in [sha256(f).hexdigest() for f in self.files]):
+    async def _keep_also(self, names: set[str], of: str | Identity) -> web.Response:
+        if not isinstance(of, str) and not (self.caches and of.file in [sha256(f).hexdigest() for f in self.files]):
             return web.json_response({"error": "not cached"}, status=404)
         if self.answers is not None and not isinstance(of, str):
             self.waiting += 1
@@ -123,8 +124,8 @@ class Encoder(FakeReplica):
         self.kept |= names
         if isinstance(of, str):
             return web.json_response({"kept": len(names)})
-        self.asked.append((of["tenant"], of["alone"]))
-        return web.json_response({"rows": ROWS, "digest": content_of("fake:1", of["file"], ROWS)})
+        self.asked.append((of.tenant, of.alone))
+        return web.json_response(Made(rows=ROWS, digest=content_of("fake:1", of.file, ROWS)).model_dump())
 
 
 @dataclass

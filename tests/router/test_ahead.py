@@ -11,9 +11,11 @@ from trimtab_protocol.chat.inner import content_of, encoder_of
 from trimtab_router import images
 from trimtab_router.ahead import Ahead, Sizes, numbered
 
+URL = "http://encoder:9000/v2/models/encode/embeddings/a-0"
+
 
 def came(*files):
-    return told(np.array([[file] for file in files], dtype=object))
+    return images.addressed(told(np.array([[file] for file in files], dtype=object)), [URL] * len(files))
 
 
 def known():
@@ -36,8 +38,8 @@ def test_images_of_a_known_size_are_announced_as_they_will_be_told():
     assert others == [{"url": "awaited:", "rows": ROWS, "digest": shown_by(file)} for file in files[1:]]
     new = ahead.came(0, came(*files[:2]))
     assert list(new) == [1]
-    assert json.loads(numbered(new)) == [{"image": 1, "rows": ROWS, "digest": shown_by(files[1])}]
-    assert json.loads(ahead.references()[0])[1] == {"rows": ROWS, "digest": shown_by(files[1])}
+    assert json.loads(numbered(new)) == [{"image": 1, "url": URL, "rows": ROWS, "digest": shown_by(files[1])}]
+    assert json.loads(ahead.references()[0])[1] == {"url": URL, "rows": ROWS, "digest": shown_by(files[1])}
     assert not ahead.whole
     ahead.came(2, came(files[2]))
     assert ahead.whole

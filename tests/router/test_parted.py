@@ -3,6 +3,8 @@
 import asyncio
 from collections import Counter
 
+import numpy as np
+
 from tests.router.chats import ChatReplica, a_png
 from tests.router.fakes import until
 from tests.router.parted import Encoder, ask, reading, references, shown_by
@@ -117,3 +119,18 @@ async def test_who_hangs_up_leaves_nothing_at_an_encoder():
         late.cancel()
         await until(lambda: len(encoder.shown) == 2 and not encoder.kept)
         assert not writer.written[:1] or writer.written[0].ended != "whole"
+
+
+async def test_an_image_of_which_an_encoder_tells_no_rows_is_encoded_again():
+    encoder, writer = Encoder(), ChatReplica(name="writer")
+    sound = encoder.model
+
+    def once_odd(inputs):
+        answer = sound(inputs)
+        return {"references": np.array([b"{}"], dtype=object)} if len(encoder.shown) == 1 else answer
+
+    encoder.model = once_odd
+    async with reading([encoder], [writer]) as rig:
+        assert (await ask(rig, a_png()))[0] == 200
+        assert [one["rows"] for one in references(writer)] == [4]
+        assert len(encoder.shown) == 2

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskClass, number_and_name
+from trimtab_protocol.extensions import task_facts
 from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
 from trimtab_router.ingress import task_book
 from trimtab_router.ingress.admin import AUDIT_LOG
@@ -42,7 +43,7 @@ def a_replica(folder: Path, name: str = "replica-0") -> FakeReplica:
             else:
                 tasks += [""] * (number + 1 - len(tasks))
                 tasks[number] = task
-        return {"tasks": ",".join(tasks), "tasks_refused": json.dumps(refused)}
+        return task_facts(tasks, refused)
 
     return FakeReplica(name=name, facts=facts)
 
@@ -158,7 +159,7 @@ async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(
 
 async def test_a_task_that_some_replica_still_has_is_deleted_only_for_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(task_book, "IN_FORCE_SECONDS", 0.1)
-    late = FakeReplica(name="replica-1", facts=lambda: {"tasks": ",".join((*OWN, "new"))})
+    late = FakeReplica(name="replica-1", facts=lambda: task_facts([*OWN, "new"], {}))
     async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         await put(rig)
     async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path), late]}, registry=kept_in(tmp_path)) as rig:
@@ -193,7 +194,7 @@ async def test_what_cannot_be_is_refused_by_name_and_leaves_nothing_behind(tmp_p
 
 async def test_a_task_that_not_every_replica_has_yet_is_accepted_only(tmp_path, monkeypatch):
     monkeypatch.setattr(task_book, "IN_FORCE_SECONDS", 0.1)
-    slow = FakeReplica(name="replica-1", facts=lambda: {"tasks": ",".join(OWN)})
+    slow = FakeReplica(name="replica-1", facts=lambda: task_facts(OWN, {}))
     async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path), slow]}, registry=kept_in(tmp_path)) as rig:
         status, told = await put(rig)
 

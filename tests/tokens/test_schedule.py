@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_model_servers.tokens.schedule import in_each_layer, layer_tokens, multiplications, sloped
+from trimtab_model_servers.tokens.schedule import in_each_layer, layer_tokens, multiplications
 from trimtab_model_servers.tokens.shape import SHAPES
 
 BASE = SHAPES["base"]
@@ -56,14 +56,6 @@ def test_prompts_that_join_cost_more_than_those_that_replace(count, replaced, jo
     )
 
     assert [cost / plain for cost in with_prompts] == pytest.approx([replaced, joined], rel=0.01)
-
-
-def test_a_slope_merges_as_much_in_all_and_earlier_or_later():
-    early, even, late = (sloped(8, inflection, 12) for inflection in (-1, 0, 1))
-
-    assert even == (8,) * 12
-    assert early == late[::-1]
-    assert (early[0], early[-1]) == (16, 0)
 
 
 def test_a_schedule_is_one_number_or_one_a_layer():

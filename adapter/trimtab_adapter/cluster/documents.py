@@ -10,6 +10,7 @@ from trimtab_pipelines.profile import ModelProfile, by_stage
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION
 from trimtab_pipelines.quantity import format_cores, parse_quantity
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.status import Schedulable
 
 log = logging.getLogger(__name__)
 
@@ -71,16 +72,17 @@ class ClusterDocuments:
 
 
 def within_schedulable(pipeline: InferencePipeline) -> tuple[InferencePipeline, str]:
-    """The pipeline with the budget its nodes have room for, and a remark where that is less than asked for."""
-    schedulable = (pipeline.status or {}).get("schedulable")
-    if not isinstance(schedulable, Mapping):
+    """The pipeline with the budget its nodes have room for, and a remark where that is less, or cannot be read."""
+    told = (pipeline.status or {}).get("schedulable")
+    if told is None:
         return pipeline, ""
     budget = pipeline.spec.budget
     try:
-        cores = min(budget.cores, parse_quantity(schedulable.get("cores", budget.cores)))
-        gpus = min(budget.gpus, int(schedulable.get("gpus", budget.gpus)))
-    except (ValueError, TypeError):
-        return pipeline, ""
+        schedulable = _read_schedulable(told)
+        room = parse_quantity(schedulable.cores)
+    except (DocumentError, ValueError) as error:
+        return pipeline, f"what the nodes have room for cannot be read, so the whole budget counts: {error}"
+    cores, gpus = min(budget.cores, room), min(budget.gpus, schedulable.gpus)
     if (cores, gpus) == (budget.cores, budget.gpus):
         return pipeline, ""
     usable = budget.model_copy(update={"cores": cores, "gpus": gpus})
@@ -89,6 +91,13 @@ def within_schedulable(pipeline: InferencePipeline) -> tuple[InferencePipeline, 
     found = f"{format_cores(cores)} cores" + (f" and {gpus} GPUs" if budget.gpus else "")
     remark = f"the nodes have room for {found} of the {wanted} of the budget"
     return pipeline.model_copy(update={"spec": spec}), remark
+
+
+def _read_schedulable(told: object) -> Schedulable:
+    """What the operator wrote, of which a later release may write more; raises DocumentError."""
+    given = told if isinstance(told, Mapping) else {}
+    known = {name: given[name] for name in Schedulable.model_fields if name in given}
+    return parse(Schedulable, known, "status.schedulable")
 
 
 def _precedence(profile: ModelProfile) -> tuple[bool, str]:

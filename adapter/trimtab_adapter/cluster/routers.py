@@ -15,6 +15,7 @@ import httpx
 from trimtab_adapter.cluster.known import SLICE, Known
 from trimtab_adapter.observation import Load, ObservationError, State, merge_states
 from trimtab_adapter.sources import RouterSource
+from trimtab_kubernetes.endpoint_slices import read_slice
 from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.cluster import ADMIN_PORT_NAME, ROUTER_ADMIN_PORT, router_admin_name
 from trimtab_pipelines.router_state import HISTORY_SECONDS
@@ -89,22 +90,13 @@ class RoutersSource:
 def addresses(slices: Iterable[Object]) -> list[Address]:
     """The administrative addresses of all routers that serve, those that are ending included; each once."""
     found: dict[str, bool] = {}
-    for one in slices:
-        port = _admin_port(one.get("ports") or [])
-        for endpoint in one.get("endpoints") or []:
-            conditions = endpoint.get("conditions") or {}
-            ready = conditions.get("ready") is not False
-            if ready or conditions.get("serving"):
-                for address in (endpoint.get("addresses") or [])[:1]:
-                    host = f"[{address}]" if ":" in address else address
-                    url = f"http://{host}:{port}"
-                    found[url] = ready or found.get(url, False)
+    for one in map(read_slice, slices):
+        port = one.ports.get(ADMIN_PORT_NAME, ROUTER_ADMIN_PORT)
+        for router in one.backends:
+            if router.ready or router.serving:
+                url = f"http://{router.host}:{port}"
+                found[url] = router.ready or found.get(url, False)
     return [Address(url, ready) for url, ready in sorted(found.items())]
-
-
-def _admin_port(ports: Iterable[Mapping[str, object]]) -> int:
-    by_name = {str(port.get("name") or ""): port.get("port") for port in ports}
-    return int(str(by_name.get(ADMIN_PORT_NAME) or ROUTER_ADMIN_PORT))
 
 
 def recent(loads: Mapping[str, Load], now_seconds: float) -> dict[str, Load]:

@@ -1,4 +1,4 @@
-"""Who holds what of a pool: plain notes, kept by `sharing` under its lock. Pure."""
+"""Who holds what of a pool: plain notes, kept by `sharing` under its lock."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping

@@ -12,7 +12,6 @@ from math import ceil, inf
 
 LEAST_ATTAINMENT = 0.99
 """Below it a pool is scaled at once, whenever that is noticed (ModServe, section 4.3)."""
-TARGET_UTILISATION = 0.7
 QUIET_PERIODS = 3
 
 
@@ -119,16 +118,6 @@ def _turning_points(profile: PoolProfile, load: float, budget: float) -> list[fl
                 part = (tokens - before.tokens_per_second) / (after.tokens_per_second - before.tokens_per_second)
                 seconds.add(before.p99_seconds + part * (after.p99_seconds - before.p99_seconds) + 1e-12)
     return sorted(each for each in seconds if each < budget)
-
-
-def first_sizes(image_rps: float, encode_seconds: float, images_per_request: float) -> tuple[int, int]:
-    """Image and text replicas before anything was observed: Little's law at a target utilisation.
-
-    The paper takes a utilisation of 1 (section 4.2), at which queues have no end. Text replicas are the image ones over
-    images a request, as there.
-    """
-    image = max(1, ceil(image_rps * encode_seconds / TARGET_UTILISATION - 1e-9))
-    return image, max(1, ceil(image / max(images_per_request, 1.0) - 1e-9))
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class _Search:
         """Extend labels stage by stage; return the picks of the best one that beats the target, or None."""
         fronts = [root(self.program)]
         for k in range(len(self.table.columns)):
-            if time.monotonic() > self.until:
+            if self._expired():
                 self.lost = max(self.lost, float(self._most(fronts[-1], k).max()))
                 return None
             front = self._prune(self._extend(fronts[-1], k), k + 1)
@@ -198,7 +198,10 @@ class _Search:
             which = ranked[:room]
             self.lost = max(self.lost, float(bounds[ranked[room:]].max()))
         labels = labels.take(which)
-        return labels.take(undominated(_respects(table, labels), self.until))
+        return labels.take(undominated(_respects(table, labels), self._expired))
+
+    def _expired(self) -> bool:
+        return time.monotonic() > self.until
 
     def _room(self, stage: int) -> int:
         """How many labels may be extended by a stage."""

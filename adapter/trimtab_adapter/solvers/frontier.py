@@ -1,8 +1,6 @@
 """Which of many candidates are dominated: no better in any respect than another. Pure numpy."""
 
-import math
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +9,13 @@ _BLOCK = 128
 _LATER = np.triu(np.ones((_BLOCK, _BLOCK), dtype=np.bool_), 1)
 
 
-def undominated(respects: Sequence[NDArray[np.float64]], until: float = math.inf) -> NDArray[np.intp]:
+def undominated(
+    respects: Sequence[NDArray[np.float64]], expired: Callable[[], bool] = lambda: False
+) -> NDArray[np.intp]:
     """The indices of the candidates that no other equals or beats in all respects; each has shape [candidates].
 
-    Of equal candidates the first in the sorted order stays. Less is better in every respect. Those not looked at when
-    the monotonic clock reads `until` stay too.
+    Of equal candidates the first in the sorted order stays. Less is better in every respect. The function asks before
+    each block of candidates whether its time has `expired`; those it did not look at by then stay too.
     """
     count = respects[0].size
     if count <= 1:
@@ -25,7 +25,7 @@ def undominated(respects: Sequence[NDArray[np.float64]], until: float = math.inf
     columns = np.array([respect[order] for respect in respects[1:] or respects])
     kept = np.empty(0, dtype=np.intp)
     for start in range(0, count, _BLOCK):
-        if time.monotonic() > until:
+        if expired():
             kept = np.concatenate((kept, np.arange(start, count)))
             break
         block = np.arange(start, min(start + _BLOCK, count))

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from trimtab_model_servers.chat.promises import KEEP_SECONDS, Promises
 from trimtab_model_servers.chat.pulling import ImageRefusal
-from trimtab_model_servers.chat.words import Arrived, Reference
 from trimtab_model_servers.errors import RefusalError
+from trimtab_protocol.chat.references import Arrived, Reference
 
 
 class Coming:

@@ -1,7 +1,6 @@
 """A model that encodes images for others, in one replica."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.stages import OF_CHAT, PULLED, SHOWN
 from trimtab_protocol import InferRequest, InferResponse, Tensor
 from trimtab_protocol.chat.inner import KEEP, content_of, kept_as
+from trimtab_protocol.chat.references import MOST_IMAGES, CountedImages, Identity, Made
 from trimtab_protocol.tensors import Array
 
 OPENING_THREADS = 2
@@ -75,7 +75,7 @@ class HostedEncoder:
         chosen = tuple(tensor for tensor in outputs if tensor.name in wanted)
         return InferResponse(model_name=self.spec.name, outputs=chosen, id=request.id, parameters=told)
 
-    def keep_also(self, names: Sequence[str], of: str | words.Shown) -> dict[str, object]:
+    def keep_also(self, names: Sequence[str], of: str | Identity) -> dict[str, object]:
         """Keep under further names what is kept under one, or will be, or what is cached of an image.
 
         Raises:
@@ -91,21 +91,21 @@ class HostedEncoder:
         for name in names:
             self.kept.expect(name)
             self.kept.put(name, held)
-        return {"rows": len(rows), "digest": held.digest}
+        return _made(held).model_dump()
 
-    def count(self, request: InferRequest) -> dict[str, object]:
+    def count(self, request: InferRequest) -> CountedImages:
         """Tell how many rows the embeddings of each image would have, an image a row; errors as of ``infer``.
 
         Nothing is computed, so that one request may show all images of a chat, however few a batch may hold.
         """
-        rows = checked_rows(self.spec, request.inputs, most=words.MOST_IMAGES)
+        rows = checked_rows(self.spec, request.inputs, most=MOST_IMAGES)
         seeing, beside = self.encoding.seeing, self._beside(request, rows)
         headers = [self._only(request, row, number).header for row, (_, number) in enumerate(beside)]
         counts = [
             seeing.rule.count(header.width_px, header.height_px, images=of_chat)
             for header, (of_chat, _) in zip(headers, beside, strict=True)
         ]
-        return {"rows": [seeing.rows(count).total for count in counts]}
+        return CountedImages(rows=tuple(seeing.rows(count).total for count in counts))
 
     def pending(self) -> dict[str, int]:
         """What is in flight; see docs/chat-stages.md."""
@@ -166,8 +166,7 @@ class HostedEncoder:
             for each in names:
                 self.kept.drop(each)
             raise
-        told = [json.dumps({"rows": len(one.rows), "digest": one.digest}) for one in held]
-        return (text_tensor(PULLED, told),)
+        return (text_tensor(PULLED, [_made(one).model_dump_json() for one in held]),)
 
     def _beside(self, request: InferRequest, rows: int) -> list[tuple[int, int]]:
         """Of each row how many images its chat has, and which of them it is."""
@@ -197,6 +196,10 @@ class HostedEncoder:
 
     def _held(self, rows: torch.Tensor, file_digest: str) -> Held:
         return Held(rows, content_of(self.encoding.seeing.name, file_digest, len(rows)))
+
+
+def _made(held: Held) -> Made:
+    return Made(rows=len(held.rows), digest=held.digest)
 
 
 def _tensor(request: InferRequest, name: str) -> Array | None:

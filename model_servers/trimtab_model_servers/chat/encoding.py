@@ -92,11 +92,6 @@ class Encoding:
         self._pump: asyncio.Task[None] | None = None
 
     @property
-    def cached_bytes(self) -> int:
-        """What embeddings are kept for whoever sends the same image again."""
-        return self._cache.bytes
-
-    @property
     def evictions(self) -> int:
         """Embeddings given up for others."""
         return self._cache.evictions

@@ -28,6 +28,7 @@ from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import InferRequest, InferResponse
 from trimtab_protocol.chat.inner import READS_AHEAD
+from trimtab_protocol.chat.references import CountedChat
 
 OPENING_THREADS = 2
 
@@ -78,17 +79,17 @@ class HostedWriter:
                 async for word in words:
                     yield word
 
-    def count(self, request: InferRequest) -> dict[str, object]:
+    def count(self, request: InferRequest) -> CountedChat:
         """Tell what the only row of a request would cost, in tokens; errors as of ``infer``."""
         checked_rows(self.spec, request.inputs)
         chat = chats_of(request, self._sources)[0]
         prompt = self._talks.prompt(chat)
-        return {
-            "prompt_tokens": len(prompt.tokens),
-            "text_tokens": prompt.text_tokens,
-            "image_tokens": [place.placeholders for place in prompt.places],
-            "encoded_tokens": [image.rows for image in chat.images],
-        }
+        return CountedChat(
+            prompt_tokens=len(prompt.tokens),
+            text_tokens=prompt.text_tokens,
+            image_tokens=tuple(place.placeholders for place in prompt.places),
+            encoded_tokens=tuple(image.rows for image in chat.images),
+        )
 
     @property
     def failure(self) -> Future[str]:

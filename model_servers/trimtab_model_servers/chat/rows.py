@@ -13,10 +13,11 @@ from trimtab_model_servers.chat import images, words
 from trimtab_model_servers.chat.coming import Coming
 from trimtab_model_servers.chat.encoding import Encoding
 from trimtab_model_servers.chat.pulling import Wanted
-from trimtab_model_servers.chat.words import BLANK, Message, Options, Reference
+from trimtab_model_servers.chat.words import Message, Options
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol import InferRequest
-from trimtab_protocol.chat.inner import AWAITED, content_of, one_address
+from trimtab_protocol.chat.inner import content_of, one_address
+from trimtab_protocol.chat.references import AWAITED, BLANK, Reference
 from trimtab_protocol.tensors import Array
 
 Pull = Callable[[str, Sequence[Wanted]], Awaitable[Sequence[Tensor]]]

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from trimtab_model_servers.engine.values import Sampling
 from trimtab_model_servers.errors import RefusalError
-from trimtab_protocol.chat.inner import AWAITED
+from trimtab_protocol.chat.references import Arrived, Identity, Reference, Shared
 
 MOST_STOPS = 16
 
@@ -95,40 +95,6 @@ class Options(_Said):
         return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
 
 
-MOST_IMAGES = 4096
-BLANK = "blank:"
-"""Instead of where to pull an image from: it shows nothing. Profiles are measured with such images."""
-
-
-class Reference(_Said):
-    """An image encoded elsewhere: where to pull it from, how many rows it will have, what it shows."""
-
-    url: str = Field(pattern=rf"^({BLANK}|{AWAITED}|https?://[^/]+/v2/models/[^/]+/embeddings/[^/]+)$")
-    rows: int = Field(ge=1)
-    digest: str = Field(default="", max_length=256)
-
-
-class Arrived(Reference):
-    """An image that was awaited, by its number in its chat."""
-
-    image: int = Field(ge=0, lt=MOST_IMAGES)
-    url: str = Field(pattern=r"^https?://[^/]+/v2/models/[^/]+/embeddings/[^/]+$")
-
-
-class Shown(_Said):
-    """An image by its file's SHA-256 (hex), its tenant, and whether it is alone in its chat."""
-
-    file: str = Field(pattern=r"^[0-9a-f]{64}$")
-    tenant: str = Field(default="", max_length=256)
-    alone: bool = False
-
-
-class Shared(_Said):
-    """What is to be kept under further names: what is kept under one already, or what is cached of an image."""
-
-    of: str | Shown
-
-
 _MESSAGES: TypeAdapter[tuple[Message, ...]] = TypeAdapter(Annotated[tuple[Message, ...], Field(min_length=1)])
 _OPTIONS: TypeAdapter[Options] = TypeAdapter(Options)
 _REFERENCES: TypeAdapter[tuple[Reference, ...]] = TypeAdapter(tuple[Reference, ...])
@@ -157,7 +123,7 @@ def read_arrived(text: bytes) -> tuple[Arrived, ...]:
     return _read("references", _ARRIVED, text)
 
 
-def read_shared(text: bytes) -> str | Shown:
+def read_shared(text: bytes) -> str | Identity:
     """Read what is to be kept under further names; raises RefusalError 400 naming what is wrong."""
     return _read("of", _SHARED, text).of
 

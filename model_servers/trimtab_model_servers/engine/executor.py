@@ -64,11 +64,6 @@ class Executor:
         self._writers: _Writers | None = None
 
     @property
-    def store_bytes(self) -> int:
-        """What the slots take, given away or not."""
-        return self._own.bytes + self._across.bytes
-
-    @property
     def embedding_bytes(self) -> int:
         """What is kept of images of requests in flight."""
         return sum(image.nbytes for held in self._held.values() for image in held.images if image is not None)

@@ -35,11 +35,6 @@ class Store:
         """Whether a layer's keys and values lie here."""
         return layer in self._pairs
 
-    @property
-    def bytes(self) -> int:
-        """What it takes."""
-        return sum(tensor.nbytes for pair in self._pairs.values() for tensor in pair)
-
     def pair(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, [slots, heads, length, size] each."""
         return self._pairs[layer]

@@ -4,7 +4,6 @@
 `label` INT64 [B], `certainty` FP32 [B] and `logits` FP32 [B, most classes]. Weights are ours, torchvision's or timm's.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from trimtab_model_servers.tokens.ways import way, ways
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tasks import MOST_BYTES, Task
+from trimtab_protocol.extensions import task_facts
 
 KNOBS = frozenset({"merging", "prompts", "precision"})
 TAKES_TASKS = True
@@ -102,8 +102,7 @@ class ServedTransformer:
 
     def facts(self) -> dict[str, Fact]:
         """Its tasks by number, and why files of tasks are left out."""
-        refused = {"tasks_refused": json.dumps(dict(self.in_force.refused))} if self.in_force.refused else {}
-        return {"tasks": ",".join(self.in_force.names), **refused}
+        return {**task_facts(self.in_force.names, self.in_force.refused)}
 
 
 def build(spec: ModelSpec) -> Built:

@@ -4,7 +4,6 @@ A digit is always a token of its own. Text never makes a special token: placehol
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -37,11 +36,6 @@ def train_tokenizer() -> Tokenizer:
     tokenizer.train_from_iterator(_wordings(), trainer)
     tokenizer.encode_special_tokens = True  # a caller who writes "<|image|>" gets its letters
     return tokenizer
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer's file; see `read_tokenizer`."""
-    return read_tokenizer(path.read_text())
 
 
 def read_tokenizer(written: str) -> Tokenizer:

@@ -17,9 +17,6 @@ from trimtab_model_servers.tokens.transformer import Course
 from trimtab_model_servers.tokens.ways import PLAIN, ways
 from trimtab_pipelines.operating_point import OperatingPoint
 
-LEAST_IMAGES = 2
-"""Of every class, so that there is one to learn from and one to be judged by."""
-
 
 def course_of(point: OperatingPoint, depth: int) -> Course:
     """The course of a point, prompts aside."""

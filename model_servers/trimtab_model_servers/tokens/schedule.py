@@ -36,18 +36,6 @@ def in_each_layer(schedule: Sequence[int], depth: int) -> tuple[int, ...]:
     return tuple(schedule)
 
 
-def sloped(merged: int, inflection: float, depth: int) -> tuple[int, ...]:
-    """A schedule that runs in a straight line from merged·(1−i) to merged·(1+i), as ToMe's second parameter says.
-
-    Args:
-        merged: tokens a layer, on average.
-        inflection: −1 merges early, 1 merges late, 0 is constant.
-        depth: layers.
-    """
-    first, last = merged * (1 - inflection), merged * (1 + inflection)
-    return tuple(int(first + (last - first) * layer / max(1, depth - 1)) for layer in range(depth))
-
-
 def clamped(merged: int, mergeable: int) -> int:
     """Return how many of so many tokens one layer may merge: never more than half."""
     return max(0, min(merged, mergeable // 2))

@@ -20,8 +20,6 @@ KEEP = "keep"
 """The parameter of a request to a stage that encodes which says under what name each row's embeddings are kept."""
 
 
-AWAITED = "awaited:"
-"""Instead of where to pull an image from: it is still encoded, and its reference comes once it is there."""
 READS_AHEAD = "reads_ahead"
 """The fact about a model that writes which says whether it reads a prompt up to the first image that is missing."""
 

@@ -1,4 +1,4 @@
-"""Takes data URLs of base64 out of a body before it is read as JSON: images then cost no more than their bytes. Pure.
+"""Takes data URLs of base64 out of a body before it is read as JSON: images then cost no more than their bytes.
 
 A chat's body is a little JSON around a few very long strings. Read as JSON as a whole it would have to be trusted with
 as much JSON as images need, and each string would be copied several times. In JSON a quote that no backslash precedes

@@ -1,15 +1,13 @@
 """What a chat would take, as replicas tell it that compute nothing."""
 
-import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from trimtab_pipelines.codes import Code
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.stages import PULLED, SHOWN, Stage
-from trimtab_protocol.chat.inner import Usage
+from trimtab_protocol.chat.inner import Usage, texts
+from trimtab_protocol.chat.references import CountedChat, CountedImages, blank, listed
 from trimtab_protocol.tensors import Array
 from trimtab_router import images
 from trimtab_router.carriage.http import HttpCarrier
@@ -43,7 +41,7 @@ async def _asked(
     carriers: Mapping[str, HttpCarrier],
     stage: Stage,
     inputs: Mapping[str, Array],
-    told: Callable[[Any], Told],
+    told: Callable[[bytes], Told],
 ) -> Told:
     slot = next((slot for slot in course.desks[stage.name].slots if slot.ready_variants), None)
     if slot is None or stage.name not in carriers:
@@ -55,8 +53,8 @@ async def _asked(
     if status in CALLERS_FAULT:
         raise invalid(f"stage {stage.name}: {message_in(body)}")
     try:
-        return told(json.loads(body) if status == 200 else {})
-    except (ValueError, KeyError, TypeError) as error:
+        return told(body if status == 200 else b"")
+    except ValueError as error:
         message = f"stage {stage.name}: its replica does not count; try again later"
         raise Refusal(Code.UNAVAILABLE, "NotCounted", message, stage=stage.name, retry_after_seconds=1.0) from error
 
@@ -67,16 +65,14 @@ def _given(stage: Stage, inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {name: inputs[tensor][:1] for name, owner, tensor in reads if owner == REQUEST and tensor in inputs}
 
 
-def _blank(told: Any) -> Array:
+def _blank(told: bytes) -> Array:
     """Images of as many rows as an encoder tells, which show nothing."""
-    references = np.empty(1, dtype=object)
-    references[0] = json.dumps([{"url": "blank:", "rows": int(count)} for count in told["rows"]]).encode()
-    return references
+    return texts([listed(map(blank, CountedImages.model_validate_json(told).rows))])
 
 
-def _usage(told: Any) -> Usage:
-    image_tokens = sum(map(int, told["image_tokens"]))
-    return Usage(prompt=int(told["prompt_tokens"]), image=image_tokens, text=int(told["text_tokens"]))
+def _usage(told: bytes) -> Usage:
+    counted = CountedChat.model_validate_json(told)
+    return Usage(prompt=counted.prompt_tokens, image=sum(counted.image_tokens), text=counted.text_tokens)
 
 
 def _nobody() -> Refusal:

@@ -14,6 +14,7 @@ from trimtab_pipelines.routing import Endpoint
 from trimtab_pipelines.stages import OF_CHAT, PULLED, Stage
 from trimtab_protocol import InferResponse, Parameters, Tensor
 from trimtab_protocol.chat.inner import KEEP, kept_as, one_address
+from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http import Tls
 from trimtab_protocol.tensors import Array
@@ -136,10 +137,10 @@ class HttpCarrier:
             return None
         url = replica.kept_at(variant, kept_as(secrets.token_hex(8), 0))
         asked = await asyncio.to_thread(images.asked_for, piece.work.identities[piece.start])  # megabytes are read
-        told = await replica.fetch(url, asked)
-        if not told.get("rows"):
+        made = await replica.fetch(url, asked)
+        if made is None:
             return None
-        found = {PULLED: images.reference(url, told)}
+        found = {PULLED: images.reference(url, made)}
         if piece.work.closed:
             self.forget(found[PULLED])
         return found
@@ -248,11 +249,9 @@ class HttpCarrier:
             return answer
         try:
             outputs = scatter(self._stage, answer.outputs, [piece.rows for piece in parcel.batch])
-        except BrokenAnswer as error:
+            shared = await self._addressed(parcel, outputs) if self._stage.encodes else ()
+        except (BrokenAnswer, ProtocolError) as error:
             return Broken(f"model server {replica.name}: {error}")
-        shared: Sequence[Mapping[str, Array] | None] = ()
-        if self._stage.encodes:
-            shared = await self._addressed(parcel, outputs)
         told = answer.parameters
         return Answered(
             outputs=outputs,

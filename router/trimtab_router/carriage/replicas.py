@@ -21,6 +21,7 @@ from trimtab_pipelines.backoff import backoff
 from trimtab_pipelines.routing import Endpoint
 from trimtab_protocol import Buffer, InferResponse, Parameters, ProtocolError, Tensor, rest
 from trimtab_protocol.chat.inner import READS_AHEAD, LastPiece, Piece
+from trimtab_protocol.chat.references import Made, Shared, read_made
 from trimtab_protocol.extensions import OPERATING_POINT
 from trimtab_protocol.http import (
     ConnectionBroken,
@@ -192,15 +193,19 @@ class Replica:
 
     async def share(self, url: str, kept: str) -> bool:
         """Have what it keeps under a name, or will, kept once more, to be pulled from an address; whether it does."""
-        body, headers = json.dumps({"of": kept}).encode(), {"Content-Type": rest.JSON_CONTENT_TYPE}
+        body, headers = Shared(of=kept).json_bytes(), {"Content-Type": rest.JSON_CONTENT_TYPE}
         status, _ = await self._streams.ask(urlsplit(url).path, body, headers, PROBE_TIMEOUT_SECONDS)
         return status == 200
 
-    async def fetch(self, url: str, body: bytes) -> dict[str, Any]:
-        """Have it keep what it has cached of an image, to be pulled from an address; what it tells, empty where not."""
+    async def fetch(self, url: str, body: bytes) -> Made | None:
+        """Have it keep what it has cached of an image, to be pulled from an address; what it tells, None where not.
+
+        Raises:
+            ProtocolError: it tells something else.
+        """
         headers = {"Content-Type": rest.JSON_CONTENT_TYPE}
         status, told = await self._streams.ask(urlsplit(url).path, body, headers, FETCH_SECONDS)
-        return _object(told) if status == 200 else {}
+        return read_made(told) if status == 200 else None
 
     async def forget(self, url: str) -> None:
         """Have it keep something no longer, which nobody will pull; if it does not hear, it forgets by itself."""

@@ -47,6 +47,9 @@ class Shares:
 
         Args:
             references: [rows] of the batch, as the replica tells them.
+
+        Raises:
+            ProtocolError: it told something else.
         """
         told = [references[row : row + 1] if task.result() else None for row, task in self._asked]
         return [

@@ -1,4 +1,4 @@
-"""API keys as the door keeps them: only their SHA-256, so that who reads them cannot call. Pure.
+"""API keys as the door keeps them: only their SHA-256, so that who reads them cannot call.
 
 A key is made of 32 random bytes: unlike a password it cannot be guessed from its hash, so a fast hash is enough.
 """

@@ -8,11 +8,12 @@ import asyncio
 import logging
 
 from trimtab_kubernetes import Change, Cluster, follow
+from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.cluster import ADVISORY_LABEL, PIPELINE_LABEL
 from trimtab_pipelines.documents import DocumentError, parse_plan
 from trimtab_pipelines.routing import Endpoints
-from trimtab_router.following.discovery import Slice, endpoints_of, names_of
+from trimtab_router.following.discovery import endpoints_of, names_of
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class ClusterWatcher:
         self._router = router
         self._cluster = cluster
         self._namespace = namespace
-        self._slices: dict[str, Slice] = {}
+        self._slices: dict[str, Object] = {}
         self._endpoints = Endpoints()
         self._synced = False
         self._settling: asyncio.Handle | None = None

@@ -5,17 +5,15 @@ then on only its end or its absence takes it out: the router's own probes see so
 the kubelet's, which fail on a busy node. Where all that is left of a stage is about to end, it serves until it does.
 """
 
-import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from trimtab_kubernetes.endpoint_slices import EndpointSlice, read_slice
+from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.cluster import DATA_PORT, STAGE_LABEL, VARIANT_LABEL_PREFIX
 from trimtab_pipelines.routing import Endpoint, Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
-
-Slice = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class _Sighting:
 
 
 def endpoints_of(
-    slices: Iterable[Slice], pipeline: InferencePipeline, proven: frozenset[str] = frozenset()
+    slices: Iterable[Object], pipeline: InferencePipeline, proven: frozenset[str] = frozenset()
 ) -> Endpoints:
     """The replicas that may serve, by stage.
 
@@ -38,8 +36,8 @@ def endpoints_of(
         proven: names of replicas that were ready before.
     """
     sightings: dict[str, dict[str, _Sighting]] = {stage.name: {} for stage in pipeline.spec.stages}
-    for found in sorted(slices, key=lambda each: str(each["metadata"]["name"])):
-        name = found["metadata"].get("labels", {}).get(STAGE_LABEL)
+    for found in sorted(map(read_slice, slices), key=lambda each: each.name):
+        name = found.labels.get(STAGE_LABEL)
         stage = next((stage for stage in pipeline.spec.stages if stage.name == name), None)
         if stage is not None:
             for seen in _sightings(found, stage):
@@ -68,42 +66,22 @@ def _usable(seen: Iterable[_Sighting], proven: frozenset[str]) -> tuple[Endpoint
     )
 
 
-def _sightings(found: Slice, stage: Stage) -> Iterable[_Sighting]:
+def _sightings(found: EndpointSlice, stage: Stage) -> Iterable[_Sighting]:
     variants = _variants(found, stage)
     if not variants:
         return
     containers = ((name, stage.variant(name).container) for name in variants)
     model_names = {name: container.model_name or name for name, container in containers if container is not None}
-    port = next((entry["port"] for entry in found.get("ports") or () if entry.get("port")), DATA_PORT)
-    for entry in found.get("endpoints") or ():
-        if not entry.get("addresses"):
-            continue
-        address = entry["addresses"][0]
-        conditions = entry.get("conditions") or {}
-        terminating = bool(conditions.get("terminating", False))
-        said = conditions.get("serving") if terminating else conditions.get("ready")
+    port = next(iter(found.ports.values()), DATA_PORT)
+    for each in found.backends:
         yield _Sighting(
-            Endpoint(
-                name=(entry.get("targetRef") or {}).get("name") or address,
-                address=f"{_written(address)}:{port}",
-                variants=variants,
-                model_names=model_names,
-            ),
-            ready=said is not False,  # per the API, a missing condition means ready
-            terminating=terminating,
+            Endpoint(name=each.name, address=f"{each.host}:{port}", variants=variants, model_names=model_names),
+            ready=each.serving if each.terminating else each.ready,
+            terminating=each.terminating,
         )
 
 
-def _variants(found: Slice, stage: Stage) -> tuple[str, ...]:
-    labels = found["metadata"].get("labels", {})
+def _variants(found: EndpointSlice, stage: Stage) -> tuple[str, ...]:
     return tuple(
-        variant.name for variant in stage.variants if labels.get(VARIANT_LABEL_PREFIX + variant.name) == "true"
+        variant.name for variant in stage.variants if found.labels.get(VARIANT_LABEL_PREFIX + variant.name) == "true"
     )
-
-
-def _written(address: str) -> str:
-    """An address as it stands before a port."""
-    try:
-        return f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
-    except ValueError:
-        return address

@@ -7,7 +7,6 @@ replica that notices late answers them as what they meant.
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from trimtab_pipelines.tasks import (
     mark_name,
     number_and_name,
 )
+from trimtab_protocol.extensions import tasks_of, tasks_refused_of
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,6 @@ IN_FORCE_SECONDS = 5.0
 """How long replicas are waited for before a task is said to be accepted, or deleted, only."""
 POLL_SECONDS = 0.02
 _NAME = TypeAdapter[str](Name)
-_Facts = Mapping[str, Mapping[str, Any]]
-"""By replica, what it tells of a variant."""
 
 
 class TaskRefused(Exception):
@@ -115,7 +113,7 @@ class TaskBook:
             facts = await self._router.facts(stage, variant)
             number = self._number(stage, name, await self._numbers(self._router.pipeline.spec.stage(stage)))
             known = self.tasks.get((stage, variant), {})
-            if name in known or any(name in _listed(told) for told in facts.values()):
+            if name in known or any(name in tasks_of(told) for told in facts.values()):
                 raise TaskRefused(409, f"variant {variant} of stage {stage} has a task {name!r} already")
             if len(known) == MOST_TASKS:
                 raise TaskRefused(409, f"there may be {MOST_TASKS} tasks; this one would be more")
@@ -146,7 +144,7 @@ class TaskBook:
             await asyncio.to_thread((folder / file_name(task.number, name)).unlink, missing_ok=True)
             del self.tasks[stage, variant][name]
             self._router.dismiss(stage, variant, name)
-            without, still = await self._until(stage, variant, lambda told: name not in _listed(told))
+            without, still = await self._until(stage, variant, lambda told: name not in tasks_of(told))
             return replace(task, replicas=without, waiting=still)
 
     def _know(self, stage: str, variant: str, name: str, task: Registered) -> None:
@@ -175,7 +173,7 @@ class TaskBook:
     async def _numbers(self, stage: Stage) -> int:
         """The least number from which on none is anybody's, in any variant of a stage."""
         found = [await self._router.facts(stage.name, variant.name) for variant in stage.variants]
-        told = (len(_listed(each)) for facts in found for each in facts.values())
+        told = (len(tasks_of(each)) for facts in found for each in facts.values())
         kept = (t.number + 1 for (own, _), tasks in self.tasks.items() if own == stage.name for t in tasks.values())
         gone = await asyncio.to_thread(self._gone, stage.name)
         return max([*told, *kept, *gone], default=0)
@@ -200,8 +198,8 @@ class TaskBook:
 
         def has(told: Mapping[str, Any]) -> bool:
             nonlocal refused
-            refused = refused or _refused(told).get(path.stem, "")
-            return bool(refused) or name in _listed(told)
+            refused = refused or tasks_refused_of(told).get(path.stem, "")
+            return bool(refused) or name in tasks_of(told)
 
         found = await self._until(stage, variant, has)
         if refused:
@@ -219,15 +217,3 @@ class TaskBook:
             if have == len(facts) > 0 or loop.time() > give_up:
                 return have, len(facts) - have
             await asyncio.sleep(POLL_SECONDS)
-
-
-def _listed(told: Mapping[str, Any]) -> list[str]:
-    """The tasks that a replica has, by number."""
-    return str(told["tasks"]).split(",") if told.get("tasks") else []
-
-
-def _refused(told: Mapping[str, Any]) -> Mapping[str, str]:
-    """Why a replica leaves files out, by their names."""
-    written = told.get("tasks_refused")
-    found = json.loads(written) if isinstance(written, str) else {}
-    return found if isinstance(found, dict) else {}

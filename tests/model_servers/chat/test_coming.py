@@ -6,8 +6,9 @@ import pytest
 
 from trimtab_model_servers.chat.coming import Coming
 from trimtab_model_servers.chat.pulling import ImageRefusal
-from trimtab_model_servers.chat.words import Arrived, Reference, read_arrived, read_shared
+from trimtab_model_servers.chat.words import read_arrived, read_shared
 from trimtab_model_servers.errors import RefusalError
+from trimtab_protocol.chat.references import Arrived, Reference
 
 URL = "http://encoder:9000/v2/models/encode/embeddings/a-0"
 ANNOUNCED = Reference(url="awaited:", rows=4, digest="d")

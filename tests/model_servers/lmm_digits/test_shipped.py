@@ -11,7 +11,7 @@ from trimtab_model_servers.lmm_digits import measure, models
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES
 from trimtab_model_servers.lmm_digits.pages import CellPageSource
 from trimtab_model_servers.lmm_digits.questions import Kind
-from trimtab_model_servers.lmm_digits.tokens import load_tokenizer
+from trimtab_model_servers.lmm_digits.tokens import read_tokenizer
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "lmm-digits"
 MEASURED = json.loads((FOLDER / "accuracy.json").read_text())["variants"]
@@ -52,7 +52,7 @@ def test_the_engine_writes_what_generate_writes(architecture):
 
 def test_the_weights_are_small_and_their_tokenizer_lies_beside_them():
     files = list((FOLDER / "weights").iterdir())
-    beside = load_tokenizer(FOLDER / "weights" / "tokenizer.json").get_vocab()
+    beside = read_tokenizer((FOLDER / "weights" / "tokenizer.json").read_text()).get_vocab()
 
     assert sum(file.stat().st_size for file in files) <= MOST_WEIGHT_BYTES
     for architecture in ARCHITECTURES:

@@ -1,0 +1,72 @@
+"""An EndpointSlice is read by one rule, and router and adapter choose by what it gives."""
+
+import pytest
+
+from tests.builders import a_pipeline, a_stage, a_variant
+from trimtab_adapter.cluster.routers import Address, addresses
+from trimtab_kubernetes.endpoint_slices import Backend, read_slice
+from trimtab_pipelines.cluster import STAGE_LABEL, VARIANT_LABEL_PREFIX
+from trimtab_router.following.discovery import endpoints_of
+
+PIPELINE = a_pipeline([a_stage("first", variants=[a_variant("small")])])
+LABELS = {STAGE_LABEL: "first", VARIANT_LABEL_PREFIX + "small": "true"}
+
+
+def a_slice(address="10.0.0.1", conditions=None, **fields):
+    endpoint = {"addresses": [address], "conditions": conditions, **fields}
+    ports = [{"name": "none", "port": None}, {"name": "admin", "port": 8082}]
+    return {"metadata": {"name": "one", "labels": LABELS}, "ports": ports, "endpoints": [endpoint]}
+
+
+def backend(found) -> Backend:
+    (only,) = read_slice(found).backends
+    return only
+
+
+READY, ENDING, DEAD = (True, True, False), (False, True, True), (False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "means", "joins", "drains", "asked"),
+    [
+        (None, READY, True, False, True),
+        ({}, READY, True, False, True),
+        ({"ready": None, "serving": None, "terminating": None}, READY, True, False, True),
+        ({"ready": True, "serving": True, "terminating": False}, READY, True, False, True),
+        ({"ready": False}, (False, False, False), False, False, False),
+        ({"ready": False, "serving": True, "terminating": True}, ENDING, True, True, True),
+        ({"ready": False, "serving": False, "terminating": True}, DEAD, False, False, False),
+        ({"ready": False, "terminating": True}, DEAD, False, False, False),
+    ],
+)
+def test_conditions_mean_the_same_to_whoever_reads_them(conditions, means, joins, drains, asked):
+    found = a_slice(conditions=conditions, targetRef={"name": "pod-0"})
+    one = backend(found)
+    assert (one.name, (one.ready, one.serving, one.terminating)) == ("pod-0", means)
+
+    other = a_slice("10.0.0.9", targetRef={"name": "pod-9"}) | {"metadata": {"name": "two", "labels": LABELS}}
+    replicas = {each.name: each.draining for each in endpoints_of([found, other], PIPELINE).stages["first"]}
+    assert replicas == ({"pod-0": drains} if joins else {}) | {"pod-9": False}
+    assert addresses([found]) == ([Address("http://10.0.0.1:8082", ready=means[0])] if asked else [])
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("fd00::1", "[fd00::1]"),
+        ("::ffff:10.0.0.1", "[::ffff:10.0.0.1]"),
+        ("fe80::1%eth0", "[fe80::1%eth0]"),
+        ("node.example", "node.example"),
+    ],
+)
+def test_an_address_is_written_as_it_stands_before_a_port(address, host):
+    found = a_slice(address)
+    assert (backend(found).name, backend(found).host) == (address, host)
+    assert endpoints_of([found], PIPELINE).stages["first"][0].address == f"{host}:8082"
+    assert addresses([found])[0].url == f"http://{host}:8082"
+
+
+def test_what_a_slice_leaves_out_is_empty():
+    found = read_slice({"metadata": {"name": "bare"}, "ports": None, "endpoints": [{"addresses": []}]})
+    assert (found.labels, found.ports, found.backends) == ({}, {}, ())

@@ -1,0 +1,68 @@
+"""What router, replicas and profiler tell each other of encoded images goes through one type, there and back."""
+
+import json
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from trimtab_model_servers.chat.words import read_arrived, read_references, read_shared
+from trimtab_profiler import inputs
+from trimtab_protocol.chat.references import BLANK, Arrived, CountedChat, CountedImages, Identity, Made, Reference
+from trimtab_protocol.errors import ProtocolError
+from trimtab_router import images
+from trimtab_router.ahead import numbered
+
+URLS = [f"http://encoder:9000/v2/models/encode/embeddings/a-{row}" for row in range(2)]
+MADE = [Made(rows=4, digest="family:path:f:4"), Made(rows=9)]
+
+
+def told(*each):
+    array = np.empty(len(each), dtype=object)
+    array[:] = [one if isinstance(one, bytes) else one.json_bytes() for one in each]
+    return array
+
+
+def test_what_an_encoder_tells_is_read_by_who_writes_as_the_router_passes_it_on():
+    (row,) = images.joined({"references": images.addressed(told(*MADE), URLS)}, chats=1)["references"]
+    assert read_references(row) == tuple(
+        Reference(url=url, rows=made.rows, digest=made.digest) for url, made in zip(URLS, MADE, strict=True)
+    )
+    assert images.addresses(told(row)) == URLS
+
+
+def test_images_that_were_awaited_arrive_as_the_router_tells_of_them():
+    addressed = images.addressed(told(*MADE), URLS)
+    assert read_arrived(numbered({3: addressed[0], 5: addressed[1]})) == (
+        Arrived(image=3, url=URLS[0], rows=4, digest="family:path:f:4"),
+        Arrived(image=5, url=URLS[1], rows=9),
+    )
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_image_is_asked_for_as_an_encoder_reads_it(alone):
+    file = sha256(b"file").hexdigest()
+    assert read_shared(images.asked_for(("me", alone, b"file"))) == Identity(file=file, tenant="me", alone=alone)
+
+
+def test_images_that_show_nothing_are_read_by_who_is_measured_with_them():
+    (row,) = inputs._blank(told(MADE[0]))
+    assert read_references(row) == (Reference(url=BLANK, rows=4),)
+
+
+def test_what_a_later_release_tells_beside_it_is_passed_over():
+    (one,) = images.addressed(told(b'{"rows": 4, "format": "fp16"}'), URLS[:1])
+    assert json.loads(one) == {"url": URLS[0], "rows": 4}
+
+
+@pytest.mark.parametrize("wrong", [b"{}", b'{"rows": 0}', b'{"rows": "many"}', b"[]", b"{"])
+def test_what_is_no_reference_is_refused_by_what_it_says(wrong):
+    with pytest.raises(ProtocolError, match="encoded image"):
+        images.addressed(told(wrong), URLS[:1])
+
+
+@pytest.mark.parametrize("counted", [CountedChat, CountedImages])
+def test_what_a_replica_counts_is_all_there_or_refused(counted):
+    with pytest.raises(ValidationError):
+        counted.model_validate_json(b"{}")

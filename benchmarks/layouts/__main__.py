@@ -116,6 +116,8 @@ async def _burst(folder: Path, architecture: str, figures: dict[str, float], bar
     bars.append(
         bar("p99 first word of text beside a burst over calm, parted", over, "<=", MOST_OVER_CALM[architecture])
     )
+    unanswered = figures["parted_text_first_word_unanswered"]
+    bars.append(bar("text chats beside a burst and in calm without an answer, parted", unanswered, "==", 0))
 
 
 async def _faults(folder: Path, architecture: str, figures: dict[str, float], bars: list[Bar]) -> None:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from benchmarks.layouts.prefix import first_words
 from benchmarks.layouts.same import CACHE_BYTES, same_image
 from benchmarks.layouts.served import ARCHITECTURES, QUICK, Promise
 from benchmarks.layouts.switching import switching
+from trimtab.commands import reporting_errors
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 PHASES = ("goodput", "chosen", "switch", "burst", "step", "faults", "same", "prefix")
@@ -149,7 +151,10 @@ def main() -> int:
     parser.add_argument(
         "--per-token", type=float, default=QUICK.per_token_seconds, help="seconds between two pieces, of goodput"
     )
-    options = parser.parse_args()
+    return reporting_errors(partial(_compare, parser.parse_args()))
+
+
+def _compare(options: argparse.Namespace) -> int:
     promise = Promise(options.first_token, options.per_token)
     with tempfile.TemporaryDirectory(prefix="trimtab-layouts-") as folder:
         wanted = options.phase or list(PHASES)

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -12,9 +11,10 @@ from pathlib import Path
 from benchmarks.overload.driving import SLO_SECONDS
 from benchmarks.overload.generator import Speech
 from benchmarks.router.parts import DELAY_SECONDS, SMALL_NUMBERS
-from benchmarks.router.processes import SERVER_CORE, chained_mlservers, echo_pipeline, echo_plan, pin
+from benchmarks.router.processes import ROOT, SERVER_CORE, chained_mlservers, echo_pipeline, echo_plan, pin
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import write_json
+from trimtab_pipelines.processes.leash import leashed
 
 LARGE_BATCH, SMALL_BATCH = 128, 8
 """With the first the door and the router give out, with the second the model does."""
@@ -73,10 +73,13 @@ def keep_off_servers(process: int) -> None:
 
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    """Keep the servers' core busy: each neighbour in a session of its own weighs as much as one of the servers."""
+    """Keep the servers' core busy: each neighbour in a session of its own weighs as much as one of the servers.
+
+    They die with this process, however it ends: nobody else would ever end them.
+    """
     pin(SERVER_CORE)
-    command = [sys.executable, "-c", "while True: pass"]
-    busy = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
+    command = leashed("benchmarks.overload.neighbour")
+    busy = [subprocess.Popen(command, start_new_session=True, cwd=ROOT) for _ in range(count)]
     try:
         yield
     finally:

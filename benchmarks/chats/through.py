@@ -30,6 +30,7 @@ from benchmarks.chats.hostile import CHAT, cpu_seconds
 from benchmarks.chats.paced import write_model
 from benchmarks.chats.replica import WEIGHTS, request_of
 from benchmarks.clients.serving import chat_pipeline, chat_plan
+from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin_threads
 from benchmarks.hostile.door import Door
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
@@ -47,7 +48,6 @@ SLOTS, SLOT_TOKENS = 72, 400
 SMALL, PACED = "small model", "large model's pace"
 WORDS: Final = {SMALL: (50, 150), PACED: (20, 40)}
 """Of an answer, at least and at most."""
-REPLICA_CORE, OTHERS_CORE = 0, 1
 ALONE, ROUTED, FRONTED = "alone", "routed", "behind Envoy"
 _WORDS: Final = re.compile(rb'"(text|content)": ?"[^"]')
 """In a piece that has any: half a letter has none yet."""
@@ -138,7 +138,7 @@ async def serving(model: str, *, fronted: bool) -> AsyncIterator[Door]:
         async with Supervisor(Setup(file, Path(name) / "run", plan=chat_plan(pipeline), door=fronted)) as local:
             await local.ready()
             for pid in local.fleet.pids.values():
-                _pin(pid, REPLICA_CORE)
+                pin_threads(pid, {SERVER_CORE})
             yield Door(local, {})
 
 
@@ -148,13 +148,6 @@ def _pipeline(model: str, folder: Path) -> InferencePipeline:
         return chat_pipeline(slots=SLOTS, slot_tokens=SLOT_TOKENS, weights=str(folder), family=family, size="tiny")
     weights = str((WEIGHTS / "decoder-only.safetensors").resolve())
     return chat_pipeline(slots=SLOTS, slot_tokens=SLOT_TOKENS, weights=weights)
-
-
-def _pin(pid: int, core: int) -> None:
-    """Keep all threads of a process on one core; on a machine with one core do nothing."""
-    if (os.cpu_count() or 1) > 1:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setaffinity(int(task.name), {core})
 
 
 async def compared(served: str, name: str, rounds: int, seconds: float, progress: Progress) -> dict[str, Heard]:
@@ -225,7 +218,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6, help="of each manner (default 6)")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a round (default 8)")
     given = parser.parse_args()
-    _pin(os.getpid(), OTHERS_CORE)
+    pin_threads(os.getpid(), {CLIENT_CORE})
     outcome = asyncio.run(measure(given.model or (SMALL, PACED), given.rounds, given.seconds))
     outcome.print()
     return 0 if outcome.holds else 1

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from benchmarks.cores import CLIENT_CORE
 from benchmarks.overload.board import Tally
 from benchmarks.overload.generator import Order, Speech
 from benchmarks.router.processes import ROOT
@@ -82,7 +83,7 @@ class Generator:
 @contextmanager
 def generator() -> Iterator[Generator]:
     """Start the generator; end it."""
-    command = leashed("benchmarks.overload.generator")
+    command = leashed("benchmarks.overload.generator", str(CLIENT_CORE))
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     with process:
         try:

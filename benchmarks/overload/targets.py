@@ -1,6 +1,5 @@
 """What is knocked at: a pipeline as `trimtab up` runs it, with its door or without, and a plain MLServer."""
 
-import os
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -8,10 +7,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.cores import CORES, SERVER_CORE, pin, pin_threads
 from benchmarks.overload.driving import SLO_SECONDS
 from benchmarks.overload.generator import Speech
 from benchmarks.router.parts import DELAY_SECONDS, SMALL_NUMBERS
-from benchmarks.router.processes import ROOT, SERVER_CORE, chained_mlservers, echo_pipeline, echo_plan, pin
+from benchmarks.router.processes import ROOT, chained_mlservers, echo_pipeline, echo_plan
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.processes.leash import leashed
@@ -66,9 +66,7 @@ async def mlserver(batch_size: int, *, bounded: bool) -> AsyncIterator[Target]:
 
 def keep_off_servers(process: int) -> None:
     """Let a process and all its threads run on any core but the servers'."""
-    cores = set(range(os.cpu_count() or 1))
-    for thread in Path(f"/proc/{process}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), cores - {SERVER_CORE} or cores)
+    pin_threads(process, CORES - {SERVER_CORE} or CORES)
 
 
 @contextmanager

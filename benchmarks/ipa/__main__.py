@@ -15,9 +15,23 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from benchmarks.evaluating import trace_of
 from benchmarks.ipa import data, page, sweeps, verdict
-from benchmarks.ipa.cells import METHODS, ORACLE, OURS, RANKS, REACTIVE, Cell, Measured, Source, measure, pipeline_of
+from benchmarks.ipa.cells import (
+    METHODS,
+    ORACLE,
+    OURS,
+    RANKS,
+    REACTIVE,
+    Cell,
+    Measured,
+    Source,
+    measure,
+    pipeline_of,
+    workloads_of,
+)
 from benchmarks.ipa.evaluation import Evaluation
+from trimtab.commands import reporting_errors
 from trimtab.options import console
 from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.verdict import Outcome, bar
@@ -29,9 +43,16 @@ ORACLE_MOST, LSTM_MOST = 0.005, 0.01
 
 
 def main() -> int:
-    """Simulate every cell, write what came of it, judge it; 0 where every bar holds, or where there is no data."""
-    given = _parse()
-    trace = given.trace or given.data / data.TRACE
+    """Simulate every cell, write what came of it, judge it.
+
+    Returns:
+        0 where every bar holds, or where there is no data; 2 for a trace that is named and cannot be.
+    """
+    return reporting_errors(partial(_evaluate, _parse()))
+
+
+def _evaluate(given: argparse.Namespace) -> int:
+    trace = trace_of(given.trace, given.data / data.TRACE, "nothing can be simulated") or given.data / data.TRACE
     missing = data.missing_files(given.data, trace)
     if missing:
         return _skip(f"{missing[0]} is missing; give --data FOLDER (DATA=FOLDER with make) and perhaps --trace FILE")
@@ -48,6 +69,7 @@ def main() -> int:
         for name in names:
             console.print(f"written: {write_profiles(pipeline_of(source, name)[1], given.out / name)}")
         return 0
+    workloads_of(source)  # a trace that cannot be cut is told before hours of others are simulated
     began = time.perf_counter()
     measured = _simulated(source, _cells(source, names, given), given.processes)
     solved = sweeps.solver_seconds(SOLVED_INSTANCES)

@@ -38,6 +38,7 @@ def test_what_the_machine_has_is_not_asked_but_what_this_process_may_use():
 
 @pytest.mark.parametrize("core", [min(CORES), max(CORES)])
 def test_who_may_use_one_core_alone_is_pinned_to_no_other(core):
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(core)], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-c", SCRIPT, str(core)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert json.loads(done.stdout or "[]") == [[core]] * 3, done.stderr

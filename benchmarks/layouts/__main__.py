@@ -135,6 +135,7 @@ async def _faults(folder: Path, architecture: str, figures: dict[str, float], ba
         bar("chats lost when an encoder dies", figures["encoder_killed_lost"], "==", 0),
         bar("images encoded again for one that died", figures["encoder_killed_images_encoded_again"], "<=", MOST_AGAIN),
         bar("cut answers without a reason", figures["writer_killed_without_a_reason"], "==", 0),
+        bar("answers cut after their first words", figures["writer_killed_cut_with_words"], ">=", 1),
         bar("seconds to that reason", figures["writer_killed_slowest_reason_seconds"], "<=", 1.0),
     ]
 

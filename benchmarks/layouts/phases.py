@@ -87,8 +87,11 @@ async def _carries(asker: Asker, bodies: list[tuple[dict[str, Any], str]], rps: 
 async def settled(served: Up, asker: Asker, images: int, best_rps: float) -> tuple[float, str]:
     """What of the best fixed layout's goodput the plan carries, once it has seen such chats, and what it then runs.
 
-    Each share is asked for until the plan is made true, and then judged like a fixed layout.
+    Each share is asked for until the plan is made true, and then judged like a fixed layout. Nothing is asked for where
+    no fixed layout carries anything: there is no share of that.
     """
+    if not best_rps > 0:
+        return 0.0, "no fixed layout keeps its promises at any rate"
     bodies = chats(asker.model, images, 64, seed=70 + images)
     for share in SHARES:
         await asker.at_rate(bodies, share * best_rps, SETTLING_SECONDS)
@@ -243,10 +246,16 @@ async def a_writer_dies(served: Up, asker: Asker) -> dict[str, float]:
     for process in servers(served, "answer"):
         process.kill()
     told = await asyncio.gather(*asked)
+    return cut_streams(told, killed_at)
+
+
+def cut_streams(told: list[Told], killed_at: float) -> dict[str, float]:
+    """What became of streams whose writer was killed then; without one that was cut after a word it says nothing."""
     cut = [one for one in told if not one.whole]
     return {
         "writer_killed_streams": len(told),
         "writer_killed_cut": len(cut),
+        "writer_killed_cut_with_words": sum(one.pieces > 0 for one in cut),
         "writer_killed_without_a_reason": sum(not one.error for one in cut),
         "writer_killed_slowest_reason_seconds": round(
             max((one.ended_at - killed_at for one in cut if one.pieces), default=0.0), 3

@@ -11,8 +11,9 @@ from benchmarks.chats.through import Heard, Way, bars_of, listen
 from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, Told
 from benchmarks.layouts.phases import first_words
 from trimtab_model_servers.lmm_digits.chats import Chat
+from trimtab_model_servers.lmm_digits.questions import Kind
 
-QUESTION = Chat("sum", '[{"role": "user", "content": "What is 7 plus 5?"}]', (), "12")
+QUESTION = Chat(Kind.SUM, b'[{"role": "user", "content": "What is 7 plus 5?"}]', (), "12")
 BODY = {"model": "lmm", "messages": [{"role": "user", "content": "What is 7 plus 5?"}], "stream": True}
 ERROR = b'data: {"error": {"message": "the replica is gone"}}\n\ndata: [DONE]\n\n'
 

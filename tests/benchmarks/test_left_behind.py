@@ -25,8 +25,9 @@ with neighbours(1):
 
 
 def started(*arguments):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, **pipes)
+    pipe = subprocess.PIPE
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])

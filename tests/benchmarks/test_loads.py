@@ -78,7 +78,9 @@ class Searching(Bench):
 
 
 def a_bench(out, **changes):
-    return Searching(Namespace(**{"deadline": 1.2, "seconds": 16, "out": out, **changes}), out, {})
+    return Searching(
+        Namespace(**{"deadline": 1.2, "seconds": 16, "trace": None, "trace_start": 0, "out": out, **changes}), out, {}
+    )
 
 
 async def test_a_phase_without_a_known_load_searches_for_one_first(out):
@@ -94,6 +96,8 @@ async def test_a_phase_with_a_known_load_of_the_same_settings_takes_it(out):
 
     assert (await bench.rps(), bench.searched) == (180.0, 0)
     assert await a_bench(out, deadline=0.6).rps() == 250.0
+    (out / "rps.csv").write_text("rps\n" + "4\n" * 16)
+    assert await a_bench(out, trace=out / "rps.csv").rps() == 250.0
 
 
 @pytest.mark.parametrize("carries", [30.0, 200.0, 40_000.0])

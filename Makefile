@@ -102,7 +102,7 @@ bench-tokens: venv ## vision transformers against tokens merged: speed-up beside
 	$(PY) -m benchmarks.tokens $(TOKENS)
 
 .PHONY: bench-tokens-served
-bench-tokens-served: venv ## one transformer at many speeds, served: ours, OTAS as printed, every point alone (TOKENS="--phase load")
+bench-tokens-served: venv ## one transformer at many speeds, served: ours, OTAS as printed, its rivals, every point alone (TOKENS="--phase load")
 	$(PY) -m benchmarks.tokens_served --out $(OUT)/tokens-served $(TOKENS)
 
 .PHONY: bench-prompts

@@ -1,6 +1,7 @@
-"""How an evaluation of simulated cells runs, ends and looks: processes, a table, a page, a verdict."""
+"""How an evaluation of simulated cells begins, runs, ends and looks: a trace, processes, a table, a page, a verdict."""
 
 import multiprocessing
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -13,11 +14,33 @@ from trimtab.options import console
 from trimtab.report.layout import ALONE
 from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.verdict import Outcome
+from trimtab_predictor.trace import TraceError
 
 GRID = "rgba(134,141,152,0.25)"
 
 Cell = TypeVar("Cell")
 Found = TypeVar("Found")
+
+
+def trace_of(named: Path | None, own: Path, instead: str) -> Path | None:
+    """The trace that is named, else our own; where that is not there None, and `instead` is told.
+
+    Raises:
+        TraceError: the named one is not there: its name may be mistyped, and another load would pass for it.
+    """
+    if named is not None and not named.exists():
+        raise TraceError(f"{named}: no such trace file")
+    if named is not None or own.exists():
+        return named or own
+    sys.stderr.write(f"{own} is missing: {instead}; --data FOLDER names the trace's\n")
+    return None
+
+
+def start_of(given_seconds: int | None, named: Path | None, own_seconds: int) -> int:
+    """The second to begin at where none is given: a known stretch of our own trace, the first second of another."""
+    if given_seconds is not None:
+        return given_seconds
+    return own_seconds if named is None else 0
 
 
 def simulated(

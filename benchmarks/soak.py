@@ -17,11 +17,14 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from benchmarks.first_week.stranger import Up, up
+from trimtab.commands import reporting_errors
+from trimtab_pipelines.processes.leash import leashed
 from trimtab_pipelines.verdict import Outcome, bar
 
 EVERY_SECONDS = 5.0
@@ -57,7 +60,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1800.0, help="how long (default: %(default)g)")
     parser.add_argument("--rps", type=float, default=20.0, help="requests a second, on average (default: %(default)g)")
     parser.add_argument("--pipeline", type=Path, default=Path("pipelines/digits"))
-    given = parser.parse_args()
+    return reporting_errors(partial(_soak, parser.parse_args()))
+
+
+def _soak(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="trimtab-soak-") as name:
         outcome = soak(Path(name), given.pipeline, given.seconds, given.rps)
     outcome.print()
@@ -71,7 +77,7 @@ def soak(folder: Path, pipeline: Path, seconds: float, rps: float) -> Outcome:
     with up(folder, run_folder=folder / "run", pipeline=pipeline) as served:
         cycles = max(round(seconds / 120), 1)
         load = "steps:" + ",".join([f"{rps / 2:g}x60", f"{1.5 * rps:g}x60"] * cycles)
-        command = [sys.executable, "-m", "trimtab", "load", str(pipeline), "--load", load, "--duration", f"{seconds:g}"]
+        command = leashed("trimtab", "load", str(pipeline), "--load", load, "--duration", f"{seconds:g}")
         command += ["--address", f"127.0.0.1:{served.rest_port}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as sending:
             began = time.monotonic()

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from benchmarks.chats.hostile import CHAT, cpu_seconds
 from benchmarks.chats.paced import write_model
 from benchmarks.chats.replica import WEIGHTS, request_of
 from benchmarks.clients.serving import chat_pipeline, chat_plan
+from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin_threads
 from benchmarks.hostile.door import Door
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
@@ -46,7 +48,6 @@ SLOTS, SLOT_TOKENS = 72, 400
 SMALL, PACED = "small model", "large model's pace"
 WORDS: Final = {SMALL: (50, 150), PACED: (20, 40)}
 """Of an answer, at least and at most."""
-REPLICA_CORE, OTHERS_CORE = 0, 1
 ALONE, ROUTED, FRONTED = "alone", "routed", "behind Envoy"
 _WORDS: Final = re.compile(rb'"(text|content)": ?"[^"]')
 """In a piece that has any: half a letter has none yet."""
@@ -62,10 +63,19 @@ class Heard:
     pieces: int = 0
     router_seconds: float = 0.0
     wall_seconds: float = 0.0
+    wordless: int = 0
+    """Answers that ended without a word: a stream that tells an error alone."""
 
     def first_ms(self, quantile: float) -> float:
-        """A quantile of the time to the first word."""
+        """A quantile of the time to the first word; infinite where nobody heard one."""
+        if not self.first_seconds:
+            return inf
         return round(1e3 * float(np.quantile(self.first_seconds, quantile)), 2)
+
+    @property
+    def router_ms(self) -> float:
+        """The router's own time a piece, milliseconds; infinite where nobody heard one."""
+        return 1e3 * self.router_seconds / self.pieces if self.pieces else inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ class Way:
 
 
 async def listen(way: Way, chat: Chat, words: int, heard: Heard, *, counts: bool) -> None:
-    """Ask once, and note when the first word came, and the last."""
+    """Ask once, and note when the first word came, and the last; an answer without one is counted apart."""
     began, first = time.perf_counter(), 0.0
     async with way.post(chat, words) as answer:
         answer.raise_for_status()
@@ -96,7 +106,9 @@ async def listen(way: Way, chat: Chat, words: int, heard: Heard, *, counts: bool
             first = first or (time.perf_counter() if _WORDS.search(chunk) else 0.0)
             heard.pieces += chunk.count(b"data: ")
     heard.answering_seconds += time.perf_counter() - began
-    if counts:
+    if not first:
+        heard.wordless += 1
+    elif counts:
         heard.first_seconds.append(first - began)
 
 
@@ -126,7 +138,7 @@ async def serving(model: str, *, fronted: bool) -> AsyncIterator[Door]:
         async with Supervisor(Setup(file, Path(name) / "run", plan=chat_plan(pipeline), door=fronted)) as local:
             await local.ready()
             for pid in local.fleet.pids.values():
-                _pin(pid, REPLICA_CORE)
+                pin_threads(pid, {SERVER_CORE})
             yield Door(local, {})
 
 
@@ -136,13 +148,6 @@ def _pipeline(model: str, folder: Path) -> InferencePipeline:
         return chat_pipeline(slots=SLOTS, slot_tokens=SLOT_TOKENS, weights=str(folder), family=family, size="tiny")
     weights = str((WEIGHTS / "decoder-only.safetensors").resolve())
     return chat_pipeline(slots=SLOTS, slot_tokens=SLOT_TOKENS, weights=weights)
-
-
-def _pin(pid: int, core: int) -> None:
-    """Keep all threads of a process on one core; on a machine with one core do nothing."""
-    if (os.cpu_count() or 1) > 1:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setaffinity(int(task.name), {core})
 
 
 async def compared(served: str, name: str, rounds: int, seconds: float, progress: Progress) -> dict[str, Heard]:
@@ -172,12 +177,13 @@ def told(name: str, heard: Mapping[str, Heard]) -> dict[str, float | int | str |
     figures: dict[str, float | int | str | None] = {}
     for which, one in ((f"alone, beside {name}", alone), (name, other)):
         figures[f"{which}: answers"] = len(one.first_seconds)
+        figures[f"{which}: answers without a word"] = one.wordless
         figures[f"{which}: first token p50 ms"] = one.first_ms(0.5)
         figures[f"{which}: first token p99 ms"] = one.first_ms(0.99)
         figures[f"{which}: answers under way"] = round(one.answering_seconds / one.wall_seconds, 1)
         figures[f"{which}: pieces a second"] = round(one.pieces / one.wall_seconds)
     figures[f"{name}: first token p50, ms more"] = round(other.first_ms(0.5) - alone.first_ms(0.5), 2)
-    figures[f"{name}: router, ms a piece"] = round(1e3 * other.router_seconds / other.pieces, 4)
+    figures[f"{name}: router, ms a piece"] = round(other.router_ms, 4)
     return figures
 
 
@@ -189,16 +195,19 @@ async def measure(models: Sequence[str], rounds: int, seconds: float) -> Outcome
         for model, name in product(models, (ROUTED, FRONTED)):
             heard = await compared(model, name, rounds, seconds, progress)
             figures |= {f"{model}: {key}": value for key, value in told(name, heard).items()}
-            bars += _bars(f"{model}, {name}", heard[ALONE], heard[name])
+            bars += bars_of(f"{model}, {name}", heard[ALONE], heard[name])
     return Outcome(name="chats-routed", figures=figures, bars=tuple(bars))
 
 
-def _bars(name: str, alone: Heard, other: Heard) -> list[Bar]:
+def bars_of(name: str, alone: Heard, other: Heard) -> list[Bar]:
+    """What one comparison is held to; without answers of both manners it holds nothing."""
     more, bound = other.first_ms(0.99) - alone.first_ms(0.99), alone.first_ms(0.99) * DIFFERENCE_SHARE
-    chunk = 1e3 * other.router_seconds / other.pieces
+    answers = min(len(alone.first_seconds), len(other.first_seconds))
     return [
+        bar(f"{name}: answers in either manner, at least", answers, ">=", 1),
+        bar(f"{name}: answers without a word", alone.wordless + other.wordless, "==", 0),
         bar(f"{name}: first token p99, ms more", round(more, 2), "<=", round(max(bound, DIFFERENCE_MS), 2)),
-        bar(f"{name}: processor time of the router, ms a piece", round(chunk, 4), "<=", CHUNK_MS),
+        bar(f"{name}: processor time of the router, ms a piece", round(other.router_ms, 4), "<=", CHUNK_MS),
     ]
 
 
@@ -209,7 +218,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6, help="of each manner (default 6)")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a round (default 8)")
     given = parser.parse_args()
-    _pin(os.getpid(), OTHERS_CORE)
+    pin_threads(os.getpid(), {CLIENT_CORE})
     outcome = asyncio.run(measure(given.model or (SMALL, PACED), given.rounds, given.seconds))
     outcome.print()
     return 0 if outcome.holds else 1

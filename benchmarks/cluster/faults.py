@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -19,10 +20,12 @@ from benchmarks.cluster.retrying import Retried, retrying
 from benchmarks.cluster.setting import ROOT, Setting, console, pipeline_document, prepared
 from benchmarks.cluster.storage import drop_minio, stored_pipeline
 from benchmarks.cluster.traffic import demand_within, free_cores, send
+from trimtab.commands import reporting_errors
 from trimtab.local.loading import LoadOrder
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.ends import End
+from trimtab_pipelines.mistakes import UsersMistake
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 READY_SECONDS = 900.0
@@ -62,8 +65,8 @@ class Suffered:
 
 async def faults(given: argparse.Namespace) -> Outcome:
     """Break everything, one after the other."""
-    suffered = []
-    chosen = [fault for fault in FAULTS if not given.only or any(word in fault.name for word in given.only)]
+    suffered: list[Suffered] = []
+    chosen = named(given.only or [])
     name = load_pipeline(given.pipeline).name
     async with prepared(build=not given.no_build) as setting, watching(setting, name) as watched:
         document = pipeline_document(given.pipeline, setting.namespace)
@@ -79,7 +82,20 @@ async def faults(given: argparse.Namespace) -> Outcome:
             WIDE.print(_table(suffered[-1:]))
             _tell_failures(suffered[-1].results)
     WIDE.print(_table(suffered))
-    return _outcome(suffered, rps)
+    return outcome_of(suffered, rps)
+
+
+def named(words: list[str]) -> list[Fault]:
+    """The faults whose name has one of these words; without words all.
+
+    Raises:
+        UsersMistake: no fault's name has one of them.
+    """
+    for word in words:
+        if not any(word in fault.name for fault in FAULTS):
+            known = "; ".join(fault.name for fault in FAULTS)
+            raise UsersMistake(f"--only {word}: no fault has it in its name; there are: {known}")
+    return [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
 
 
 async def _steady(setting: Setting, watched: Watched, pipeline_file: Path) -> float:
@@ -128,9 +144,10 @@ def _table(suffered: list[Suffered]) -> Table:
     return table
 
 
-def _outcome(suffered: list[Suffered], rps: float) -> Outcome:
+def outcome_of(suffered: list[Suffered], rps: float) -> Outcome:
+    """Judge what users suffered; without a fault nothing holds."""
     figures: dict[str, float | int | str | None] = {"load_rps": rps}
-    bars: list[Bar] = []
+    bars: list[Bar] = [bar("faults struck", len(suffered), ">=", 1)]
     for each in suffered:
         key = each.fault.name.replace(" ", "_")
         figures |= {f"{key}_{outcome.word}": each.count(outcome) for outcome in End}
@@ -138,6 +155,7 @@ def _outcome(suffered: list[Suffered], rps: float) -> Outcome:
         figures[f"{key}_recovery_seconds"] = round(recovery, 2) if recovery < float("inf") else None
         if not each.fault.holds_requests:
             bars.append(bar(f"{each.fault.name}: failed", each.count(End.FAILED), "==", 0))
+        bars.append(bar(f"{each.fault.name}: answered in time", each.count(End.OK), ">=", 1))
         bars.append(bar(f"{each.fault.name}: lost by clients that retry", each.retried.lost, "==", 0))
         bars.append(bar(f"{each.fault.name}: recovery, seconds", recovery, "<=", PATIENCE_SECONDS))
     return Outcome(name="chaos-cluster", figures=figures, bars=tuple(bars))
@@ -151,7 +169,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="words in the names of the faults to run; default: all")
     parser.add_argument("--no-build", action="store_true", help="the node's images are as they should be")
-    outcome = asyncio.run(faults(parser.parse_args()))
+    return reporting_errors(partial(_judged, parser.parse_args()))
+
+
+def _judged(given: argparse.Namespace) -> int:
+    outcome = asyncio.run(faults(given))
     outcome.print()
     return 0 if outcome.holds else 1
 

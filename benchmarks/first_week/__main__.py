@@ -7,10 +7,12 @@ there are skipped by name. The last line is one of JSON: counts by area, what do
 import argparse
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from benchmarks.first_week import commands, documents, faults, own, protocol, records
 from benchmarks.first_week.checking import AREAS, carry_out, outcome_of
+from trimtab.commands import reporting_errors
 
 CHECKS = (*documents.CHECKS, *commands.CHECKS, *protocol.CHECKS, *records.CHECKS, *own.CHECKS, *faults.CHECKS)
 
@@ -20,7 +22,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.first_week", description=__doc__)
     parser.add_argument("--area", choices=AREAS, action="append", help="only checks of this area; repeat")
     parser.add_argument("--only", default="", help="only checks whose name has these words")
-    given = parser.parse_args()
+    return reporting_errors(partial(_carry_out, parser.parse_args()))
+
+
+def _carry_out(given: argparse.Namespace) -> int:
     chosen = [c for c in CHECKS if c.area in (given.area or AREAS) and given.only in c.name]
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="trimtab-week-") as name:

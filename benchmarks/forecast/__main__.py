@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.forecast.judge import AS_RECORDED, KNOWN_RATE, SERVED, Judge, Load, Moments, by_shape, rebuilt
+from trimtab.commands import reporting_errors
 from trimtab_pipelines.verdict import Outcome, bar
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.context import MEMORY_SECONDS
-from trimtab_predictor.evaluate import LSTM_OVER_AR, scaled_load, split
+from trimtab_predictor.evaluate import LSTM_OVER_AR, STRIDE_SECONDS, require_enough, scaled_load, split
 from trimtab_predictor.lstm import QUANTILES, SHIPPED_WEIGHTS, LstmForecaster, LstmWeights
 from trimtab_predictor.trace import TraceError, read_trace
+from trimtab_predictor.windows import cut_windows
 
 DAY_SECONDS = 86_400
 FACTORS = (1.0, 8.0, 30.0, 1 / 16, 1 / 80)
@@ -75,16 +78,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fit", type=Path, help="another trace to fit AR(12) on")
     parser.add_argument("--weights", type=Path, default=SHIPPED_WEIGHTS)
     parser.add_argument("--rps-per-core", type=float, default=30.0, help="to count idle cores with")
-    given = parser.parse_args(arguments)
+    return reporting_errors(partial(_judge, parser.parse_args(arguments)))
+
+
+def _judge(given: argparse.Namespace) -> int:
+    whole = read_trace(given.trace).rps
+    learned, held_back = (read_trace(given.fit).rps, whole) if given.fit else split(whole)
     try:
-        whole = read_trace(given.trace).rps
-        learned, held_back = (read_trace(given.fit).rps, whole) if given.fit else split(whole)
+        _require_windows(learned, held_back)
     except TraceError as error:
-        parser.error(str(error))
+        fitted = f", with {given.fit} to fit on" if given.fit else ""
+        raise TraceError(f"{given.trace}{fitted}: {error}") from error
     weights = LstmWeights.load(given.weights)
     outcome = _measure(whole, learned, held_back, weights, given.rps_per_core)
     outcome.print()
     return 0 if outcome.holds else 1
+
+
+def _require_windows(learned: Load, held_back: Load) -> None:
+    """Of a load as it is and made larger, which widens gaps; made smaller it has the same."""
+    for factor in (1.0, min(FACTORS)):
+        fit, score = (cut_windows(scaled_load(part, factor), STRIDE_SECONDS) for part in (learned, held_back))
+        require_enough(fit, score)
 
 
 def _measure(whole: Load, learned: Load, held_back: Load, weights: LstmWeights, rps_per_core: float) -> Outcome:

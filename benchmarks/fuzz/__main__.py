@@ -24,7 +24,7 @@ from benchmarks.hostile.course import HOSTILE_NICENESS, friends
 from benchmarks.hostile.door import SLO_SECONDS, Door, serving
 from benchmarks.hostile.kinds import NOTHING
 from benchmarks.hostile.phases import CALM, Phase, Seen, by_kind, read
-from benchmarks.hostile.report import STOP_SHARE, Aftermath
+from benchmarks.hostile.report import STOP_SHARE, Aftermath, accompanied
 from trimtab.commands import reporting_errors
 from trimtab.options import console
 from trimtab_pipelines.verdict import Bar, Outcome, bar
@@ -80,8 +80,8 @@ async def memory_bytes(processes: dict[str, int]) -> dict[str, int]:
     return {name: int(statistics.median(sizes)) for name, sizes in held.items() if sizes}
 
 
-def outcome(found: Fuzzed, seen: Seen, after: Aftermath, seed: int) -> Outcome:
-    """Judge the run."""
+def outcome(found: Fuzzed, seen: Seen, after: Aftermath, seed: int, seconds: float) -> Outcome:
+    """Judge a run of so many seconds; nothing holds of one in which nothing was sent."""
     requests = sum(codes.total() for codes in found.codes.values())
     figures: dict[str, float | int | str | None] = {
         "seed": seed,
@@ -96,6 +96,9 @@ def outcome(found: Fuzzed, seen: Seen, after: Aftermath, seed: int) -> Outcome:
         **{f"{who}_rss_mib": round(end / 2**20, 1) for who, (_, end) in found.memory_bytes.items()},
     }
     bars = [
+        bar("generated requests", requests, ">=", 1),
+        accompanied(seen, seconds),
+        bar("processes weighed", len(found.memory_bytes), ">=", 1),
         bar("requests that met a fault of ours", len(found.faults), "==", 0),
         bar("processes that ended", max(len(found.ended), len(after.faults)), "==", 0),
         bar("friendly requests not ok", seen.not_ok, "==", 0),
@@ -142,7 +145,8 @@ async def run(given: argparse.Namespace) -> Outcome:
                 phase = Phase(CALM, began, time.monotonic())
         after = await aftermath(door)
     console.print(table(found))
-    return outcome(found, by_kind(read(log), [phase], SLO_SECONDS)[CALM], after, given.seed)
+    seen = by_kind(read(log), [phase], SLO_SECONDS)[CALM]
+    return outcome(found, seen, after, given.seed, phase.ended - phase.began)
 
 
 def main() -> int:

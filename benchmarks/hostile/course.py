@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.hostile.door import HEALTH, Door
 from benchmarks.hostile.kinds import CUT, Kind, Verdict, judge
-from benchmarks.hostile.phases import CALM, Phase
+from benchmarks.hostile.phases import CALM, FRIENDLY_RPS, Phase
 from benchmarks.hostile.wire import ask, head
 
 WARM_UP_SECONDS = 4.0
@@ -36,14 +36,14 @@ class Course:
 
 
 @asynccontextmanager
-async def friends(door: Door, log: Path, rps: float = 20.0) -> AsyncIterator[None]:
+async def friends(door: Door, log: Path) -> AsyncIterator[None]:
     """Friendly callers as long as the context lasts."""
     router = str(door.processes()["router"])
     others = {*door.processes().values(), *door.local.fleet.pids.values()} - {int(router)}
     where = ["--rest-port", str(door.rest), "--grpc-port", str(door.grpc), "--admin", door.admin, "--router", router]
     where += [part for pid in others for part in ("--part", str(pid))]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.hostile.friendly", *where, "--out", str(log), "--rps", str(rps))
+        *(sys.executable, "-m", "benchmarks.hostile.friendly", *where, "--out", str(log), "--rps", str(FRIENDLY_RPS))
     )
     try:
         await asyncio.sleep(WARM_UP_SECONDS)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 CALM = ""
+FRIENDLY_RPS = 20.0
+"""Requests a second that friendly callers send, whatever is outstanding."""
 
 
 class Sample(NamedTuple):
@@ -76,6 +78,11 @@ class Seen:
     def sent(self) -> int:
         """Friendly requests."""
         return self.codes.total()
+
+    @property
+    def asked(self) -> int:
+        """Friendly requests, those too that the machine spoilt."""
+        return self.sent + self.left_to_the_machine
 
     @property
     def not_ok(self) -> int:

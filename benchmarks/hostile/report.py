@@ -8,7 +8,7 @@ from rich.table import Table
 from benchmarks.hostile.course import Course
 from benchmarks.hostile.door import SLO_SECONDS
 from benchmarks.hostile.kinds import Kind
-from benchmarks.hostile.phases import CALM, Seen, together
+from benchmarks.hostile.phases import CALM, FRIENDLY_RPS, Seen, together
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 STOP_SHARE = 0.2
@@ -16,6 +16,8 @@ STOP_SHARE = 0.2
 P99_RATIO = 2.0
 P99_FLOOR_SECONDS = 0.010
 """Below it a calm p99 says more about the machine than about the router."""
+FRIENDLY_SHARE = 0.5
+"""Of the friendly requests that are due: where fewer were sent, who sends them has ended early."""
 MEBIBYTE = 2**20
 
 
@@ -88,6 +90,7 @@ def outcome(course: Course, seen: Mapping[str, Seen], limits_bytes: Mapping[str,
         **{f"{who}_peak_mib": round(peak / MEBIBYTE, 1) for who, peak in peaks.items()},
     }
     bars = [
+        accompanied(hostile, sum(phase.ended - phase.began for phase in course.phases if phase.kind != CALM)),
         bar("friendly requests not ok beside hostile ones", hostile.not_ok, "==", 0),
         bar("friendly p99 beside hostile ones over calm p99", round(ratio, 2), "<=", P99_RATIO),
         bar("kinds that neither got their code nor were cut", len(missed), "==", 0),
@@ -102,6 +105,11 @@ def outcome(course: Course, seen: Mapping[str, Seen], limits_bytes: Mapping[str,
         *_settled(after),
     ]
     return Outcome(name="hostile", figures=figures, bars=tuple(bars))
+
+
+def accompanied(seen: Seen, seconds: float) -> Bar:
+    """Whether friendly callers were there all the while: half of those who should have come, and one at least."""
+    return bar("friendly requests", seen.asked, ">=", max(round(FRIENDLY_SHARE * FRIENDLY_RPS * seconds), 1))
 
 
 def _present(course: Course) -> list[str]:

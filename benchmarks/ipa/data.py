@@ -17,7 +17,7 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
 from trimtab_predictor.context import MEMORY_SECONDS
-from trimtab_predictor.trace import Trace, read_trace
+from trimtab_predictor.trace import Trace, TraceError, read_trace
 from trimtab_profiler.fit import fit_latency
 
 TRACE, PROFILES = "twitter_rps_train.csv.gz", "ipa_profiles.csv"
@@ -58,10 +58,18 @@ def missing_files(folder: Path, trace: Path | None) -> list[Path]:
 
 
 def workloads(trace_file: Path, offset_seconds: int, *, published: bool) -> list[Workload]:
-    """Cut the excerpts out of a trace; its second 0 is the recording's second `offset_seconds`."""
+    """Cut the excerpts out of a trace; its second 0 is the recording's second `offset_seconds`.
+
+    Raises:
+        TraceError: it cannot be read, or has not all of them.
+    """
     trace = read_trace(trace_file).divided(DAMPING, whole=True)
     excerpts = PUBLISHED_EXCERPTS if published else EXCERPTS
-    return [_workload(name, trace, pieces, offset_seconds) for name, pieces in excerpts.items()]
+    try:
+        return [_workload(name, trace, pieces, offset_seconds) for name, pieces in excerpts.items()]
+    except TraceError as error:
+        known = "the excerpts are seconds of the recording; --trace-start says at which of them the trace begins"
+        raise TraceError(f"{error}; {known}") from error
 
 
 def _workload(name: str, trace: Trace, pieces: tuple[tuple[int, int], ...], offset_seconds: int) -> Workload:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from benchmarks.layouts.prefix import first_words
 from benchmarks.layouts.same import CACHE_BYTES, same_image
 from benchmarks.layouts.served import ARCHITECTURES, QUICK, Promise
 from benchmarks.layouts.switching import switching
+from trimtab.commands import reporting_errors
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 PHASES = ("goodput", "chosen", "switch", "burst", "step", "faults", "same", "prefix")
@@ -116,6 +118,8 @@ async def _burst(folder: Path, architecture: str, figures: dict[str, float], bar
     bars.append(
         bar("p99 first word of text beside a burst over calm, parted", over, "<=", MOST_OVER_CALM[architecture])
     )
+    unanswered = figures["parted_text_first_word_unanswered"]
+    bars.append(bar("text chats beside a burst and in calm without an answer, parted", unanswered, "==", 0))
 
 
 async def _faults(folder: Path, architecture: str, figures: dict[str, float], bars: list[Bar]) -> None:
@@ -131,6 +135,7 @@ async def _faults(folder: Path, architecture: str, figures: dict[str, float], ba
         bar("chats lost when an encoder dies", figures["encoder_killed_lost"], "==", 0),
         bar("images encoded again for one that died", figures["encoder_killed_images_encoded_again"], "<=", MOST_AGAIN),
         bar("cut answers without a reason", figures["writer_killed_without_a_reason"], "==", 0),
+        bar("answers cut after their first words", figures["writer_killed_cut_with_words"], ">=", 1),
         bar("seconds to that reason", figures["writer_killed_slowest_reason_seconds"], "<=", 1.0),
     ]
 
@@ -147,7 +152,10 @@ def main() -> int:
     parser.add_argument(
         "--per-token", type=float, default=QUICK.per_token_seconds, help="seconds between two pieces, of goodput"
     )
-    options = parser.parse_args()
+    return reporting_errors(partial(_compare, parser.parse_args()))
+
+
+def _compare(options: argparse.Namespace) -> int:
     promise = Promise(options.first_token, options.per_token)
     with tempfile.TemporaryDirectory(prefix="trimtab-layouts-") as folder:
         wanted = options.phase or list(PHASES)

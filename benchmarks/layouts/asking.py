@@ -20,7 +20,10 @@ PATIENCE_SECONDS: Final = 30.0
 
 @dataclass(slots=True)
 class Told:
-    """What one caller was told; times in seconds from when the chat was due."""
+    """What one caller was told; times in seconds from when the chat was due.
+
+    `first_seconds` is None where no word came: a refusal is no word, however soon it is told.
+    """
 
     status: int = 0
     text: str = ""
@@ -64,7 +67,7 @@ class Asker:
                 told.status = response.status
                 if response.status != 200 or not body.get("stream"):
                     _whole(told, await response.read())
-                    told.first_seconds = time.perf_counter() - due
+                    told.first_seconds = time.perf_counter() - due if told.whole else None
                 else:
                     await _stream(told, response, due)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.first_week.stranger import Up
-from benchmarks.layouts.asking import Asker, Told, chats
+from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, Told, chats
 from benchmarks.layouts.served import QUICK, Promise, servers, serving
 
 console = Console(stderr=True)
@@ -87,8 +87,11 @@ async def _carries(asker: Asker, bodies: list[tuple[dict[str, Any], str]], rps: 
 async def settled(served: Up, asker: Asker, images: int, best_rps: float) -> tuple[float, str]:
     """What of the best fixed layout's goodput the plan carries, once it has seen such chats, and what it then runs.
 
-    Each share is asked for until the plan is made true, and then judged like a fixed layout.
+    Each share is asked for until the plan is made true, and then judged like a fixed layout. Nothing is asked for where
+    no fixed layout carries anything: there is no share of that.
     """
+    if not best_rps > 0:
+        return 0.0, "no fixed layout keeps its promises at any rate"
     bodies = chats(asker.model, images, 64, seed=70 + images)
     for share in SHARES:
         await asker.at_rate(bodies, share * best_rps, SETTLING_SECONDS)
@@ -140,14 +143,23 @@ async def beside_a_burst(asker: Asker, burst_rps: float, images: int) -> dict[st
     """The first words of chats without images, alone and while chats with many come."""
     words = chats(asker.model, 0, 64, seed=80)
     shown = chats(asker.model, images, 64, seed=81)
-    calm = _first_words(await asker.at_rate(words, TEXT_RPS, 20.0))
+    alone = await asker.at_rate(words, TEXT_RPS, 20.0)
     told, _ = await asyncio.gather(asker.at_rate(words, TEXT_RPS, 20.0), asker.at_rate(shown, burst_rps, 20.0))
-    burst = _first_words(told)
-    return {"calm_ms": round(1e3 * calm, 2), "burst_ms": round(1e3 * burst, 2), "over_calm": round(burst / calm, 3)}
+    calm, burst = first_words(alone), first_words(told)
+    return {
+        "calm_ms": round(1e3 * calm, 2),
+        "burst_ms": round(1e3 * burst, 2),
+        "over_calm": round(burst / calm, 3),
+        "unanswered": sum(not one.whole for one in (*alone, *told)),
+    }
 
 
-def _first_words(told: list[Told]) -> float:
-    times = [one.first_seconds if one.first_seconds is not None else QUICK.first_token_seconds for one in told]
+def first_words(told: list[Told]) -> float:
+    """The p99 of the time to the first word, seconds; a chat without an answer counts as the longest that is waited.
+
+    That is not what was promised: where refusals take the tail of a calm time too, a burst would look no worse.
+    """
+    times = [one.first_seconds if one.whole and one.first_seconds is not None else PATIENCE_SECONDS for one in told]
     return float(np.quantile(times, 0.99))
 
 
@@ -234,10 +246,16 @@ async def a_writer_dies(served: Up, asker: Asker) -> dict[str, float]:
     for process in servers(served, "answer"):
         process.kill()
     told = await asyncio.gather(*asked)
+    return cut_streams(told, killed_at)
+
+
+def cut_streams(told: list[Told], killed_at: float) -> dict[str, float]:
+    """What became of streams whose writer was killed then; without one that was cut after a word it says nothing."""
     cut = [one for one in told if not one.whole]
     return {
         "writer_killed_streams": len(told),
         "writer_killed_cut": len(cut),
+        "writer_killed_cut_with_words": sum(one.pieces > 0 for one in cut),
         "writer_killed_without_a_reason": sum(not one.error for one in cut),
         "writer_killed_slowest_reason_seconds": round(
             max((one.ended_at - killed_at for one in cut if one.pieces), default=0.0), 3

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
+from benchmarks.loads import KnownLoads, Settings, digest_of
 from benchmarks.modalities import phases
 from benchmarks.modalities.phases import Bench, Found
 from benchmarks.modalities.run import HEADS
@@ -58,6 +59,17 @@ def main() -> int:
     return 0 if outcome.holds else 1
 
 
+def settings_of(given: argparse.Namespace) -> Settings:
+    """What the load that a method carries depends on."""
+    return {
+        "cores": given.cores,
+        "rows": given.rows,
+        "floor": given.floor,
+        "recordings": str(given.recordings.resolve()) if given.recordings else "synthesised",
+        "profile": digest_of(given.out / PROFILE_FILE),
+    }
+
+
 async def _measured(given: argparse.Namespace) -> Outcome:
     given.out.mkdir(parents=True, exist_ok=True)
     if not (given.out / PROFILE_FILE).exists():
@@ -69,7 +81,7 @@ async def _measured(given: argparse.Namespace) -> Outcome:
             folder=Path(folder),
             source=SOURCE,
             profiles=load_profiles(given.out / PROFILE_FILE),
-            known=given.out / "loads.json",
+            known=KnownLoads(given.out / "loads.json", settings_of(given)),
             recordings=given.recordings,
             seconds=given.seconds,
             cores=given.cores,

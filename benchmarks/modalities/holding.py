@@ -5,7 +5,7 @@ Where everything shares two cores, what is measured would else be who else wants
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
@@ -26,19 +26,25 @@ def held(processes: Iterable[int], cores: float) -> Iterator[bool]:
         yield True
     finally:
         for each in (folder / "cgroup.procs").read_text().split():
-            (folder.parent / "cgroup.procs").write_text(each)
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                (folder.parent / "cgroup.procs").write_text(each)
         folder.rmdir()
 
 
 def _made(folder: Path, cores: float) -> bool:
+    """Make a group with so much of a core; leave none behind where its share cannot be set."""
     quota = round(cores * PERIOD_MICROSECONDS)
     try:
         folder.mkdir()
+    except OSError:
+        return False
+    try:
         if (folder / "cpu.max").exists():
             (folder / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
         else:
             (folder / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
             (folder / "cpu.cfs_quota_us").write_text(str(quota))
     except OSError:
+        folder.rmdir()
         return False
     return True

@@ -1,12 +1,12 @@
 """The phases of the evaluation: what is offered to whom, and what has to come of it."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.loads import KnownLoads
 from benchmarks.modalities.driving import Serving, serving
 from benchmarks.modalities.run import Run
 from benchmarks.modalities.searching import most_carried, violating
@@ -37,12 +37,12 @@ class Found:
 
 @dataclass(slots=True)
 class Bench:
-    """What all phases share; `known` is the file that remembers what each method carries."""
+    """What all phases share; `known` remembers what each method carries under these settings."""
 
     folder: Path
     source: Path
     profiles: Mapping[str, ModelProfile]
-    known: Path
+    known: KnownLoads
     recordings: Path | None
     seconds: float
     cores: float
@@ -91,18 +91,14 @@ class Bench:
 
     async def carried(self, method: str) -> float:
         """Jobs a second that a method carries: what an earlier phase found, else searched for."""
-        loads = json.loads(self.known.read_text(encoding="utf-8")) if self.known.exists() else {}
-        if method not in loads:
-            await self.search(method)
-            loads = json.loads(self.known.read_text(encoding="utf-8"))
-        return float(loads[method])
+        known_rps = self.known.get(method)
+        return (await self.search(method)).jobs_rps if known_rps is None else known_rps
 
     async def search(self, method: str) -> Run:
         """Find the most a method carries, and remember it."""
         async with self.serving(method) as served:
             run = await most_carried(served, self.jobs(), self.first_rps(FIRST[method]), self.seconds, self.tell)
-        loads = json.loads(self.known.read_text(encoding="utf-8")) if self.known.exists() else {}
-        self.known.write_text(json.dumps(loads | {method: run.jobs_rps}), encoding="utf-8")
+        self.known.keep(method, run.jobs_rps)
         return run
 
 

@@ -1,7 +1,8 @@
 """Finds loads: the most a method carries with hardly any violation, and the one at which it violates so much."""
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Protocol, TypeVar
 
 from benchmarks.modalities.run import Run
 from benchmarks.modalities.setting import Jobs
@@ -11,6 +12,7 @@ FEW = 0.01
 STEPS, FINENESS = 9, 1.02
 LOADS_TRIED = 5
 Tell = Callable[[Run], None]
+Found = TypeVar("Found")
 
 
 class Offered(Protocol):
@@ -53,25 +55,54 @@ def _next(least: float, too_much: float) -> float:
 
 
 async def violating(serving: Offered, jobs: Jobs, share: float, carried_rps: float, seconds: float, tell: Tell) -> Run:
-    """The run in which about this share of jobs is violated, by regula falsi from a load that is just carried."""
-    rate_rps = carried_rps / (1.0 - share)
-    best: Run | None = None
-    low, high = (carried_rps, 0.0), (float("inf"), 1.0)
-    for _ in range(LOADS_TRIED):
+    """The run in which about this share of jobs is violated, sought from a load that is just carried."""
+
+    async def offer(rate_rps: float, _: int) -> Run:
         run = await serving.offer(jobs, rate_rps, seconds)
         tell(run)
-        if best is None or abs(run.violations - share) < abs(best.violations - share):
-            best = run
-        if abs(run.violations - share) < 0.02:
+        return run
+
+    runs = await sought(offer, lambda run: run.violations, share, carried_rps / (1.0 - share), carried_rps=carried_rps)
+    return runs[-1]
+
+
+async def sought(
+    offer: Callable[[float, int], Awaitable[Found]],
+    spoilt: Callable[[Found], float],
+    share: float,
+    first_rps: float,
+    *,
+    carried_rps: float = 0.0,
+    close: float = 0.02,
+    tries: int = LOADS_TRIED,
+) -> list[Found]:
+    """Offer loads until about this share of one is spoilt, by regula falsi.
+
+    Args:
+        offer: takes the rate and the number of the try, which begins with 1.
+        spoilt: the share of a load that was.
+        share: what it should be.
+        first_rps: where to begin.
+        carried_rps: a rate known to spoil nothing.
+        close: how near is near enough.
+        tries: loads offered at most.
+
+    Returns:
+        All that came of it; last the one that is nearest.
+    """
+    runs: list[Found] = []
+    rate_rps, low, high = first_rps, (carried_rps, 0.0), (inf, 1.0)
+    for number in range(1, tries + 1):
+        runs.append(await offer(rate_rps, number))
+        found = spoilt(runs[-1])
+        if abs(found - share) <= close:
             break
-        if run.violations < share:
-            low = (rate_rps, run.violations)
+        low, high = ((rate_rps, found), high) if found < share else (low, (rate_rps, found))
+        if high[0] < inf:
+            rate_rps = _between(low, high, share)
         else:
-            high = (rate_rps, run.violations)
-        rate_rps = rate_rps * 1.3 if high[0] == float("inf") else _between(low, high, share)
-    if best is None:
-        raise RuntimeError("no load was tried")
-    return best
+            rate_rps *= 1.3 if found > share / 4 else 2.0  # far below it says nothing of how far
+    return sorted(runs, key=lambda run: -abs(spoilt(run) - share))
 
 
 def _between(low: tuple[float, float], high: tuple[float, float], share: float) -> float:

@@ -6,19 +6,21 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks.evaluating import concluded, simulated
+from benchmarks.evaluating import concluded, simulated, trace_of
 from benchmarks.modserve import load, page
-from benchmarks.modserve.cells import Evaluation, cells, judge, measure
+from benchmarks.modserve.cells import DAY_MINUTES, Evaluation, cells, judge, measure
+from trimtab.commands import reporting_errors
 
 
 def main() -> int:
-    """Simulate every cell, write what came of it, judge it; 0 where every bar holds."""
-    given = _parse()
-    trace = given.trace or given.data / load.TRACE
-    if not trace.exists():
-        sys.stderr.write(f"{trace} is missing: minutes are made up; --data FOLDER names the trace's\n")
-        trace = None
-    found = simulated(partial(measure, given.seed, trace), cells(), given.processes, lambda one: one[0].runs.name)
+    """Simulate every cell, write what came of it, judge it; 0 where every bar holds, 2 for a trace that cannot be."""
+    return reporting_errors(partial(_evaluate, _parse()))
+
+
+def _evaluate(given: argparse.Namespace) -> int:
+    trace = trace_of(given.trace, given.data / load.TRACE, "minutes are made up")
+    hours = load.minutes(trace, DAY_MINUTES, given.seed)
+    found = simulated(partial(measure, given.seed, hours), cells(), given.processes, lambda one: one[0].runs.name)
     evaluation = Evaluation(dict(found), "made up" if trace is None else trace.name)
     rows = page.result_rows(evaluation)
     return concluded(given.out / "modserve.html", page.render(evaluation), page.HEADS, rows, judge(evaluation))

@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Literal
 
-from benchmarks.modserve import load
 from benchmarks.modserve.cluster import ALERT_MONOLITH, DECOUPLED, MONOLITH, OURS, ROUTED, SCHEDULED, SLO_FACTOR, System
 from benchmarks.modserve.day import Day, day
 from benchmarks.modserve.evaluation import Figures, at_load, balanced, mixture, most_load, sizes
+from benchmarks.modserve.load import Minutes
 from benchmarks.modserve.paper import GPUS, MODELS, PAPER, Profile
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
@@ -61,8 +60,8 @@ def cells() -> list[Cell]:
     return found
 
 
-def measure(seed: int, trace: Path | None, cell: Cell) -> tuple[Cell, float | Figures | Day]:
-    """Simulate one."""
+def measure(seed: int, hours: Minutes, cell: Cell) -> tuple[Cell, float | Figures | Day]:
+    """Simulate one; `hours` are those of a day."""
     profile, system = cell.profile, cell.runs
     draw = partial(mixture, images=int(cell.value)) if cell.kind == "images" else mixture
     size = sizes(system, texts=balanced(profile, draw, seed) if system is OURS else None)
@@ -76,7 +75,7 @@ def measure(seed: int, trace: Path | None, cell: Cell) -> tuple[Cell, float | Fi
     carried = most_load(MONOLITH, profile, sizes(MONOLITH), mixture, seed)
     if cell.kind == "step":
         return cell, at_load(system, profile, size, cell.value * carried, seed)
-    relative, bursts = load.minutes(trace, DAY_MINUTES, seed)
+    relative, bursts = hours
     return cell, day(system, profile, [DAY_SHARE * carried * each for each in relative], bursts, seed)
 
 

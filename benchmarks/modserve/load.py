@@ -6,6 +6,7 @@ et al. 2025), images by its steps up to 16, the most that the paper's evaluation
 
 import csv
 import gzip
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trimtab_predictor.trace import TraceError
 
 TRACE: Final = "azure_lmm_per_minute_dev.csv.gz"
 IMAGE_SHARE: Final = 0.47
@@ -26,6 +29,10 @@ _IMAGES: Final = (1, 4, 9, 16)
 _IMAGE_WEIGHTS: Final = (0.660, 0.047, 0.149, 0.019)
 BURST_FACTOR: Final = 6.0
 """In a burst requests of more than one image come so many times as often, and those of one so much less."""
+
+
+Minutes = tuple[list[float], list[bool]]
+"""The rate of each minute, about a mean of 1, and whether it belongs to a burst of images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +90,29 @@ def _images(random: np.random.Generator, count: int, *, burst: bool) -> NDArray[
     return random.choice(_IMAGES, size=count, p=weights / weights.sum())
 
 
-def minutes(trace: Path | None, count: int, seed: int) -> tuple[list[float], list[bool]]:
-    """Rates of each minute about a mean of 1, and which belong to the burst: a third of them, in the middle."""
+def minutes(trace: Path | None, count: int, seed: int) -> Minutes:
+    """Rates of each minute about a mean of 1, and which belong to the burst: a third of them, in the middle.
+
+    Raises:
+        TraceError: the trace cannot be read, has fewer minutes, or nothing comes in them.
+    """
     rates = _made_up(count, seed) if trace is None else _of_trace(trace, count)
     mean = sum(rates) / len(rates)
+    if not mean > 0:
+        raise TraceError(f"{trace}: in its first {count} minutes there are no requests, so that none can be scaled")
     return [rate / mean for rate in rates], [count // 3 <= at < 2 * count // 3 for at in range(count)]
 
 
 def _of_trace(trace: Path, count: int) -> list[float]:
     """Requests of each minute: the last number of each row; lines that begin with # are notes."""
-    with gzip.open(trace, "rt") if trace.suffix == ".gz" else trace.open() as file:
-        rows = list(csv.reader(line for line in file if not line.startswith("#")))
+    try:
+        with gzip.open(trace, "rt") if trace.suffix == ".gz" else trace.open() as file:
+            rows = list(csv.reader(line for line in file if not line.startswith("#")))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{trace} cannot be read: {error}") from error
     found = [float(row[-1]) for row in rows if row and _is_number(row[-1])]
     if len(found) < count:
-        raise ValueError(f"{trace}: {len(found)} minutes of requests; at least {count} are needed")
+        raise TraceError(f"{trace}: {len(found)} minutes of requests; at least {count} are needed")
     return found[:count]
 
 

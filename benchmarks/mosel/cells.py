@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.mosel import load
 from benchmarks.mosel.models import FULL_BATCH, MODELS, Model
@@ -31,13 +31,16 @@ METHODS = (OURS, ONCE, WHOLE, FREE, *RIVALS)
 _ONE_WAY = Policy(partial(modality_mix.decide, splits=False), falls_back=True, mixes=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """Where the load comes from."""
+    """How the load goes, [S]: 0 … 1, one value a second."""
 
-    trace: Path | None
-    start_seconds: int
-    seconds: int
+    shape: NDArray[np.float64]
+
+    @property
+    def seconds(self) -> int:
+        """How long it goes."""
+        return int(self.shape.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Measured:
 def measure(source: Source, cell: Cell) -> Measured:
     """Simulate a cell."""
     model = next(model for model in MODELS if model.name == cell.model)
-    jobs = load.jobs(load.shape(source.trace, source.start_seconds, source.seconds), model.most_rps, cell.seed)
+    jobs = load.jobs(source.shape, model.most_rps, cell.seed)
     scenario = _scenario(model, cell, jobs, source.seconds)
     found = simulate(scenario)
     floors = np.array([wish.accuracy_floor for wish in scenario.wishes])

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.otas import load
 from benchmarks.otas.methods import METHODS, Method
@@ -24,13 +24,16 @@ BIN_SECONDS = 5.0
 SYNTHETIC, BURSTY = "synthetic", "bursty"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """Where the load comes from; `trace` is the bursty one's."""
+    """The rate of the bursty load in each second, [S]; the synthetic one is as long."""
 
-    trace: Path | None
-    start_seconds: int
-    seconds: int
+    bursty_rps: NDArray[np.float64]
+
+    @property
+    def seconds(self) -> int:
+        """How long each load goes."""
+        return int(self.bursty_rps.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,7 @@ class Measured:
 
 def measure(source: Source, cell: Cell) -> Measured:
     """Simulate a cell."""
-    if cell.workload == SYNTHETIC:
-        rates = load.synthetic_rps(source.seconds, cell.seed)
-    else:
-        rates = load.bursty_rps(source.trace, source.start_seconds, source.seconds)
+    rates = load.synthetic_rps(source.seconds, cell.seed) if cell.workload == SYNTHETIC else source.bursty_rps
     queries = load.requests(rates, cell.factor, cell.seed)
     found = simulate(_scenario(METHODS[cell.method], queries, source.seconds))
     utilities = np.array([QUERIES[kind].utility for kind in queries.types])

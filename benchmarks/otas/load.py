@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.otas.paper import QUERIES
-from trimtab_predictor.trace import read_trace
+from trimtab_predictor.trace import TraceError, read_trace
 
 TRACE = "twitter_rps_train.csv.gz"
 START_SECONDS = 869_160
@@ -38,14 +38,24 @@ def synthetic_rps(seconds: int, seed: int) -> NDArray[np.float64]:
 
 
 def bursty_rps(trace: Path | None, start_seconds: int, seconds: int) -> NDArray[np.float64]:
-    """The rate in each second of a trace, made denser and scaled as the paper's; without one bursts are made up."""
+    """The rate in each second of a trace, made denser and scaled as the paper's; without one bursts are made up.
+
+    Raises:
+        TraceError: the seconds are not within the trace, or most hold nothing: no factor makes them the paper's.
+    """
     if trace is None:
         rng = np.random.default_rng(0)
         rates = np.repeat(150.0 * rng.lognormal(0.0, 0.8, seconds // 8 + 1), 8)[:seconds]
     else:
         cut = read_trace(trace).excerpt(start_seconds, start_seconds + seconds * DENSER)
         rates = np.nan_to_num(cut.rps).reshape(seconds, DENSER).mean(axis=1)
-    scaled: NDArray[np.float64] = rates * CALM_RPS / max(float(np.quantile(rates, CALM_SHARE)), 1e-9)
+    calm = float(np.quantile(rates, CALM_SHARE))
+    if not calm > 0:
+        raise TraceError(
+            f"{trace}: in {CALM_SHARE:.0%} of the {seconds} x {DENSER} s from second {start_seconds} nothing comes; "
+            f"with other seconds (--trace-start) there is a rate to make {CALM_RPS:g} a second of"
+        )
+    scaled: NDArray[np.float64] = rates * CALM_RPS / calm
     return scaled
 
 

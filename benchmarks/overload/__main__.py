@@ -27,6 +27,7 @@ from benchmarks.overload.driving import (
     generator,
 )
 from benchmarks.overload.targets import LARGE_BATCH, NEIGHBOURS, SMALL_BATCH, Target, mlserver, neighbours, trimtab
+from trimtab.commands import reporting_errors
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 Figures = dict[str, float | int | str | None]
@@ -116,7 +117,7 @@ class Found:
         )
 
 
-async def main() -> int:
+def main() -> int:
     """Run the phases asked for; the exit code is 0 where every bar holds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overload", description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each overload")
@@ -125,8 +126,13 @@ async def main() -> int:
         "--phase", action="append", choices=[phase.key for phase in PHASES], help="only this; repeatable"
     )
     given = parser.parse_args()
+    return reporting_errors(lambda: asyncio.run(_overload(given)))
+
+
+async def _overload(given: argparse.Namespace) -> int:
     factors = tuple(float(factor) for factor in given.factors.split(","))
     sys.stdout.write(ROW.format(*HEADER))
+    sys.stdout.flush()
     figures: Figures = {}
     bars: list[Bar] = []
     with generator() as load:
@@ -166,4 +172,4 @@ def _least(factor: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(main())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.router.processes import SERVER_CORE
+from benchmarks.cores import SERVER_CORE
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT = 3, 4

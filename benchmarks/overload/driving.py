@@ -3,14 +3,15 @@
 import dataclasses
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from benchmarks.cores import CLIENT_CORE
 from benchmarks.overload.board import Tally
 from benchmarks.overload.generator import Order, Speech
 from benchmarks.router.processes import ROOT
+from trimtab_pipelines.processes.leash import leashed
 
 FIRST_RPS, GROWTH, MOST_RPS = 200.0, 1.4, 20_000.0
 STEP_SECONDS = 3.0
@@ -82,7 +83,7 @@ class Generator:
 @contextmanager
 def generator() -> Iterator[Generator]:
     """Start the generator; end it."""
-    command = [sys.executable, "-m", "benchmarks.overload.generator"]
+    command = leashed("benchmarks.overload.generator", str(CLIENT_CORE))
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     with process:
         try:

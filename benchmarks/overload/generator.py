@@ -19,10 +19,10 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from benchmarks.cores import pin
 from benchmarks.overload.board import GAVE_UP, Board, Tally, tally
 from benchmarks.overload.http1 import Http1Connection
 from benchmarks.overload.http2 import Answers, Http2Connection, Http2Request
-from benchmarks.router.processes import CLIENT_CORE, pin
 from trimtab_protocol import InferRequest, Tensor, rest
 from trimtab_protocol.grpc_messages import method_path, request_to_message
 
@@ -181,8 +181,8 @@ def _h2_connector(
 
 
 def main() -> None:
-    """Carry out one order after the other."""
-    pin(CLIENT_CORE)
+    """Carry out one order after the other, on the core that it is told: it may be started by one who is pinned."""
+    pin(int(sys.argv[1]))
     for line in sys.stdin:
         done = offer(Order(**json.loads(line)))
         sys.stdout.write(json.dumps(dataclasses.asdict(done)) + "\n")

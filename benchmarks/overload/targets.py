@@ -1,20 +1,20 @@
 """What is knocked at: a pipeline as `trimtab up` runs it, with its door or without, and a plain MLServer."""
 
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.cores import CORES, SERVER_CORE, pin, pin_threads
 from benchmarks.overload.driving import SLO_SECONDS
 from benchmarks.overload.generator import Speech
 from benchmarks.router.parts import DELAY_SECONDS, SMALL_NUMBERS
-from benchmarks.router.processes import SERVER_CORE, chained_mlservers, echo_pipeline, echo_plan, pin
+from benchmarks.router.processes import ROOT, chained_mlservers, echo_pipeline, echo_plan
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import write_json
+from trimtab_pipelines.processes.leash import leashed
 
 LARGE_BATCH, SMALL_BATCH = 128, 8
 """With the first the door and the router give out, with the second the model does."""
@@ -66,17 +66,18 @@ async def mlserver(batch_size: int, *, bounded: bool) -> AsyncIterator[Target]:
 
 def keep_off_servers(process: int) -> None:
     """Let a process and all its threads run on any core but the servers'."""
-    cores = set(range(os.cpu_count() or 1))
-    for thread in Path(f"/proc/{process}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), cores - {SERVER_CORE} or cores)
+    pin_threads(process, CORES - {SERVER_CORE} or CORES)
 
 
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    """Keep the servers' core busy: each neighbour in a session of its own weighs as much as one of the servers."""
+    """Keep the servers' core busy: each neighbour in a session of its own weighs as much as one of the servers.
+
+    They die with this process, however it ends: nobody else would ever end them.
+    """
     pin(SERVER_CORE)
-    command = [sys.executable, "-c", "while True: pass"]
-    busy = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
+    command = leashed("benchmarks.overload.neighbour")
+    busy = [subprocess.Popen(command, start_new_session=True, cwd=ROOT) for _ in range(count)]
     try:
         yield
     finally:

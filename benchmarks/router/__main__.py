@@ -5,8 +5,8 @@ import asyncio
 import sys
 from collections.abc import Callable
 
+from benchmarks.cores import CLIENT_CORE, pin
 from benchmarks.router import parts
-from benchmarks.router.processes import CLIENT_CORE, pin
 from trimtab_pipelines.verdict import Bar, Outcome
 from trimtab_protocol import event_loop
 

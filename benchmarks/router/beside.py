@@ -17,13 +17,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin
 from benchmarks.router.clients import grpc_client, rest_client
 from benchmarks.router.drive import Tally, closed_loop
 from benchmarks.router.parts import BATCH_SIZE, LONG_SLO_SECONDS, SMALL_NUMBERS
 from benchmarks.router.processes import (
-    CLIENT_CORE,
     ROOT,
-    SERVER_CORE,
     START_SECONDS,
     STOP_SECONDS,
     Served,
@@ -31,7 +30,6 @@ from benchmarks.router.processes import (
     echo_plan,
     endpoints_of,
     free_port,
-    pin,
     served,
     until_ready,
 )

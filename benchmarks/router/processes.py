@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
+from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin
 from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import PipelinePlan
@@ -25,7 +26,6 @@ from trimtab_pipelines.spec import InferencePipeline
 
 STAGES = ("first", "second")
 START_SECONDS, STOP_SECONDS = 120.0, 15.0
-SERVER_CORE, CLIENT_CORE = 0, 1
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -60,12 +60,6 @@ class Chained:
 
     grpc_ports: tuple[int, ...]
     servers: tuple[int, ...]
-
-
-def pin(core: int) -> None:
-    """Keep this process, and those it starts from now on, on one core; on a machine with one core do nothing."""
-    if (os.cpu_count() or 1) > core:
-        os.sched_setaffinity(0, {core})
 
 
 def usage(processes: Sequence[int]) -> Usage:

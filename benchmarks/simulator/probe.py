@@ -18,7 +18,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from benchmarks.cores import usable
 from benchmarks.simulator.pace import Floats, Readings
+from trimtab_pipelines.processes.leash import leashed
 
 SIDE, PERIOD_SECONDS = 192, 0.04
 WATCH_SECONDS = 1.0
@@ -79,15 +81,13 @@ def probing(folder: Path) -> Iterator[list[Path]]:
 
     There are none where processors cannot be chosen.
     """
-    processors = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    processors = sorted(usable()) if hasattr(os, "sched_setaffinity") else []
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"processor-{processor}.txt" for processor in processors]
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     tasks = [(str(processor), str(file)) for processor, file in zip(processors, files, strict=True)]
     tasks += [(OTHERS, str(folder / OTHERS))] if processors else []
-    children = [
-        subprocess.Popen([sys.executable, "-m", "benchmarks.simulator.probe", *task], env=alone) for task in tasks
-    ]
+    children = [subprocess.Popen(leashed("benchmarks.simulator.probe", *task), env=alone) for task in tasks]
     try:
         yield files
     finally:

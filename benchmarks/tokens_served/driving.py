@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import yaml
+from numpy.typing import NDArray
 
 from benchmarks.modalities.holding import held
 from benchmarks.modalities.setting import slowed
@@ -25,6 +26,7 @@ from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PointPlan, poin
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
+from trimtab_predictor.trace import read_trace
 
 CORES = 0.5
 """What the replica is held to, so that all else has enough; profiles are those of a whole core."""
@@ -44,9 +46,10 @@ class Serving:
     pipeline: InferencePipeline
     points: list[PointPlan]
     queries: Queries
+    shape: NDArray[np.float64]
 
-    async def keep_to(self, point: PointPlan) -> None:
-        """From now on one point alone, without second looks."""
+    async def keep_to(self, point: PointPlan, method: str = "") -> None:
+        """From now on one point alone, without second looks, and under another name."""
         stage = self.plan.spec.stages[0].model_copy(
             update={
                 "operating_point": point.name,
@@ -62,7 +65,7 @@ class Serving:
         generation = self.plan.spec.generation + 1
         spec = self.plan.spec.model_copy(update={"stages": (stage,), "generation": generation})
         self.plan = self.plan.model_copy(update={"spec": spec})
-        self.method = f"always {point.name}"
+        self.method = method or f"always {point.name}"
         write_json(self.local.plan_file, self.plan)
         for _ in range(FOLLOWED_TRIES):
             if (await self.local.client.state()).plan_generation >= generation:
@@ -72,8 +75,7 @@ class Serving:
 
     async def offer(self, rps: float, seconds: int, seed: int = 1) -> Run:
         """Offer a load in open loop, and wait for the last answer."""
-        pattern = np.resize(SHAPE / SHAPE.mean(), seconds) * rps
-        load = LoadSpec.from_counts(pattern, f"plateaus and bursts around {rps:g}/s")
+        load = LoadSpec.from_counts(around(self.shape, rps, seconds), f"plateaus and bursts around {rps:g}/s")
         options = AttackOptions(duration_seconds=float(seconds), seed=seed, max_payloads=8192)
         watching = asyncio.ensure_future(self._queued())
         before = self._replica_seconds()
@@ -105,6 +107,22 @@ class Serving:
     def _replica_seconds(self) -> float:
         times = [psutil.Process(pid).cpu_times() for pid in self.local.fleet.pids.values()]
         return sum(one.user + one.system for one in times)
+
+
+def around(shape: NDArray[np.float64], rps: float, seconds: int) -> NDArray[np.float64]:
+    """The rate in each second: a shape over and over, with a mean of `rps` over one."""
+    return np.resize(shape / shape.mean(), seconds) * rps
+
+
+def shape_of(trace: Path | None, start_seconds: int, seconds: int) -> NDArray[np.float64]:
+    """How the load goes, one value a second; seconds that a trace lacks send nothing.
+
+    Raises:
+        TraceError: the trace cannot be read, or has not these seconds.
+    """
+    if trace is None:
+        return SHAPE
+    return np.nan_to_num(read_trace(trace).excerpt(start_seconds, start_seconds + seconds).rps)
 
 
 def written(source: Path, folder: Path, policy: str, slo_seconds: float) -> InferencePipeline:
@@ -149,8 +167,10 @@ async def serving(
     policy: str,
     profiles: Mapping[str, ModelProfile],
     queries: Queries,
+    *,
+    shape: NDArray[np.float64] = SHAPE,
 ) -> AsyncIterator[Serving]:
-    """Serve by a policy while the block runs."""
+    """Serve by a policy while the block runs; loads go as `shape` does."""
     slo_seconds = max(queries.seconds(kind) for kind in range(len(QUERIES)))
     pipeline, profiles = written(source, folder, policy, slo_seconds), slowed(profiles, 1.0 / CORES)
     plan = plan_for(pipeline, profiles)
@@ -159,4 +179,4 @@ async def serving(
         with held(local.fleet.pids.values(), CORES) as is_held:
             if not is_held:
                 sys.stderr.write("this machine holds no process to its cores: the replica takes what it gets\n")
-            yield Serving(method, plan, local, pipeline, every_point(pipeline, profiles), queries)
+            yield Serving(method, plan, local, pipeline, every_point(pipeline, profiles), queries, shape)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
+from trimtab_loadtester.chat_wire import ChatWire
 from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.load import LoadSpec
 from trimtab_loadtester.outcome import classify
@@ -39,6 +40,8 @@ from trimtab_protocol.extensions import (
 
 GAVE_UP = "GaveUp"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WireName = Literal["REST", "gRPC", "chat"]
+WIRES: Mapping[WireName, Callable[[str, str, Access], Wire]] = {"REST": RestWire, "gRPC": GrpcWire, "chat": ChatWire}
 _MOST_TOLD = 2**31 - 1
 
 
@@ -63,7 +66,8 @@ class AttackOptions:
     """How a run is made.
 
     Attributes:
-        wire: REST sends binary tensors; address is host:port of the matching port of the router.
+        wire: REST sends binary tensors, chat what OpenAI's clients send, and is answered piece by piece; address is
+            host:port of the matching port of the router.
         duration_seconds: None means the load's own length.
         seed: of arrivals and payloads.
         deadline_seconds: sent with each request as `timeout`; None leaves the deadline to the pipeline's SLO.
@@ -76,7 +80,7 @@ class AttackOptions:
         samples: the user's own samples with their right answers, where they are; None sends what the pipeline names.
     """
 
-    wire: Literal["REST", "gRPC"] = "REST"
+    wire: WireName = "REST"
     duration_seconds: float | None = None
     seed: int = 0
     deadline_seconds: float | None = None
@@ -169,7 +173,7 @@ async def attack_async(
     rates = load.rates(options.duration_seconds)
     duration_seconds = options.duration_seconds or float(rates.size)
     arrivals = poisson_arrivals(rates, options.seed, duration_seconds)
-    wire: Wire = (GrpcWire if options.wire == "gRPC" else RestWire)(address, pipeline.name, options.access)
+    wire = WIRES[options.wire](address, pipeline.name, options.access)
     if source is not None:
         pass
     elif options.samples is None:
@@ -186,6 +190,7 @@ async def attack_async(
         started_at=time.time(),
         gap_seconds=load.gap_seconds,
         distinct_payloads=len(payloads),
+        streamed=options.wire == "chat",
     )
     async with wire:
         run = _Run(arrivals, payloads, encoded, source, facts, options, wire, stop or asyncio.Event())
@@ -270,6 +275,11 @@ def _record(run: _Run, payload: Payload, answer: Answer, due: float, sent: float
     if answer.response is None:
         return record._replace(
             drop_stage=answer.headers.get(STAGE_HEADER, ""), drop_reason=answer.headers.get(REASON_HEADER, "")
+        )
+    if answer.streamed is not None:
+        record = record._replace(
+            first_token_seconds=sent - due + answer.streamed.first_seconds,
+            between_tokens_seconds=answer.streamed.between_seconds,
         )
     outputs = {tensor.name: tensor.array for tensor in answer.response.outputs}
     try:

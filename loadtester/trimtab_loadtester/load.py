@@ -127,8 +127,10 @@ def _compress(counts: NDArray[np.float64], speed_up: float) -> NDArray[np.float6
     """Mean of the recorded seconds that fall into each played one; NaN where none of them has a count."""
     if speed_up == 1:
         return counts
-    if speed_up < 1:
-        return counts[(np.arange(int(np.ceil(counts.size / speed_up))) * speed_up).astype(np.int64)]
+    if speed_up < 1:  # rounded, since 21 / 0.7 is a little above 30, and 100 times 0.29 a little below 29
+        played_seconds = np.arange(int(np.ceil(round(counts.size / speed_up, 6))))
+        recorded = np.round(played_seconds * speed_up, 6).astype(np.int64)
+        return counts[np.minimum(recorded, counts.size - 1)]
     played = (np.arange(counts.size) / speed_up).astype(np.int64)
     known = ~np.isnan(counts)
     totals = np.bincount(played, weights=np.where(known, counts, 0.0))

@@ -45,6 +45,8 @@ _NUMBERS = {
     "provisional": "i4",
     "provisional_correct": "i4",
 }
+_STREAM_COLUMNS = {"first_token_seconds": "f8", "between_tokens_seconds": "f8"}
+"""Of loads that are streamed, alone."""
 _VISIT_COLUMNS = {"variant": "U63", "batch_size": "i4", "queue_seconds": "f8", "service_seconds": "f8"}
 
 
@@ -54,7 +56,8 @@ class Record(NamedTuple):
     `detail` is the server's message where it refused, `expected_accuracy` what the plan that served it promised (NaN
     where unknown), `floor` the accuracy it asked for (NaN where none), `provisional` how many of its rows have an
     answer from before their second look and `provisional_correct` how many of these are right, `visits` how each stage
-    served it.
+    served it. Of a streamed answer `first_token_seconds` counts from the scheduled arrival, and
+    `between_tokens_seconds` is the mean between two pieces; NaN where there is none.
     """
 
     scheduled: float
@@ -72,6 +75,8 @@ class Record(NamedTuple):
     drop_stage: str = ""
     drop_reason: str = ""
     visits: Mapping[str, Visit] = {}
+    first_token_seconds: float = float("nan")
+    between_tokens_seconds: float = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,7 @@ class RunFacts:
         gap_seconds: seconds for which a trace had no count.
         distinct_payloads: how many different payloads the requests took turns with.
         interrupted: it was stopped before its end; `duration_seconds` is what it came to.
+        streamed: answers were asked for piece by piece.
     """
 
     pipeline: str
@@ -99,6 +105,7 @@ class RunFacts:
     gap_seconds: int = 0
     distinct_payloads: int = 0
     interrupted: bool = False
+    streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,8 @@ class Results:
     """All records of a run, in order of schedule.
 
     `records` is a structured array with the fields of `Record`, where `variant:STAGE`, `batch_size:STAGE`,
-    `queue_seconds:STAGE` and `service_seconds:STAGE` stand for the visits.
+    `queue_seconds:STAGE` and `service_seconds:STAGE` stand for the visits; what is known of tokens is there where
+    the load was streamed.
     """
 
     facts: RunFacts
@@ -126,8 +134,8 @@ class Results:
     @classmethod
     def of(cls, facts: RunFacts, records: Sequence[Record]) -> "Results":
         """Lay records out as one array, sorted by their schedule."""
-        array = np.zeros(len(records), dtype=_dtype(facts.stages))
-        for column in _NUMBERS:
+        array = np.zeros(len(records), dtype=_dtype(facts))
+        for column in (*_NUMBERS, *(_STREAM_COLUMNS if facts.streamed else ())):
             array[column] = [getattr(record, column) for record in records]
         for column in _TEXT_LENGTHS:
             array[column] = [getattr(record, column) for record in records]
@@ -151,6 +159,14 @@ class Results:
         """HDR percentiles, in seconds, of the latency of all answers; empty without any."""
         return percentiles(self.answered["latency_seconds"])
 
+    def token_percentiles(self) -> dict[str, float]:
+        """HDR percentiles, in seconds, of the first token of answers and of the time between two; empty unstreamed."""
+        found: dict[str, float] = {}
+        for column in _STREAM_COLUMNS if self.facts.streamed else ():
+            seconds = self.answered[column]
+            found |= {f"{column}_{name}": value for name, value in percentiles(seconds[~np.isnan(seconds)]).items()}
+        return found
+
     def stage_times(self, stage: str) -> StageTimes | None:
         """Sum up what the answers say of a stage; None where none says anything."""
         told = self.answered[~np.isnan(self.answered[f"service_seconds:{stage}"])]
@@ -172,6 +188,7 @@ class Results:
             "slo_fraction": within_slo / received if received else None,
             "slo_seconds": facts.slo_seconds,
             **{f"latency_seconds_{name}": value for name, value in self.latency_percentiles().items()},
+            **self.token_percentiles(),
             "measured_accuracy": _ratio(answered["correct"].sum(), answered["total"].sum()),
             "expected_accuracy": _mean(answered["expected_accuracy"]),
             "offered_rps": received / facts.duration_seconds,
@@ -205,7 +222,7 @@ class Results:
             raise ValueError(f"{folder / SUMMARY_FILE} is not the record of a load: {error!r}") from error
         with np.load(folder / RECORDS_FILE, allow_pickle=False) as arrays:
             records = arrays["records"]
-        if records.dtype != _dtype(facts.stages):
+        if records.dtype != _dtype(facts):
             raise ValueError(f"{folder / RECORDS_FILE} holds other fields than {SUMMARY_FILE} speaks of")
         return cls(facts, records)
 
@@ -226,10 +243,11 @@ def percentiles(latencies_seconds: NDArray[np.float64]) -> dict[str, float]:
     return {f"p{quantile:g}": histogram.get_value_at_percentile(quantile) / 1e6 for quantile in _QUANTILES}
 
 
-def _dtype(stages: tuple[str, ...]) -> np.dtype[Any]:
+def _dtype(facts: RunFacts) -> np.dtype[Any]:
     texts = [(name, f"U{length}") for name, length in _TEXT_LENGTHS.items()]
-    visits = [(f"{column}:{stage}", kind) for stage in stages for column, kind in _VISIT_COLUMNS.items()]
-    return np.dtype([*_NUMBERS.items(), *texts, *visits])
+    visits = [(f"{column}:{stage}", kind) for stage in facts.stages for column, kind in _VISIT_COLUMNS.items()]
+    streams = _STREAM_COLUMNS.items() if facts.streamed else ()
+    return np.dtype([*_NUMBERS.items(), *texts, *visits, *streams])
 
 
 def _ratio(part: Any, whole: Any) -> float | None:

@@ -30,6 +30,17 @@ _MAX_ERROR_BYTES = 4096
 _MAX_MESSAGE_BYTES = 256 * 2**20
 
 
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """When the words of a streamed answer came: seconds from when it was sent, and between two pieces on average.
+
+    NaN without words, or with one piece alone.
+    """
+
+    first_seconds: float
+    between_seconds: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     """What came back: an HTTP status or gRPC status name, or the name of the error that kept an answer away."""
@@ -38,6 +49,7 @@ class Answer:
     response: InferResponse | None = None
     detail: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    streamed: Streamed | None = None
 
 
 @dataclass(frozen=True, slots=True)

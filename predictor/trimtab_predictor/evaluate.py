@@ -20,7 +20,7 @@ from trimtab_predictor.features import BIN_SECONDS, BINS
 from trimtab_predictor.forecaster import HORIZON_SECONDS
 from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmWeights, forecast_peaks
 from trimtab_predictor.trace import TraceError, read_trace
-from trimtab_predictor.windows import Windows, cut_windows, thickened, thinned
+from trimtab_predictor.windows import WINDOW_SECONDS, Windows, cut_windows, thickened, thinned
 
 STRIDE_SECONDS = 10
 HELD_BACK_SECONDS = 3 * 86_400
@@ -63,13 +63,18 @@ def errors_by_factor(
     table = {}
     for factor in factors:
         fit, score = (cut_windows(scaled_load(part, factor), STRIDE_SECONDS) for part in (fit_rps, score_rps))
-        if min(len(fit), len(score)) < FEWEST_WINDOWS:
-            raise TraceError(
-                f"only {len(fit)} windows to fit AR(12) and {len(score)} to score; at least {FEWEST_WINDOWS} of "
-                "140 seconds without a gap are needed in each part"
-            )
+        require_enough(fit, score)
         table[factor] = (len(score), errors(fit, score, weights))
     return table
+
+
+def require_enough(fit: Windows, score: Windows) -> None:
+    """Raise TraceError where there are too few whole windows to say anything."""
+    if min(len(fit), len(score)) < FEWEST_WINDOWS:
+        raise TraceError(
+            f"only {len(fit)} windows to fit AR(12) and {len(score)} to score; at least {FEWEST_WINDOWS} of "
+            f"{WINDOW_SECONDS} seconds without a gap are needed in each part"
+        )
 
 
 def outcome(name: str, table: Mapping[float, tuple[int, Mapping[str, float]]]) -> Outcome:

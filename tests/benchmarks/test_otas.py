@@ -9,7 +9,7 @@ from benchmarks.otas.evaluation import Evaluation, judge
 from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, PROMPTS, TOME, VPT
 from benchmarks.otas.page import render
 
-SHORT = Source(None, 0, 5)
+SHORT = Source(load.bursty_rps(None, 0, 5))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_loads_are_the_papers():
 
 
 def test_the_page_and_the_verdict_name_every_method():
-    short = Source(None, 0, 2)
+    short = Source(load.bursty_rps(None, 0, 2))
     cells = [Cell(workload, method) for workload in (SYNTHETIC, BURSTY) for method in METHODS]
     evaluation = Evaluation([measure(short, cell) for cell in cells], "made up")
     html, outcome = render(evaluation), judge(evaluation)

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.tokens_served.__main__ import POLICIES as SERVED
 from benchmarks.tokens_served.direct import mixed, split
+from benchmarks.tokens_served.driving import SHAPE, around, shape_of
 from benchmarks.tokens_served.looks import Rows, Way, compared, serve, ways
 from benchmarks.tokens_served.outcome import Run
 from benchmarks.tokens_served.queries import QUERIES, Queries
@@ -16,7 +18,9 @@ from trimtab_model_servers.vit_tasks.samples import HeldOut
 from trimtab_pipelines.ends import End
 from trimtab_pipelines.plan import PointPlan
 from trimtab_pipelines.second_look import LookPlan, TaskLook
+from trimtab_predictor.trace import TraceError
 from trimtab_protocol import InferResponse, Tensor
+from trimtab_router.stage.policies import POLICIES
 
 
 def a_run(*records, deadlines, utilities):
@@ -176,3 +180,18 @@ def test_rows_of_the_second_set_are_none_that_figures_of_the_pipeline_are_of():
     assert np.mean([pixels.tobytes() in known for pixels in rows.pixels]) < 0.01, "some crops are drawn twice"
     assert len(np.concatenate(rows.turns())) == len(rows.labels)
     assert len(np.concatenate(rows.turns(200))) == 200
+
+
+def test_the_papers_rivals_are_served_too():
+    assert {"TokenAdaptive", "Otas", "PetsLike", "InfaasLike"} <= set(SERVED.values()) <= set(POLICIES)
+
+
+def test_a_load_goes_as_plateaus_of_ours_or_as_a_trace_does(tmp_path):
+    trace = tmp_path / "rps.csv"
+    trace.write_text("rps\n7\n10\n0\n20\n30\n")
+
+    assert shape_of(None, 0, 4) is SHAPE
+    assert around(SHAPE, 50.0, SHAPE.size).mean() == pytest.approx(50.0)
+    assert around(shape_of(trace, 1, 4), 30.0, 4).tolist() == pytest.approx([20.0, 0.0, 40.0, 60.0])
+    with pytest.raises(TraceError, match=r"rps\.csv: cannot cut"):
+        shape_of(trace, 3, 4)

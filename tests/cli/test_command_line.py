@@ -151,6 +151,11 @@ def test_load_needs_a_load(tmp_path: Path, capsys: Captured) -> None:
     assert "say what to send" in said(capsys, 2, "load", str(write_echo_pipeline(tmp_path)))
 
 
+def test_a_pipeline_that_answers_no_chats_is_sent_none(tmp_path: Path, capsys: Captured) -> None:
+    arguments = ("load", str(write_echo_pipeline(tmp_path)), "--load", "20", "--duration", "1", "--wire", "chat")
+    assert "--wire chat sends `messages` and `images` alone" in said(capsys, 2, *arguments)
+
+
 def test_profile_without_a_stage(tmp_path: Path, capsys: Captured) -> None:
     profiles = tmp_path / "measured.yaml"
     profiles.write_text(dump_yaml(a_profile("first", [a_point_profile("fast")])))

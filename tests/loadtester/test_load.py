@@ -109,6 +109,24 @@ def test_a_wrong_trace_is_refused(counts: list[float], arguments: dict[str, floa
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "speed_up", "played"), [(21, 0.7, 30), (7, 0.1, 70), (100, 0.29, 345), (3, 1e-3, 3000), (5, 0.999, 6)]
+)
+def test_a_trace_is_played_slower_whatever_its_length(seconds: int, speed_up: float, played: int) -> None:
+    rates = LoadSpec.from_counts(np.arange(1.0, seconds + 1), "t", speed_up=speed_up).rates()
+
+    assert rates.size == played
+    assert (rates[0], rates[-1]) == (1.0, seconds)
+    assert (np.diff(rates) >= 0).all()
+    assert set(rates.tolist()) == set(range(1, seconds + 1))
+
+
+def test_a_second_begins_where_it_begins_however_it_is_written() -> None:
+    rates = LoadSpec.from_counts(np.arange(100.0), "t", speed_up=0.29).rates()
+
+    assert rates[100] == 29
+
+
 def test_a_trace_is_read_from_a_file_with_its_gaps(tmp_path: Path) -> None:
     path = tmp_path / "rps.csv"
     path.write_text("rps\n4\n0\n8\n0\n")

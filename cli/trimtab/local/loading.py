@@ -9,11 +9,10 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 from pydantic import TypeAdapter
 
-from trimtab_loadtester.attack import AttackOptions, Progress, attack
+from trimtab_loadtester.attack import AttackOptions, Progress, WireName, attack
 from trimtab_loadtester.load import LoadSpec
 from trimtab_loadtester.results import Results
 from trimtab_loadtester.wire import OPEN, Access
@@ -33,7 +32,7 @@ class LoadOrder:
     scale: float = 1.0
     duration_seconds: float | None = None
     seed: int = 0
-    wire: Literal["REST", "gRPC"] = "REST"
+    wire: WireName = "REST"
     access: Access = OPEN
     samples: str | None = None
 

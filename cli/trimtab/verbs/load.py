@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -22,7 +22,7 @@ from trimtab.options import (
     place_of,
 )
 from trimtab.orders import load_order
-from trimtab_loadtester.attack import attack
+from trimtab_loadtester.attack import WireName, attack
 from trimtab_loadtester.load import LoadError
 from trimtab_loadtester.progress import progress_bar
 from trimtab_loadtester.wire import Access
@@ -41,7 +41,9 @@ def command(
     seed: SeedOption = 0,
     samples: SamplesOption = None,
     address: Annotated[str, typer.Option(help="host:port of the router")] = "127.0.0.1:8080",
-    wire: Annotated[Literal["REST", "gRPC"], typer.Option(help="Protocol; give the matching port")] = "REST",
+    wire: Annotated[
+        WireName, typer.Option(help="Protocol; give the matching port. chat: as OpenAI's clients, streamed")
+    ] = "REST",
     ca: Annotated[Path | None, typer.Option(help="Use TLS; the authority that signed the door's certificate")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File with the key that the door asks for")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for requests.npz and load.json")] = None,

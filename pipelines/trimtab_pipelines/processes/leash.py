@@ -18,6 +18,11 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def leashed(module: str, *arguments: str) -> list[str]:
+    """The command of a process that runs `python -m MODULE …` and dies with this one."""
+    return [sys.executable, "-m", "trimtab_pipelines.processes.leash", str(os.getpid()), module, *arguments]
+
+
 def main() -> None:
     """Tie this process to its parent, then become the module."""
     parent, module, *arguments = sys.argv[1:]

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trimtab_pipelines.mistakes import Failed
 from trimtab_pipelines.processes.announced import Ports
+from trimtab_pipelines.processes.leash import leashed
 
 LOG_TAIL_BYTES = 2000
 LINE_LIMIT_BYTES = 2**20
@@ -58,7 +58,7 @@ class Module:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "trimtab_pipelines.processes.leash", str(os.getpid()), module, *arguments),
+                *leashed(module, *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if is_read else errors,
                 stderr=errors,

@@ -1,0 +1,44 @@
+"""Processes are parted on processors that are ours, whichever these are."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.cores import CLIENT_CORE, CORES, SERVER_CORE, first_two
+from benchmarks.router.processes import ROOT
+
+SCRIPT = """
+import json, os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin, pin_threads
+from benchmarks.overload.targets import keep_off_servers
+from benchmarks.overload.core import watching
+
+found = []
+for act in (lambda: pin(SERVER_CORE), lambda: pin(CLIENT_CORE), lambda: keep_off_servers(os.getpid())):
+    act()
+    found.append(sorted(os.sched_getaffinity(0)))
+with watching(os.getpid(), {}):
+    pass
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(("cores", "parted"), [({2, 3}, (2, 3)), ({9, 4, 7}, (4, 7)), ({5}, (5, 5)), ({0, 1}, (0, 1))])
+def test_the_first_two_cores_that_are_ours_are_taken(cores, parted):
+    assert first_two(cores) == parted
+
+
+def test_what_the_machine_has_is_not_asked_but_what_this_process_may_use():
+    assert {SERVER_CORE, CLIENT_CORE} <= CORES <= set(range(os.cpu_count() or 1))
+
+
+@pytest.mark.parametrize("core", [min(CORES), max(CORES)])
+def test_who_may_use_one_core_alone_is_pinned_to_no_other(core):
+    command = [sys.executable, "-c", SCRIPT, str(core)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert json.loads(done.stdout or "[]") == [[core]] * 3, done.stderr

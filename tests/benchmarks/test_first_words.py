@@ -1,0 +1,80 @@
+"""The first word of a chat is told by whoever heard one: a refusal, or a stream of an error alone, is none."""
+
+import json
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from benchmarks.chats.through import Heard, Way, bars_of, listen
+from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, Told
+from benchmarks.layouts.phases import first_words
+from trimtab_model_servers.lmm_digits.chats import Chat
+from trimtab_model_servers.lmm_digits.questions import Kind
+
+QUESTION = Chat(Kind.SUM, b'[{"role": "user", "content": "What is 7 plus 5?"}]', (), "12")
+BODY = {"model": "lmm", "messages": [{"role": "user", "content": "What is 7 plus 5?"}], "stream": True}
+ERROR = b'data: {"error": {"message": "the replica is gone"}}\n\ndata: [DONE]\n\n'
+
+
+def a_server(status, body):
+    async def answer(_request):
+        return web.Response(status=status, body=body)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    return TestServer(app)
+
+
+async def asked_of(server):
+    async with server, aiohttp.ClientSession() as session:
+        return await Asker(server.port, "lmm", session).ask(BODY, "12")
+
+
+async def listened_to(body):
+    heard = Heard()
+    async with a_server(200, body) as server, aiohttp.ClientSession() as session:
+        way = Way(str(server.make_url("/v1/chat/completions")), "lmm", session, inner=False, words=(1, 2))
+        await listen(way, QUESTION, 2, heard, counts=True)
+    return heard
+
+
+async def test_a_refused_chat_has_no_first_word_and_looks_no_faster_than_calm():
+    refused = await asked_of(a_server(429, json.dumps({"error": {"message": "too many"}}).encode()))
+
+    assert (refused.status, refused.first_seconds, refused.error) == (429, None, "too many")
+    calm = [Told(status=200, first_seconds=0.02, whole=True)] * 99
+    assert first_words([*calm, *[refused] * 20]) == PATIENCE_SECONDS > first_words(calm)
+
+
+async def test_a_stream_that_breaks_off_after_a_word_is_no_answer():
+    word = b'data: {"choices": [{"delta": {"content": "1"}, "finish_reason": null}]}\n\n'
+    cut = await asked_of(a_server(200, word))
+
+    assert cut.first_seconds is not None
+    assert first_words([cut]) == PATIENCE_SECONDS
+
+
+async def test_a_stream_of_an_error_alone_adds_no_time_to_a_first_word():
+    heard = await listened_to(ERROR)
+
+    assert (heard.first_seconds, heard.wordless) == ([], 1)
+
+
+async def test_the_time_to_a_first_word_is_noted_where_one_comes():
+    heard = await listened_to(b'data: {"choices": [{"delta": {"content": "12"}}]}\n\ndata: [DONE]\n\n')
+
+    assert len(heard.first_seconds) == 1
+    assert 0 < heard.first_seconds[0] < 30
+    assert heard.wordless == 0
+
+
+@pytest.mark.parametrize("wordless", [0, 3])
+def test_a_comparison_without_answers_holds_nothing(wordless):
+    nobody = Heard(wordless=wordless)
+    fast = Heard(first_seconds=[0.01] * 9, pieces=9)
+
+    assert all(one.holds for one in bars_of("both", fast, fast))
+    for alone, other in ((nobody, nobody), (fast, nobody), (nobody, fast)):
+        assert not all(one.holds for one in bars_of("one", alone, other))

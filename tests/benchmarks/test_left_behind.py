@@ -1,0 +1,65 @@
+"""What a benchmark starts ends with it, however it ends."""
+
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from benchmarks.router.processes import ROOT
+
+PATIENT_SECONDS = 60.0
+GONE_WITHIN_SECONDS = 2.0
+SCRIPT = """
+import psutil, sys
+from benchmarks.overload.targets import neighbours
+
+with neighbours(1):
+    (busy,) = psutil.Process().children()
+    while busy.cpu_times().user < 0.2:  # it is under way
+        pass
+    print(busy.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def started(*arguments):
+    pipe = subprocess.PIPE
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
+def test_neighbours_end_with_who_has_them(ended_by):
+    with started("-c", SCRIPT) as script:
+        neighbour = psutil.Process(int(script.stdout.readline()))
+        script.send_signal(ended_by)
+        script.wait(PATIENT_SECONDS)
+        _, left = psutil.wait_procs([neighbour], GONE_WITHIN_SECONDS)
+    for process in left:
+        process.kill()
+
+    assert not left
+
+
+def test_overload_that_is_terminated_says_so_and_leaves_nobody():
+    with started("-m", "benchmarks.overload", "--phase", "door") as command:
+        command.stdout.readline()  # the table's head: it has begun
+        below = psutil.Process(command.pid).children(recursive=True)
+        command.terminate()
+        _, errors = command.communicate(timeout=PATIENT_SECONDS)
+        _, left = psutil.wait_procs(below, GONE_WITHIN_SECONDS)
+
+    assert (command.returncode, left) == (143, [])
+    assert errors.endswith("trimtab: terminated\n")
+    assert "Traceback" not in errors
+
+
+def test_a_soak_of_a_pipeline_that_is_not_there_ends_in_one_line():
+    with started("-m", "benchmarks.soak", "--pipeline", "nowhere") as command:
+        _, errors = command.communicate(timeout=PATIENT_SECONDS)
+
+    assert command.returncode == 1
+    assert "nowhere" in errors
+    assert "Traceback" not in errors

@@ -1,0 +1,111 @@
+"""Where nothing was measured nothing holds: a bar that is met by silence is none."""
+
+import asyncio
+from math import nan
+
+import pytest
+
+from benchmarks.cluster.faults import FAULTS, Suffered, named, outcome_of
+from benchmarks.cluster.retrying import Retried
+from benchmarks.fuzz.__main__ import outcome as fuzz_outcome
+from benchmarks.fuzz.parts import Fuzzed
+from benchmarks.hostile.course import Course
+from benchmarks.hostile.phases import CALM, FRIENDLY_RPS, Phase, Seen
+from benchmarks.hostile.report import Aftermath
+from benchmarks.hostile.report import outcome as hostile_outcome
+from benchmarks.ipa.__main__ import judge
+from benchmarks.ipa.cells import ORACLE, OURS, RANKS, REACTIVE, Cell, Measured
+from benchmarks.ipa.evaluation import Evaluation
+from benchmarks.layouts.asking import Told
+from benchmarks.layouts.phases import cut_streams, settled
+from trimtab_loadtester.results import Record, Results, RunFacts
+from trimtab_pipelines.ends import End
+from trimtab_pipelines.mistakes import UsersMistake
+
+NOTHING_LEFT = Aftermath(0, 0, 0, 0)
+
+
+def seen(count):
+    found = Seen(good_seconds=[0.01] * count)
+    found.codes["ok"] = count
+    return found
+
+
+def fuzzed():
+    found = Fuzzed()
+    found.note("REST bodies", 0, ["400"] * 20)
+    found.memory_bytes = {"router": (100, 101)}
+    return found
+
+
+def test_a_fuzz_that_sent_nothing_does_not_hold():
+    assert not fuzz_outcome(Fuzzed(), Seen(), NOTHING_LEFT, 1, 0.0).holds
+    assert fuzz_outcome(fuzzed(), seen(200), NOTHING_LEFT, 1, 10.0).holds
+
+
+@pytest.mark.parametrize("friendly", [0, int(0.4 * FRIENDLY_RPS * 10)])
+def test_friendly_callers_who_ended_early_are_noticed(friendly):
+    assert not fuzz_outcome(fuzzed(), seen(friendly), NOTHING_LEFT, 1, 10.0).holds
+    course = Course(phases=[Phase("bombs", 0.0, 10.0), Phase(CALM, 10.0, 20.0)])
+    assert not hostile_outcome(course, {CALM: seen(200), "bombs": seen(friendly)}, {}, NOTHING_LEFT).holds
+    assert hostile_outcome(course, {CALM: seen(200), "bombs": seen(200)}, {}, NOTHING_LEFT).holds
+
+
+def test_without_a_stream_that_was_cut_after_a_word_the_time_to_its_reason_says_nothing():
+    whole, cut = Told(whole=True, pieces=9), Told(pieces=2, error="the replica is gone", ended_at=10.5)
+
+    assert cut_streams([whole, Told(error="too many", status=503)], 10.0)["writer_killed_cut_with_words"] == 0
+    found = cut_streams([whole, cut], 10.0)
+    assert (found["writer_killed_cut_with_words"], found["writer_killed_slowest_reason_seconds"]) == (1, 0.5)
+
+
+def measured(method, violations):
+    return Measured(Cell("nlp", "bursty", method, 1), 100, 0.8, 0.8, 4.0, violations, 0.0, 0.0, 0.1, 0)
+
+
+def evaluation(*found):
+    return Evaluation(found, (), {}, {}, 1, "look-alikes")
+
+
+def test_an_evaluation_without_pairs_or_without_requests_does_not_hold():
+    def with_ours(violations, oracle=0.0):
+        others = [measured(method, 0.0) for method in (REACTIVE, RANKS, "RIM")]
+        return judge(evaluation(measured(OURS, violations), measured(ORACLE, oracle), *others), 1.0)
+
+    assert not judge(evaluation(), 1.0).holds
+    assert with_ours(0.005).holds
+    assert not with_ours(0.5).holds
+    assert not with_ours(nan).holds
+    assert not with_ours(nan, nan).holds
+    assert not with_ours(0.5, 0.5).holds
+
+
+def test_faults_that_nobody_struck_do_not_hold():
+    assert not outcome_of([], 5.0).holds
+
+
+@pytest.mark.parametrize(("records", "holds"), [((), False), ((Record(0.0, 0.0, 0.1, End.OK, "200"),), True)])
+def test_a_fault_during_which_nobody_asked_does_not_hold(records, holds):
+    results = Results.of(RunFacts("digits", "constant:5", 30.0, 1.0, (), 0.0), records)
+
+    assert outcome_of([Suffered(FAULTS[0], results, Retried(), 1.0)], 5.0).holds is holds
+
+
+def test_faults_are_chosen_by_words_in_their_names_and_others_are_refused():
+    assert named([]) == list(FAULTS)
+    assert [fault.name for fault in named(["adapter"])] == ["kill the adapter"]
+    with pytest.raises(UsersMistake, match=r"--only typo: no fault .*kill the adapter"):
+        named(["adapter", "typo"])
+
+
+def test_where_no_fixed_layout_carries_anything_nothing_is_asked_of_the_planned_one():
+    class Asker:
+        model = "lmm-digits"
+
+        async def at_rate(self, *asked):
+            pytest.fail(f"asked {asked}")
+
+    share, told = asyncio.run(settled(None, Asker(), 1, 0.0))  # type: ignore[arg-type]
+
+    assert share == 0.0
+    assert "no fixed layout" in told

@@ -1,0 +1,214 @@
+"""Chats as OpenAI's clients send them: what is asked, and when the words of an answer come."""
+
+import asyncio
+import base64
+import json
+import math
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from tests.loadtester.fake_pipeline import a_pipeline
+from trimtab_loadtester.attack import AttackOptions, attack_async
+from trimtab_loadtester.chat_wire import BROKEN, PATH, ChatWire
+from trimtab_loadtester.load import LoadError, LoadSpec
+from trimtab_loadtester.payload import Payload, Score
+from trimtab_loadtester.results import Results
+from trimtab_loadtester.wire import OPEN, Access
+from trimtab_pipelines.ends import End
+from trimtab_protocol import Tensor
+
+WORDS = ("1", "2", ".")
+DONE = b"data: [DONE]\n\n"
+
+
+def strings(*values):
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def a_chat(*images):
+    content = [{"type": "image"} for _ in images] + [{"type": "text", "text": "What is 7 plus 5?"}]
+    messages = json.dumps([{"role": "user", "content": content}]).encode()
+    shown = (Tensor("images", "BYTES", strings(*images)[None]),) if images else ()
+    return (Tensor("messages", "BYTES", strings(messages)), *shown)
+
+
+def chunk(words="", finish=None):
+    delta = {"content": words} if words else {}
+    return b"data: " + json.dumps({"choices": [{"delta": delta, "finish_reason": finish}]}).encode() + b"\n\n"
+
+
+class Clock:
+    """Stands still but where it is moved; tells when somebody has looked."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.looked = asyncio.Event()
+
+    def __call__(self):
+        self.looked.set()
+        return self.now
+
+
+@asynccontextmanager
+async def streaming(events, status=200):
+    """A door that streams what `events(send)` sends; yields its address and the bodies that it was asked."""
+    asked = []
+
+    async def answer(request):
+        asked.append((await request.json(), request.headers.copy()))
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        await events(response.write)
+        return response
+
+    app = web.Application()
+    app.router.add_post(PATH, answer)
+    async with TestServer(app) as server:
+        yield f"127.0.0.1:{server.port}", asked
+
+
+async def answer_of(events, *, status=200, clock=None):
+    async with streaming(events, status) as (address, _), ChatWire(address, "lmm", OPEN, clock or Clock()) as wire:
+        return await wire.send(wire.encode(a_chat(), ("text",), {}), "1-0")
+
+
+def spoken(clock, seconds):
+    """Who speaks, then words, each so long after the one before; the last is said as soon as the end is."""
+
+    async def events(send):
+        for delay, event in zip((0.0, *seconds), (chunk(), *map(chunk, WORDS)), strict=True):
+            clock.looked.clear()
+            clock.now += delay
+            await send(event)
+            await clock.looked.wait()
+        await send(chunk(finish="stop") + DONE)
+
+    return events
+
+
+async def test_the_first_word_is_told_apart_from_the_time_between_the_others():
+    clock = Clock()
+    answer = await answer_of(spoken(clock, (0.2, 0.05, 0.15)), clock=clock)
+
+    assert answer.code == "200"
+    assert answer.response.outputs[0].array.tolist() == [b"12."]
+    assert answer.streamed.first_seconds == pytest.approx(0.2)
+    assert answer.streamed.between_seconds == pytest.approx(0.1)
+
+
+async def test_an_answer_of_one_piece_has_no_time_between_two():
+    async def events(send):
+        await send(chunk("12", finish="stop") + DONE)
+
+    answer = await answer_of(events)
+
+    assert answer.streamed.first_seconds == 0.0
+    assert math.isnan(answer.streamed.between_seconds)
+
+
+@pytest.mark.parametrize(
+    ("sent", "detail"),
+    [
+        (chunk("1"), "the stream ended before"),
+        (chunk("1") + b'data: {"error": {"message": "the replica is gone"}}\n\n', "the replica is gone"),
+    ],
+)
+async def test_an_answer_that_breaks_off_is_none(sent, detail):
+    async def events(send):
+        await send(sent)
+
+    answer = await answer_of(events)
+
+    assert (answer.code, answer.response, answer.streamed) == (BROKEN, None, None)
+    assert detail in answer.detail
+
+
+async def test_what_the_door_refuses_and_what_is_no_stream_is_told():
+    async def refused(send):
+        await send(b'{"error": {"message": "too many"}}')
+
+    async def strange(send):
+        await send(b"data: [1]\n\n")
+
+    answer = await answer_of(refused, status=429)
+    assert (answer.code, answer.detail) == ("429", "too many")
+    assert (await answer_of(strange)).code == "ProtocolError"
+    async with ChatWire("127.0.0.1:1", "lmm", OPEN) as wire:
+        assert (await wire.send(b"{}")).code == "ConnectionRefused"
+
+
+async def test_a_chat_is_asked_as_openais_clients_ask_with_its_images_in_their_places(tmp_path):
+    async def events(send):
+        await send(chunk("12", finish="stop") + DONE)
+
+    (tmp_path / "key").write_text("a-key\n")
+    access = Access(api_key_file=tmp_path / "key")
+    async with streaming(events) as (address, asked), ChatWire(address, "lmm", access) as wire:
+        await wire.send(wire.encode(a_chat(b"first", b"second"), ("text",), {}), "7-1")
+    body, headers = asked[0]
+    assert (body["model"], body["stream"]) == ("lmm", True)
+    *images, text = body["messages"][0]["content"]
+    shown = [base64.b64decode(part["image_url"]["url"].partition(",")[2]) for part in images]
+    assert shown == [b"first", b"second"]
+    assert text == {"type": "text", "text": "What is 7 plus 5?"}
+    assert (headers["x-request-id"], headers["x-api-key"]) == ("7-1", "a-key")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters"), [((Tensor.of("x", np.zeros(1)),), {}), (a_chat(), {"timeout": 1}), ((), {})]
+)
+def test_what_is_no_chat_is_refused_by_name(inputs, parameters):
+    with pytest.raises(LoadError, match=r"--wire chat sends `messages` and `images` alone"):
+        ChatWire("127.0.0.1:1", "lmm", OPEN).encode(inputs, (), parameters)
+
+
+class Chats:
+    """One chat, again and again."""
+
+    def payload(self, _):
+        return Payload(a_chat(), truth=b"12.")
+
+    def score(self, truth, outputs):
+        return Score(int(outputs["text"][0] == truth), 1)
+
+
+async def a_load(address, wire):
+    options = AttackOptions(wire=wire, duration_seconds=1.0, seed=1)
+    return await attack_async(a_pipeline(), address, LoadSpec.parse("constant:20"), options, source=Chats())
+
+
+async def test_a_load_of_chats_tells_first_tokens_and_the_time_between_tokens(tmp_path):
+    async def events(send):
+        for word in WORDS:
+            await send(chunk(word))
+        await send(chunk(finish="stop") + DONE)
+
+    async with streaming(events) as (address, asked):
+        results = await a_load(address, "chat")
+    summary = results.summary()
+    assert summary["received"] == len(asked) == results.count(End.OK) > 0
+    assert summary["measured_accuracy"] == 1.0
+    records = results.answered
+    assert (records["first_token_seconds"] >= records["sent"] - records["scheduled"]).all()
+    assert (records["first_token_seconds"] <= records["latency_seconds"]).all()
+    for column in ("first_token_seconds", "between_tokens_seconds"):
+        assert 0 < summary[f"{column}_p50"] <= summary[f"{column}_p99"] < 30
+    results.save(tmp_path)
+    assert Results.load(tmp_path).summary() == json.loads((tmp_path / "load.json").read_text())["summary"]
+
+
+async def test_a_load_that_is_not_streamed_tells_nothing_of_tokens(tmp_path):
+    async def nothing(send):
+        await send(b"")
+
+    async with streaming(nothing) as (address, _):
+        results = await a_load(address, "REST")
+    assert not [name for name in results.summary() if "token" in name]
+    results.save(tmp_path)
+    assert Results.load(tmp_path).records.dtype.names == results.records.dtype.names

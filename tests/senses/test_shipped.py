@@ -67,12 +67,10 @@ def test_what_the_pipeline_states_is_what_was_measured(measured):
         for point in variant.operating_points:
             own = known.counted.point(point.name).accuracy
             evidence = point.judged()
-            assert (evidence.value, evidence.samples, evidence.low, evidence.high) == (
-                own.value,
-                own.samples,
-                own.low,
-                own.high,
-            )
+            assert evidence == own
+            assert point.accuracy_by_task == {kind: on.point(point.name).accuracy for kind, on in known.on.items()}
+            assert own.mean_certainty is not None
+            assert abs(own.mean_certainty - own.value) <= known.counted.point(point.name).calibration_error + 1e-3
             assert point.second_looks == known.counted.second_looks.get(point.name, ())
 
 

@@ -8,7 +8,7 @@ from trimtab_adapter.planning.corrected import Watched, corrected, drifts, with_
 from trimtab_adapter.planning.explain import basis_words, explain, line
 from trimtab_adapter.planning.hysteresis import planning_load, why_more
 from trimtab_adapter.planning.least_bad import Answer, answer
-from trimtab_adapter.planning.options import PlanningError, Question
+from trimtab_adapter.planning.options import PlanningError, Question, capped
 from trimtab_adapter.planning.points import allowed_points
 from trimtab_adapter.planning.stretch import stretch
 from trimtab_adapter.solvers.limits import limited
@@ -117,6 +117,7 @@ def plan_of(
             update={
                 "accuracy_basis": basis_words(question.spec, stages),
                 "points_left_out": left_out,
+                "batch_sizes_capped": capped(question.spec),
                 "accuracies_drifted": drifts(pipeline.spec, question.spec),
             }
         ),

@@ -74,6 +74,17 @@ def test_what_the_pipeline_states_is_what_was_measured(measured):
             assert point.second_looks == known.counted.second_looks.get(point.name, ())
 
 
+@pytest.mark.parametrize("variant", networks.VARIANTS)
+def test_the_weights_say_whom_they_have_heard(variant):
+    assert networks.heard_by(FOLDER / "weights" / f"{variant}.safetensors") == ("george", "jackson", "lucas", "nicolas")
+
+
+def test_weights_that_do_not_say_it_are_named(tmp_path):
+    networks.save(networks.build(networks.VARIANTS["late"], seed=0), tmp_path / "old.safetensors")
+    with pytest.raises(networks.WeightsError, match=r"old.safetensors does not say whose recordings"):
+        networks.heard_by(tmp_path / "old.safetensors")
+
+
 def test_the_weights_are_small_and_carry_their_licence():
     assert sum(path.stat().st_size for path in (FOLDER / "weights").glob("*.safetensors")) < MOST_WEIGHT_BYTES
     licence = (FOLDER / "weights" / "LICENSE.md").read_text()

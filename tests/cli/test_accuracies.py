@@ -7,7 +7,7 @@ import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
 from tests.cli.pipelines import echo_pipeline
-from trimtab.accuracies.attribution import Heard, NothingRight, Tally, accuracies, choices, mean_certainties
+from trimtab.accuracies.attribution import Choice, Heard, NothingRight, Tally, accuracies, choices, mean_certainties
 from trimtab.commands import run
 from trimtab_loadtester.payload import Score
 from trimtab_pipelines.accuracy import sources
@@ -31,7 +31,7 @@ def test_the_best_is_tried_and_all_that_differ_in_one_stage() -> None:
 
 def test_the_product_of_the_stages_is_what_was_measured() -> None:
     shares = {BEST: 0.81, LIGHT_FIRST: 0.54, LIGHT_SECOND: 0.27}
-    tallies = {choice: tally(round(100 * share)) for choice, share in shares.items()}
+    tallies: dict[Choice, Tally] = {choice: tally(round(100 * share)) for choice, share in shares.items()}
     found = accuracies(echo_pipeline(), tallies, DIGEST, {BEST: {"first": 0.97}})
     for choice, share in shares.items():
         first, second = (found[stage, *mine].value for stage, mine in zip(("first", "second"), choice, strict=True))

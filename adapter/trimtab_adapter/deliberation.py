@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from trimtab_adapter.observation import MOST_ROWS, RATIO_RANGE, Measured, State, damp
+from trimtab_adapter.planning.corrected import Watched
 from trimtab_adapter.planning.decide import Situation
 from trimtab_adapter.planning.hysteresis import outgrows
 from trimtab_adapter.planning.strain import Strain
@@ -16,7 +17,7 @@ class Deliberation:
         self._recent: list[tuple[float, float]] = []
         self._rows: dict[str, Measured] = {}
         self._ratios: dict[tuple[str, str], Measured] = {}
-        self._accuracies: dict[tuple[str, str, str], float] = {}
+        self._accuracies: dict[Watched, float] = {}
         self._strain = Strain()
         self._joined: Mapping[tuple[str, str, str], Mapping[str, float]] = {}
 

@@ -10,7 +10,8 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from trimtab_pipelines.router_state import HISTORY_SECONDS, RouterLoad, RouterState, Served, Told
+from trimtab_adapter.planning.corrected import Watched
+from trimtab_pipelines.router_state import HISTORY_SECONDS, RouterLoad, RouterState, Served, StageState, Told
 from trimtab_predictor.context import MEMORY_SECONDS
 
 MOST_RPS = 1e7  # no single router receives more; a larger count is a fault
@@ -85,14 +86,14 @@ class Measured:
 class State:
     """What the router measured: rows per request by stage, service ratio by stage and variant, its last minute.
 
-    `accuracies`: by stage, variant and operating point, of those that are not what they were measured to be. `joined`:
-    by the same, how accurate they are on tasks that joined while the pipeline runs.
+    `accuracies`: of what is not as accurate as it was measured to be. `joined`: by stage, variant and operating point,
+    how accurate they are on tasks that joined while the pipeline runs.
     """
 
     rows_per_request: Mapping[str, float] = field(default_factory=dict)
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
     served: Served | None = None
-    accuracies: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    accuracies: Mapping[Watched, float] = field(default_factory=dict)
     joined: Mapping[tuple[str, str, str], Mapping[str, float]] = field(default_factory=dict)
 
 
@@ -112,7 +113,7 @@ def read_state(content: object) -> State:
     told = _read(RouterState, content, "state", "{'stages': {...}}")
     rows: dict[str, float] = {}
     ratios: dict[tuple[str, str], float] = {}
-    accuracies: dict[tuple[str, str, str], float] = {}
+    accuracies: dict[Watched, float] = {}
     joined: dict[tuple[str, str, str], Mapping[str, float]] = {}
     for name, stage in told.stages.items():
         where = f"state.stages.{name}"
@@ -120,13 +121,24 @@ def read_state(content: object) -> State:
             rows[name] = _within(stage.rows_per_request, f"{where}.rows_per_request", 0.0, MOST_ROWS)
         if stage.service_ratio is not None and stage.variant:
             ratios[name, stage.variant] = _within(stage.service_ratio, f"{where}.service_ratio", 0.0, math.inf)
-        for point, accuracy in stage.drifted_accuracies.items():
-            accuracies[name, stage.variant, point] = _within(accuracy, f"{where}.drifted_accuracies.{point}", 0.0, 1.0)
+        accuracies |= _drifted(name, stage, where)
         joined |= _joined(name, stage.joined_accuracies, f"{where}.joined_accuracies")
     if told.served is not None:
         _within(told.served.p99_seconds or 0.0, "state.served.p99_seconds", 0.0, 1e6)
         _within(told.served.accuracy or 0.0, "state.served.accuracy", 0.0, 1.0)
     return State(rows, ratios, told.served, accuracies, joined)
+
+
+def _drifted(name: str, stage: StageState, where: str) -> dict[Watched, float]:
+    found = {}
+    for point, accuracy in stage.drifted_accuracies.items():
+        told = _within(accuracy, f"{where}.drifted_accuracies.{point}", 0.0, 1.0)
+        found[name, stage.variant, point, ""] = told
+    for point, by_task in stage.drifted_by_task.items():
+        for task, accuracy in by_task.items():
+            told = _within(accuracy, f"{where}.drifted_by_task.{point}.{task}", 0.0, 1.0)
+            found[name, stage.variant, point, task] = told
+    return found
 
 
 def _joined(
@@ -151,7 +163,7 @@ def merge_states(states: Iterable[State]) -> State:
             rows.setdefault(stage, []).append(value)
         for key, value in state.service_ratios.items():
             ratios.setdefault(key, []).append(value)
-    accuracies: dict[tuple[str, str, str], list[float]] = {}
+    accuracies: dict[Watched, list[float]] = {}
     for state in known:
         for which, value in state.accuracies.items():
             accuracies.setdefault(which, []).append(value)

@@ -3,7 +3,8 @@
 `python -m benchmarks.cluster.e2e` brings up what is missing, serves the digits pipeline under a load that rises and
 falls for three minutes, through TLS and with keys, both of which are replaced meanwhile, lets a stranger try the doors,
 asks every query of the dashboards, opens the live page, changes plans by hand to time them, serves lmm-digits in its
-place, whole and parted, and chats with it, and builds a user's image upon ours.
+place, whole and parted, and chats with it, serves digits-av and asks it with and without senses, and builds a user's
+image upon ours.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from benchmarks.cluster.observing import Watched, changes, watching
 from benchmarks.cluster.own_image import families_in_own_image
 from benchmarks.cluster.paging import charts_shown
 from benchmarks.cluster.replacing import CERTIFICATE_SECONDS, Replaced, replaced
+from benchmarks.cluster.sensing import sensed
 from benchmarks.cluster.setting import (
     ROOT,
     SYSTEM,
@@ -56,14 +58,18 @@ CERTIFICATE, REVOKED = "new certificate written to served, seconds", "key revoke
 LET_IN, REACHED = "ways in without a credential", "ports reached from another namespace, where policies are enforced"
 CHARTS, FAMILIES = "charts on the live page of the pipeline", "families in an image built from ours"
 WRONG_CHATS, LOST_CHATS = "chats answered wrongly, whole or streamed", "chats received - ok"
+WRONG_JOBS = "jobs of digits-av whose answers cannot be, by their points, certainties or floors"
+RIGHT_ROWS = "rows of digits-av answered rightly, share"
 FUNCTIONAL = frozenset(
     {
         *(FAILED, UNACCOUNTED, UNANSWERED, NOTICED, CERTIFICATE, REVOKED, LET_IN, REACHED, CHARTS, FAMILIES),
-        *(WRONG_CHATS, LOST_CHATS),
+        *(WRONG_CHATS, LOST_CHATS, WRONG_JOBS, RIGHT_ROWS),
     }
 )
 """Bars that hold on any machine, however slow or busy with other work."""
 PLATEAU_SECONDS = 25
+RIGHT_SHARE = 0.55
+"""Of rows of digits-av, a third of whose jobs lack the sense that tells most; by chance it would be a tenth."""
 
 
 @dataclass(slots=True)
@@ -95,6 +101,7 @@ async def e2e(given: argparse.Namespace) -> Outcome:
             await _live_page(watched, findings)
             await _plans_by_hand(watched, findings)
             await _chats(watched, findings)
+            await _senses(setting, findings)
         if setting.ours:
             await _own_image(findings)
     return Outcome(name="e2e", figures=findings.figures, bars=tuple(findings.bars))
@@ -237,6 +244,22 @@ async def _chats(watched: Watched, findings: Findings) -> None:
     findings.note(chats_seconds=time.monotonic() - began)
     findings.bars.append(bar(WRONG_CHATS, sum(each.wrong for each in met.values()), "==", 0))
     findings.bars.append(bar(LOST_CHATS, sum(each.unaccounted for each in met.values()), "==", 0))
+
+
+async def _senses(setting: Setting, findings: Findings) -> None:
+    """Serve digits-av after it, and ask it for jobs with and without a sense, with and without a floor."""
+    found = await sensed(setting)
+    met = found.met
+    for fault in met.faults[:10]:
+        console.print(f"  {fault}")
+    findings.note(
+        senses_to_ready_seconds=found.ready_seconds,
+        senses_jobs=met.jobs,
+        senses_points_planned=found.planned,
+        senses_points_served=", ".join(sorted(met.points)),
+    )
+    findings.bars.append(bar(WRONG_JOBS, len(met.faults), "==", 0))
+    findings.bars.append(bar(RIGHT_ROWS, met.right / met.rows, ">=", RIGHT_SHARE))
 
 
 async def _own_image(findings: Findings) -> None:

@@ -55,7 +55,10 @@ class Bench:
         """Jobs as asked for on the command line."""
         written = {"rows": self.rows, "floor": self.floor, "pool": POOL, "drawn": 0, **options}
         if self.recordings is not None:
-            written["recordings"] = str(self.recordings)
+            written |= {
+                "recordings": str(self.recordings),
+                "weights": str(self.source / "weights" / f"{VARIANT}.safetensors"),
+            }
         return Jobs(", ".join(f"{name}={value}" for name, value in written.items()))
 
     @asynccontextmanager

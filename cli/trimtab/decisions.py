@@ -119,6 +119,7 @@ def words(plan: PipelinePlan) -> list[str]:
         proof = "proven optimal" if why.gap <= 1e-6 else f"at most {why.gap:.3g} below the optimum"
         lines.append(f"solved by: {why.solver}, {proof}")
     lines += [f"no longer as accurate as measured: {point}" for point in why.accuracies_drifted]
+    lines += [f"smaller batches than asked for: {stage}" for stage in why.batch_sizes_capped]
     lines += [f"left out: {point}" for point in why.points_left_out]
     return lines
 

@@ -33,7 +33,8 @@ class JobOptions:
         missing: share of jobs that lack one or two of the three senses.
         skew: how many times as often the digits 0 to 4 come as 5 to 9.
         recordings: file or folder of real recordings (`fsdd_dev.npz`) to take the sound from, else synthesised voices.
-        speakers: of the recordings, whom to take; else those that the shipped weights have not learned from.
+        speakers: of the recordings, whom to take; else those that `weights` have not learned from.
+        weights: a file of weights that says whom it has heard.
         floor: least and most accuracy that a job asks for, each as likely; 0 where it asks for none.
         pool: rows that are drawn; jobs are different choices among them.
         drawn: the seed of these rows; else that of the load, so that each seed has rows of its own.
@@ -45,6 +46,7 @@ class JobOptions:
     skew: float = 1.0
     recordings: Path | None = None
     speakers: tuple[str, ...] = ()
+    weights: Path | None = None
     floor: tuple[float, float] = (0.0, 0.0)
     pool: int = 0
     drawn: int = -1
@@ -58,6 +60,8 @@ class JobOptions:
             raise ValueError(f"missing {self.missing:g} is a share, between 0 and 1")
         if not 0 < self.skew <= 1e6:
             raise ValueError(f"skew {self.skew:g} must be above 0")
+        if self.recordings is not None and not self.speakers and self.weights is None:
+            raise ValueError("recordings: name speakers, or weights=FILE for those that these have not heard")
         lowest, highest = self.floor
         if not 0 <= lowest <= highest <= 1:
             raise ValueError(f"floor {lowest:g}..{highest:g} must lie between 0 and 1, the lesser first")
@@ -99,6 +103,7 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "skew": float,
     "recordings": Path,
     "speakers": lambda written: tuple(written.split("+")),
+    "weights": Path,
     "floor": partial(_range, float),
     "pool": int,
     "drawn": int,
@@ -114,7 +119,7 @@ class DigitsAvPayloads:
         self._seed = seed
         self._options = options = options or JobOptions()
         own = seed if options.drawn < 0 else options.drawn
-        self._pool = _drawn(own, options.recordings, options.speakers, options.pool or POOL_ROWS)
+        self._pool = _drawn(own, options.recordings, options.speakers, options.weights, options.pool or POOL_ROWS)
         weights = np.where(self._pool.digit < 5, self._options.skew, 1.0)
         self._likely = weights / weights.sum()
 
@@ -151,12 +156,13 @@ def _absent(share: float, names: tuple[str, ...], random: np.random.Generator) -
 
 
 @lru_cache(maxsize=1)
-def _drawn(seed: int, recordings: Path | None, speakers: tuple[str, ...], rows: int) -> "Items":
+def _drawn(seed: int, recordings: Path | None, speakers: tuple[str, ...], weights: Path | None, rows: int) -> "Items":
     """The rows that jobs are made of; kept, since several loads after each other may be made of the same."""
     from trimtab_model_servers.senses.items import ItemSource  # noqa: PLC0415 - slow to import
+    from trimtab_model_servers.senses.networks import heard_by  # noqa: PLC0415 - as above
     from trimtab_model_servers.senses.recordings import load_recordings, unheard  # noqa: PLC0415 - as above
 
     found = None if recordings is None else load_recordings(recordings)
     if found is not None:
-        found = found.of(*(speakers or unheard(found)))
+        found = found.of(*(speakers or unheard(found, () if weights is None else heard_by(weights))))
     return ItemSource("held-out", seed, found).items(0, rows)

@@ -30,6 +30,12 @@ class AccuracyEvidence(Model):
         exclude_if=lambda digest: digest is None,
         description="SHA-256 of the samples that it was measured on",
     )
+    mean_certainty: Fraction | None = Field(
+        default=None,
+        exclude_if=lambda certainty: certainty is None,
+        description="Mean certainty of the model on these samples, of a stage that tells one; by what it changes, "
+        "drifts are told; without it none are",
+    )
 
 
 class Accuracy(AccuracyEvidence):

@@ -189,6 +189,12 @@ class Explanation(Model):
         exclude_if=is_empty,
         description="Operating points that are not as accurate as they were measured to be, and what counts instead",
     )
+    batch_sizes_capped: tuple[str, ...] = Field(
+        default=(),
+        max_length=1024,
+        exclude_if=is_empty,
+        description="Stages whose batch sizes are larger than their departure policy sends, and what counts instead",
+    )
     layout: str = Field(
         default="",
         exclude_if=is_empty,

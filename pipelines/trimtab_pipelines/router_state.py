@@ -50,6 +50,8 @@ class StageState(Told):
     """The fan-out of the last minute; None before the first request."""
     drifted_accuracies: dict[str, Finite] = {}
     """By operating point of what it runs: how accurate those are by now that are not what they were measured to be."""
+    drifted_by_task: dict[str, dict[str, Finite]] = {}
+    """The same on single tasks, by operating point and task; tasks that are not told drift along with their point."""
     joined_accuracies: dict[str, dict[str, dict[str, Finite]]] = {}
     """Of tasks that joined while it runs, by variant and operating point: how accurate these are on each."""
     endpoints: dict[str, EndpointState] = {}

@@ -14,6 +14,9 @@ from trimtab_pipelines.stages import ANSWER, PULLED, SHOWN, PipelineOutput, Stag
 from trimtab_pipelines.tensors import RequestInput
 from trimtab_pipelines.variants import Resources
 
+MOST_ROWS = 64
+"""The largest job that splits are computed for. A larger one goes in parts, and no batch of a split has more."""
+
 MOST_OPTIONS = 8192
 """Ways to run its stages that a pipeline may have: what one decision can compare in its time."""
 
@@ -213,6 +216,11 @@ class InferencePipelineSpec(Model):
     def looks_twice(self) -> bool:
         """Whether rows the model is not certain of may be answered again at another operating point."""
         return self.departure_policy in {"ModalityMix", "TokenAdaptive"}
+
+    @property
+    def most_batch_rows(self) -> int | None:
+        """Rows of the largest batch that its departure policy sends; None where any size leaves."""
+        return MOST_ROWS if self.departure_policy in {"ModalityMix", "Mosel", "Aggressive", "Random"} else None
 
     @cached_property
     def chats(self) -> Chat | None:

@@ -13,10 +13,8 @@ from pydantic import Field
 from trimtab_pipelines.floors import needed_mean
 from trimtab_pipelines.quantity import Cores, Fraction
 from trimtab_pipelines.resource import Model, Name
+from trimtab_pipelines.spec import MOST_ROWS
 from trimtab_pipelines.splits import UNIT, Batches, Front, Way, cheapest_batches, escalated, fronts, unbeaten
-
-MOST_ROWS = 64
-"""The largest job that strategies are computed for; a larger one goes in parts."""
 
 
 class WayOut(Model):

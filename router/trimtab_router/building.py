@@ -78,7 +78,7 @@ def course_of(
 
 def _drifted(desk: Desk, clock: Clock) -> int:
     """How many points of a stage are no longer as accurate as they were measured to be."""
-    return len(desk.watch.drifted(clock.now))
+    return len({(variant, point) for variant, point, _ in desk.watch.drifted(clock.now)})
 
 
 def _refused(carrier: Carrier) -> int:

@@ -76,6 +76,7 @@ def a_scenario(
     bursts=1.0,
     price=False,
     misjudged=1.0,
+    batch_sizes=BATCHES,
     **changes,
 ):
     """Jobs of random sizes and floors at so many a second; with bursts, twice a period so many times as often.
@@ -93,7 +94,8 @@ def a_scenario(
         {"name": name.lower(), "accuracy": accuracy, "modalities": list(name), "secondLooks": [*senses.looks(name)]}
         for name, accuracy in senses.accuracy.items()
     ]
-    chain[0]["variants"] = [a_variant(operatingPoints=points, maxBatchSize=64)]
+    chain[0]["batchSizes"] = list(batch_sizes)
+    chain[0]["variants"] = [a_variant(operatingPoints=points, maxBatchSize=max(batch_sizes))]
     pipeline = a_pipeline(chain, inputs=inputs, departurePolicy=policy, slo={"latency": f"{slo * 1000:g}ms"})
     profiles = [
         a_point_profile("small", *thought.law(name)).model_copy(update={"operating_point": name.lower()})

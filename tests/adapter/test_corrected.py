@@ -6,7 +6,7 @@ from tests.adapter.test_escalation import LOOK, POINTS, STAGE
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.deliberation import Deliberation
 from trimtab_adapter.observation import ObservationError, merge_states, read_state
-from trimtab_adapter.planning.corrected import corrected
+from trimtab_adapter.planning.corrected import corrected, drifts
 from trimtab_adapter.planning.decide import decide
 from trimtab_pipelines.plan import ForecastRecord
 
@@ -39,7 +39,7 @@ def test_a_point_that_is_no_longer_the_best_is_no_longer_planned():
 
 
 def test_second_looks_change_by_what_their_points_do():
-    spec = corrected(the_pipeline().spec, {("only", "small", "full"): 0.86, ("only", "small", "half"): 0.7})
+    spec = corrected(the_pipeline().spec, {("only", "small", "full", ""): 0.86, ("only", "small", "half", ""): 0.7})
     full, half = spec.stages[0].variants[0].points
 
     assert full.accuracy_evidence is not None
@@ -51,11 +51,49 @@ def test_second_looks_by_task_change_too():
     own = {"cars": {"below": 0.6, "share": 0.5, "accuracy": 0.9, "low": 0.88}}
     points = [POINTS[0], POINTS[1] | {"secondLooks": [LOOK | {"byTask": own}]}]
     one = a_stage("only", variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | STAGE
-    spec = corrected(a_pipeline([one]).spec, {("only", "small", "full"): 0.86, ("only", "small", "half"): 0.7})
+    spec = corrected(a_pipeline([one]).spec, {("only", "small", "full", ""): 0.86, ("only", "small", "half", ""): 0.7})
     look = spec.stages[0].variants[0].points[1].second_looks[0].by_task["cars"]
 
     assert look.accuracy == pytest.approx(0.9 - 0.5 * 0.1 - 0.5 * 0.04)
     assert look.low == pytest.approx(0.88 - 0.07)
+
+
+def test_tasks_move_with_their_point_and_by_what_is_told_of_them():
+    def on(**by_task):
+        tasks = {
+            task: {"value": one, "source": "Measured", "low": one - 0.02, "high": one + 0.02}
+            for task, one in by_task.items()
+        }
+        return {"accuracyByTask": tasks}
+
+    points = [POINTS[0] | on(cars=0.95, cats=0.85), POINTS[1] | {"secondLooks": [], **on(cars=0.8, cats=0.7)}]
+    asked = a_pipeline([a_stage("only", variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | STAGE]).spec
+    told = {"drifted_accuracies": {"full": 0.6}, "drifted_by_task": {"full": {"cats": 0.85}, "half": {"cars": 0.4}}}
+    state = read_state({"stages": {"only": {"variant": "small", **told}}})
+    counted = corrected(asked, merge_states([state, state]).accuracies)
+    full, half = counted.stages[0].variants[0].points
+
+    assert {task: one.value for task, one in full.accuracy_by_task.items()} == pytest.approx(
+        {"cars": 0.65, "cats": 0.85}
+    ), "nothing is told of cars, which fall with their point; cats were seen to hold"
+    assert full.accuracy_by_task["cars"].high == pytest.approx(0.67)
+    assert {task: one.value for task, one in half.accuracy_by_task.items()} == pytest.approx({"cars": 0.4, "cats": 0.7})
+    assert half.accuracy == 0.8
+    assert drifts(asked, counted) == (
+        "only: small/full, 0.60 and not 0.90",
+        "only: small/half on cars, 0.40 and not 0.80",
+    )
+    with pytest.raises(ObservationError, match=r"drifted_by_task.full.cats is 1.5; expected 0 to 1"):
+        read_state({"stages": {"only": {"variant": "small", "drifted_by_task": {"full": {"cats": 1.5}}}}})
+
+
+def test_tasks_of_a_variant_without_points_move_too():
+    tasks = {"cars": {"value": 0.9, "source": "Measured"}}
+    asked = a_pipeline([a_stage("only", variants=[a_variant(accuracy=0.8, accuracyByTask=tasks)])]).spec
+    counted = corrected(asked, {("only", "small", "default", ""): 0.7})
+
+    assert counted.stages[0].variants[0].points[0].accuracy_by_task["cars"].value == pytest.approx(0.8)
+    assert drifts(asked, counted) == ("only: small/default, 0.70 and not 0.80",)
 
 
 def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_how_good_it_is():

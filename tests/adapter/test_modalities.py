@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from tests.adapter.modalities import DIGITS, DIGITS_TWICE, TVLT, a_scenario, with_stage
+from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.simulation.simulate import simulate
 from trimtab_pipelines.ends import DROPPED, LATE, OK
+from trimtab_pipelines.spec import MOST_ROWS
 
 POLICIES = ["ModalityMix", "Mosel", "AllModalities", "Aggressive", "Random"]
 
@@ -173,3 +175,30 @@ def test_requests_that_lack_a_modality_share_batches_with_those_whose_subset_dro
     assert all_there.rows_by_point["stage-0"]["at"] > all_there.rows_by_point["stage-0"]["avt"]
     assert some_not.batch_rows["stage-0"] >= 0.9 * all_there.batch_rows["stage-0"]
     assert some_not.violations <= all_there.violations
+
+
+@pytest.mark.parametrize("policy", ["ModalityMix", "Mosel"])
+def test_plans_count_with_no_larger_batches_than_the_policy_sends(policy):
+    """The floor leaves one subset: what a replica carries is the rows of its full batches over their seconds."""
+    overload = 2.0 * DIGITS.capacity(64)
+    changes = {"sizes": (64, 64), "floors": (0.79, 0.795), "slo": 0.5, "seconds": 20.0, "batch_sizes": (256,)}
+    scenario = a_scenario(DIGITS, overload, policy=policy, **changes)
+    plan = initial_plan(scenario.pipeline, scenario.profiles)
+    (stage,) = plan.spec.stages
+    alone = stage.model_copy(update={"upgrades": (), "fallbacks": ()})
+    found = simulate(replace(scenario, plan=with_stage(plan, alone)))
+    carried_rps = found.share(OK) * len(found.ends) * 64 / scenario.duration_seconds
+    planned_rps = stage.batch_size / stage.service_seconds[stage.batch_size]
+
+    assert (stage.batch_size, stage.operating_point) == (MOST_ROWS, "avt")
+    assert carried_rps == pytest.approx(planned_rps, rel=0.05)
+    assert plan.spec.explanation.batch_sizes_capped == (
+        f"stage-0: batches of 64 rows at most and not 256: {policy} sends no more",
+    )
+
+
+def test_other_policies_plan_the_batches_that_were_asked_for():
+    scenario = a_scenario(DIGITS, 1.0, policy="SlackFit", batch_sizes=(256,), slo=2.0)
+    plan = initial_plan(scenario.pipeline, scenario.profiles).spec
+
+    assert (plan.stages[0].batch_size, plan.explanation.batch_sizes_capped) == (256, ())

@@ -7,7 +7,7 @@ import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
 from tests.cli.pipelines import echo_pipeline
-from trimtab.accuracies.attribution import NothingRight, Tally, accuracies, choices
+from trimtab.accuracies.attribution import Choice, Heard, NothingRight, Tally, accuracies, choices, mean_certainties
 from trimtab.commands import run
 from trimtab_loadtester.payload import Score
 from trimtab_pipelines.accuracy import sources
@@ -31,7 +31,8 @@ def test_the_best_is_tried_and_all_that_differ_in_one_stage() -> None:
 
 def test_the_product_of_the_stages_is_what_was_measured() -> None:
     shares = {BEST: 0.81, LIGHT_FIRST: 0.54, LIGHT_SECOND: 0.27}
-    found = accuracies(echo_pipeline(), {choice: tally(round(100 * share)) for choice, share in shares.items()}, DIGEST)
+    tallies: dict[Choice, Tally] = {choice: tally(round(100 * share)) for choice, share in shares.items()}
+    found = accuracies(echo_pipeline(), tallies, DIGEST, {BEST: {"first": 0.97}})
     for choice, share in shares.items():
         first, second = (found[stage, *mine].value for stage, mine in zip(("first", "second"), choice, strict=True))
         assert first * second == pytest.approx(share, abs=2e-4)
@@ -44,7 +45,17 @@ def test_the_product_of_the_stages_is_what_was_measured() -> None:
         low=round(low / 0.9, 4),
         high=round(high / 0.9, 4),
         samples_digest=DIGEST,
+        mean_certainty=0.97,
     )
+    assert found["second", "slow", "default"].mean_certainty is None
+
+
+def test_mean_certainty_is_of_all_rows_of_a_stage_that_says_it_of_each() -> None:
+    heard = [
+        Heard(Score(2, 2), {"all": "0.9,0.5", "some": "0.5", "logit": "0.3"}),
+        Heard(Score(1, 1), {"all": "0.4", "some": "", "logit": "3.1"}),
+    ]
+    assert mean_certainties(heard) == {"all": 0.6}
 
 
 def test_answers_about_one_sample_count_as_one_where_they_go_together() -> None:
@@ -58,7 +69,7 @@ def test_answers_about_one_sample_count_as_one_where_they_go_together() -> None:
 
 def test_where_nothing_is_right_nothing_is_written() -> None:
     with pytest.raises(NothingRight, match="not one sample"):
-        accuracies(echo_pipeline(), dict.fromkeys(choices(echo_pipeline()), tally(0)), DIGEST)
+        accuracies(echo_pipeline(), dict.fromkeys(choices(echo_pipeline()), tally(0)), DIGEST, {})
 
 
 TEXT = """\
@@ -114,6 +125,14 @@ def test_only_accuracies_and_their_evidence_change_in_the_text() -> None:
     # A block that took the place of another begins where that began: on a line of its own.
     assert written.replace("accuracyEvidence:\n        {", "accuracyEvidence: {") == expected
     assert with_accuracies(written, {place: measured(value) for place, value in places.items()}) == written
+
+
+def test_mean_certainty_is_written_beside_the_accuracy_it_belongs_to() -> None:
+    known = measured(0.11).model_copy(update={"mean_certainty": 0.9})
+    written = with_accuracies(TEXT, {("first", "fast", "default"): known})
+
+    assert "high: 0.11, meanCertainty: 0.9, samplesDigest" in written
+    assert written.count("meanCertainty") == 1
 
 
 def test_what_stands_behind_an_accuracy_is_told_beside_it() -> None:

@@ -1,14 +1,16 @@
 """Jobs of digits heard, seen and typed: sizes, absence, skew, and how answers are scored."""
 
+import json
+
 import numpy as np
 import pytest
 
 from tests.builders import a_pipeline_document
-from tests.senses.test_items import a_recording_file
+from tests.senses.test_items import HEARD, a_recording_file
 from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_loadtester.payload import Score
 from trimtab_loadtester.payloads import payload_source
-from trimtab_model_servers.senses.recordings import HEARD
+from trimtab_model_servers.senses import networks
 from trimtab_pipelines.spec import InferencePipeline
 
 
@@ -83,7 +85,11 @@ def test_jobs_may_ask_for_accuracy():
 def test_the_sound_may_be_recorded_by_speakers_that_the_weights_have_not_heard(tmp_path):
     folder = a_recording_file(tmp_path, [*HEARD, "stranger"])
     synthesised = DigitsAvPayloads(1).payload(0)
-    recorded = DigitsAvPayloads(1, JobOptions(recordings=folder)).payload(0)
+    weights = tmp_path / "weights.safetensors"
+    networks.save(networks.build(networks.VARIANTS["late"], seed=0), weights, {networks.HEARD: json.dumps(HEARD)})
+    recorded = DigitsAvPayloads(1, JobOptions(recordings=folder, weights=weights)).payload(0)
+    stranger = DigitsAvPayloads(1, JobOptions(recordings=folder, speakers=("stranger",))).payload(0)
+    assert recorded.inputs[0].array.tobytes() == stranger.inputs[0].array.tobytes()
 
     assert recorded.inputs[0].array.tobytes() != synthesised.inputs[0].array.tobytes()
     everybody = JobOptions.parse(f"recordings={folder}, speakers={'+'.join(HEARD)}")
@@ -100,6 +106,7 @@ def test_the_sound_may_be_recorded_by_speakers_that_the_weights_have_not_heard(t
         ("colour=red", "'colour=red' is not one of rows, missing"),
         ("rows=1, rows=2", "each once"),
         ("skew=0", "must be above 0"),
+        ("recordings=FOLDER", "name speakers, or weights=FILE"),
         ("floor=0.9..0.7", "the lesser first"),
     ],
 )

@@ -3,17 +3,33 @@
 import numpy as np
 import pytest
 
-from tests.builders import a_pipeline, a_plan, a_variant
+from tests.builders import a_pipeline, a_plan, a_stage, a_variant
 from tests.router.test_desk import READY, Desktop
-from trimtab_router.stage.accuracy_watch import DRIFT, KEPT_SECONDS, LEAST_ROWS, AccuracyWatch
+from trimtab_router.stage.accuracy_watch import DRIFT, KEPT_SECONDS, LEAST_ROWS, AccuracyWatch, Before
 from trimtab_router.stage.endings import Answered
 from trimtab_router.stage.policies import slack_fit
 from trimtab_router.stage.slot import Slot
 
 NOW = 7.0
 KEY, BEST = ("early", "at"), ("early", "avt")
-POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
+ALL = (*KEY, "")
 OUTPUTS = [{"name": "y", "datatype": "INT64"}, {"name": "sure", "datatype": "FP32"}]
+
+
+def measured(accuracy, certainty=None, source="Measured"):
+    """An accuracy, and how certain the model was of the samples behind it; as certain as it was right by default."""
+    sure = accuracy if certainty is None else certainty
+    return {"accuracy": accuracy, "accuracyEvidence": {"source": source, "samples": 1000, "meanCertainty": sure}}
+
+
+POINTS = [{"name": "default", **measured(0.9)}, {"name": "quick", **measured(0.7)}]
+SENSES = [{"name": "at", **measured(0.86)}, {"name": "avt", **measured(0.95)}]
+
+
+def a_watch(points=SENSES):
+    variants = [a_variant("early", operatingPoints=points)]
+    stage = a_stage("only", outputs=OUTPUTS, certainty="sure", variants=variants)
+    return AccuracyWatch(a_pipeline([stage]).spec.stages[0])
 
 
 def serve(watch, rng, rows, accuracy, best_accuracy, boast=0.0):
@@ -21,27 +37,27 @@ def serve(watch, rng, rows, accuracy, best_accuracy, boast=0.0):
     for row in range(rows):
         chance = float(np.clip(rng.beta(8 * accuracy, 8 * (1 - accuracy)), 0, 1))
         certainty = min(chance + boast, 1.0)
-        watch.saw(KEY, 0.86, np.array([certainty]), NOW)
+        watch.saw(KEY, "", np.array([certainty]), NOW)
         if row % 100 == 99:
             best_chance = float(np.clip(rng.beta(8 * best_accuracy, 8 * (1 - best_accuracy)), 0, 1))
             right, best_right = rng.random() < chance, rng.random() < best_chance
             agrees = bool(right and best_right) or bool(not right and not best_right and rng.random() < 0.1)
-            watch.saw(BEST, 0.95, np.array([best_chance]), NOW)
-            watch.compared(KEY, certainty, best_chance, agrees=agrees)
+            watch.saw(BEST, "", np.array([best_chance]), NOW)
+            watch.compared(KEY, "avt", "", certainty, best_chance, agrees=agrees)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_sense_that_fails_is_noticed_within_a_minute_of_twenty_rows_a_second(seed):
-    rng, watch = np.random.default_rng(seed), AccuracyWatch()
+    rng, watch = np.random.default_rng(seed), a_watch()
     serve(watch, rng, 3000, 0.86, 0.95)
     assert watch.drifted(NOW) == {}
 
     serve(watch, rng, 60 * 20, 0.45, 0.95)
-    assert watch.drifted(NOW)[KEY] == pytest.approx(0.45, abs=0.04)
+    assert watch.drifted(NOW)[ALL] == pytest.approx(0.45, abs=0.04)
 
 
 def test_where_all_is_as_measured_nothing_is_told():
-    rng, watch = np.random.default_rng(0), AccuracyWatch()
+    rng, watch = np.random.default_rng(0), a_watch()
     told = 0
     for _ in range(200):
         serve(watch, rng, 100, 0.86, 0.95)
@@ -50,20 +66,20 @@ def test_where_all_is_as_measured_nothing_is_told():
 
 
 def test_answers_that_the_best_point_denies_mend_what_a_model_says_of_itself():
-    honest, boasting = AccuracyWatch(), AccuracyWatch()
+    honest, boasting = a_watch(), a_watch()
     rng = np.random.default_rng(1)
     serve(boasting, rng, 20_000, 0.6, 0.97, boast=0.26)
     serve(honest, rng, 20_000, 0.6, 0.97)
 
-    assert honest.drifted(NOW)[KEY] == pytest.approx(0.6, abs=0.04)
-    assert boasting.drifted(NOW)[KEY] < 0.86 - 2 * DRIFT, (
+    assert honest.drifted(NOW)[ALL] == pytest.approx(0.6, abs=0.04)
+    assert boasting.drifted(NOW)[ALL] < 0.86 - 2 * DRIFT, (
         "a third of what it boasts is taken off, once 200 were compared"
     )
 
 
 def test_a_certainty_that_is_no_probability_says_nothing():
-    watch = AccuracyWatch()
-    watch.saw(KEY, 0.86, np.array([np.nan, 7.5, -2.0] * 100), NOW)
+    watch = a_watch()
+    watch.saw(KEY, "", np.array([np.nan, 7.5, -2.0] * 100), NOW)
 
     assert watch.drifted(NOW) == {}
 
@@ -73,37 +89,97 @@ def look_again(watch, rng, rows, lost):
     for _ in range(rows):
         before = float(np.clip(rng.normal(0.5, 0.1), 0, 1))
         after = float(np.clip(before + rng.normal(0.2 - lost, 0.15), 0, 1))
-        watch.saw_again(BEST, 0.95, np.array([after]), np.array([before]), 0.2, NOW)
+        watch.saw_again(BEST, "", np.array([after]), Before("at", np.array([before]), 0.2), NOW)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_point_that_only_looks_again_is_judged_by_what_its_looks_win(seed):
-    rng, watch = np.random.default_rng(seed), AccuracyWatch()
+    rng, watch = np.random.default_rng(seed), a_watch()
     look_again(watch, rng, 2000, lost=0.04)
     assert watch.drifted(NOW) == {}, "rows that are picked out are not judged as exactly as all rows"
 
     look_again(watch, rng, 60 * 6, lost=0.25)
-    assert watch.drifted(NOW)[BEST] == pytest.approx(0.70, abs=0.06)
+    assert watch.drifted(NOW)[*BEST, ""] == pytest.approx(0.70, abs=0.06)
 
 
 def test_what_was_seen_of_one_kind_of_rows_gives_way_to_what_is_seen_of_the_other():
-    rng, watch = np.random.default_rng(0), AccuracyWatch()
+    rng, watch = np.random.default_rng(0), a_watch()
     look_again(watch, rng, 500, lost=0.3)
-    assert BEST in watch.drifted(NOW)
+    assert (*BEST, "") in watch.drifted(NOW)
 
     for _ in range(600):
-        watch.saw(BEST, 0.95, np.array([rng.beta(8 * 0.95, 8 * 0.05)]), NOW)
+        watch.saw(BEST, "", np.array([rng.beta(8 * 0.95, 8 * 0.05)]), NOW)
     assert watch.drifted(NOW) == {}
 
 
 def test_what_nobody_sees_any_more_is_believed_anew_after_a_while():
-    watch = AccuracyWatch()
-    watch.saw(KEY, 0.86, np.full(500, 0.4), NOW)
+    watch = a_watch()
+    watch.saw(KEY, "", np.full(500, 0.4), NOW)
 
-    assert KEY in watch.drifted(NOW + KEPT_SECONDS - 1.0)
+    assert ALL in watch.drifted(NOW + KEPT_SECONDS - 1.0)
     assert watch.drifted(NOW + KEPT_SECONDS) == {}
-    watch.saw(KEY, 0.86, np.full(LEAST_ROWS - 1, 0.4), NOW + KEPT_SECONDS)
+    watch.saw(KEY, "", np.full(LEAST_ROWS - 1, 0.4), NOW + KEPT_SECONDS)
     assert watch.drifted(NOW + KEPT_SECONDS) == {}, "it begins from nothing"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "told"),
+    [
+        (measured(0.8, 0.95), True),
+        (measured(0.8, 0.95, "Published"), False),
+        (measured(0.8, 0.95, "Declared"), False),
+        ({"accuracy": 0.8, "accuracyEvidence": {"source": "Measured", "samples": 1000}}, False),
+    ],
+)
+def test_a_certainty_says_something_by_what_it_changes_and_only_where_it_was_measured(evidence, told):
+    watch = a_watch([{"name": "at", **evidence}])
+    watch.saw(KEY, "", np.full(320, 0.95), NOW)
+    assert watch.drifted(NOW) == {}, "as certain as ever, and never right so often"
+
+    watch.saw(KEY, "", np.full(1000, 0.5), NOW)
+    assert watch.drifted(NOW) == ({ALL: pytest.approx(0.8 - 0.45, abs=0.02)} if told else {})
+
+
+@pytest.mark.parametrize("agreed_of_ten", [7, 2])
+def test_comparisons_are_read_by_what_certainties_were_worth_when_measured(agreed_of_ten):
+    """A cheap point that is right in 0.7 and says 0.95; the best is right in 0.95 and says 0.99."""
+    watch = a_watch([{"name": "at", **measured(0.7, 0.95)}, {"name": "avt", **measured(0.95, 0.99)}])
+    for row in range(400):
+        watch.saw(KEY, "", np.array([0.95]), NOW)
+        watch.compared(KEY, "avt", "", 0.95, 0.99, agrees=row % 10 < agreed_of_ten)
+
+    right = {7: {}, 2: {ALL: pytest.approx(0.45, abs=0.03)}}
+    assert watch.drifted(NOW) == right[agreed_of_ten], "two thirds of what 400 comparisons tell"
+    assert watch.audits == {KEY: 400}
+
+
+def test_second_looks_of_models_that_are_not_calibrated_tell_nothing():
+    rng, watch = np.random.default_rng(0), a_watch([SENSES[0], {"name": "avt", **measured(0.95, 0.99)}])
+    look_again(watch, rng, 500, lost=0.3)
+
+    assert watch.drifted(NOW) == {}
+
+
+def on_tasks(accuracy, **by_task):
+    own = {task: {"value": one, "source": "Measured", "meanCertainty": one} for task, one in by_task.items()}
+    return measured(accuracy) | {"accuracyByTask": own}
+
+
+def test_rows_of_one_task_are_held_against_what_was_measured_of_it():
+    watch = a_watch([{"name": "at", **on_tasks(0.5, crops=0.78, faces=0.92, turned=0.25)}])
+    watch.saw(KEY, "crops", np.full(500, 0.78), NOW)
+    assert watch.drifted(NOW) == {}, "crops alone, as certain of them as ever"
+
+    watch.saw(KEY, "another", np.full(500, 0.1), NOW)
+    assert watch.drifted(NOW) == {}, "nothing was measured of it"
+
+    watch.saw(KEY, "turned", np.full(1000, 0.05), NOW)
+    told = watch.drifted(NOW)
+    assert told == {
+        ALL: pytest.approx(0.3, abs=0.02),
+        (*KEY, "turned"): pytest.approx(0.05, abs=0.02),
+        (*KEY, "crops"): 0.78,
+    }, "what all rows are by now, the one that drifted, and the one that was seen to hold; faces were not seen"
 
 
 class Audited(Desktop):

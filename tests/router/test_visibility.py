@@ -209,6 +209,7 @@ async def test_load_and_state_as_the_adapter_reads_them():
             "service_ratio": 1.0,
             "rows_per_request": 3.0,
             "drifted_accuracies": {},
+            "drifted_by_task": {},
             "joined_accuracies": {},
             "endpoints": {"replica-0": {"ready": True, "inflight_batches": 0, "refused": ""}},
         }

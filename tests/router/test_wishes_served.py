@@ -46,8 +46,8 @@ def a_wishing(values=(0.9,), **parameters):
     return InferRequest("sample", (Tensor.of("x", x),), parameters=parameters)
 
 
-def a_certain_pipeline(**changes):
-    stage = a_stage("stage-0", outputs=OUTPUTS, certainty="sure", variants=[a_variant(operatingPoints=POINTS)])
+def a_certain_pipeline(points=POINTS, **changes):
+    stage = a_stage("stage-0", outputs=OUTPUTS, certainty="sure", variants=[a_variant(operatingPoints=points)])
     return a_pipeline([stage], **changes)
 
 
@@ -114,14 +114,21 @@ async def test_an_answer_that_could_not_wait_for_the_second_look_says_so(looking
         assert await rig.metric("trimtab_provisional_answers_total") == 1
 
 
+EVIDENCE = {"source": "Measured", "samples": 1000, "meanCertainty": 0.9}
+
+
 async def test_a_point_that_has_become_less_certain_is_told_in_state_and_metrics():
-    async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
+    odd = {"odd": EVIDENCE | {"value": 0.6}}
+    points = [point | {"accuracyEvidence": EVIDENCE, "accuracyByTask": odd} for point in POINTS]
+    async with a_rig(a_certain_pipeline(points=points), {"stage-0": [Certain()]}, **PLAN) as rig:
         assert await rig.metric("trimtab_drifted_points", stage="stage-0") == 0
         for _ in range(30):
-            await rig.rest(a_wishing([0.2] * 4))
+            await rig.rest(a_wishing([0.2] * 4, **{"trimtab.task": "odd"}))
 
         state = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]
-        assert state["drifted_accuracies"] == {state["operating_point"]: pytest.approx(0.2, abs=0.1)}
+        (point,) = state["drifted_accuracies"]
+        assert state["drifted_accuracies"] == {point: pytest.approx(0.2, abs=0.1)}
+        assert state["drifted_by_task"] == {point: {"odd": pytest.approx(0.0, abs=0.1)}}
         assert await rig.metric("trimtab_drifted_points", stage="stage-0") == 1
 
 

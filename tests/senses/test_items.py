@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from trimtab_model_servers.senses.items import NAMES, ItemSource, typed
-from trimtab_model_servers.senses.recordings import FILE, HEARD, load_recordings, unheard
+from trimtab_model_servers.senses.recordings import FILE, load_recordings, taught_by, unheard
 from trimtab_model_servers.senses.voices import VOICES, say, voice
+
+HEARD = ("george", "jackson", "lucas", "nicolas")
 
 
 def bytes_of(items):
@@ -86,7 +88,8 @@ def test_recordings_are_levelled_and_chosen_by_speaker(tmp_path):
     found = load_recordings(a_recording_file(tmp_path, [*HEARD, "stranger"]))
 
     assert found.present == (*HEARD, "stranger")
-    assert unheard(found) == ("stranger",)
+    assert taught_by(found) == HEARD
+    assert unheard(found, HEARD) == ("stranger",)
     chosen = found.of("stranger")
     assert set(chosen.digits.tolist()) == set(range(10))
     assert all(abs(float(clip.mean())) < 1e-3 and clip.max() <= 1.0 for clip in chosen.clips)
@@ -95,7 +98,7 @@ def test_recordings_are_levelled_and_chosen_by_speaker(tmp_path):
     with pytest.raises(KeyError, match="no speaker 'nobody' in these recordings"):
         found.of("nobody")
     with pytest.raises(ValueError, match="learned from every speaker of these recordings"):
-        unheard(found.of(*HEARD))
+        unheard(found.of(*HEARD), HEARD)
 
 
 def test_what_is_no_file_of_recordings_is_named(tmp_path):

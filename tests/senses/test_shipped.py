@@ -67,13 +67,22 @@ def test_what_the_pipeline_states_is_what_was_measured(measured):
         for point in variant.operating_points:
             own = known.counted.point(point.name).accuracy
             evidence = point.judged()
-            assert (evidence.value, evidence.samples, evidence.low, evidence.high) == (
-                own.value,
-                own.samples,
-                own.low,
-                own.high,
-            )
+            assert evidence == own
+            assert point.accuracy_by_task == {kind: on.point(point.name).accuracy for kind, on in known.on.items()}
+            assert own.mean_certainty is not None
+            assert abs(own.mean_certainty - own.value) <= known.counted.point(point.name).calibration_error + 1e-3
             assert point.second_looks == known.counted.second_looks.get(point.name, ())
+
+
+@pytest.mark.parametrize("variant", networks.VARIANTS)
+def test_the_weights_say_whom_they_have_heard(variant):
+    assert networks.heard_by(FOLDER / "weights" / f"{variant}.safetensors") == ("george", "jackson", "lucas", "nicolas")
+
+
+def test_weights_that_do_not_say_it_are_named(tmp_path):
+    networks.save(networks.build(networks.VARIANTS["late"], seed=0), tmp_path / "old.safetensors")
+    with pytest.raises(networks.WeightsError, match=r"old.safetensors does not say whose recordings"):
+        networks.heard_by(tmp_path / "old.safetensors")
 
 
 def test_the_weights_are_small_and_carry_their_licence():

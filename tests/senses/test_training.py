@@ -11,7 +11,7 @@ from trimtab_model_servers.senses.calibration import Calibration, along, fitted_
 from trimtab_model_servers.senses.fit import best_temperature, fit
 from trimtab_model_servers.senses.items import ItemSource
 from trimtab_model_servers.senses.measure import Scored, calibration_error, report
-from trimtab_model_servers.senses.recordings import HEARD
+from trimtab_model_servers.senses.recordings import load_recordings, unheard
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.measured import MeasuredPipeline
 
@@ -137,7 +137,7 @@ def test_training_with_recordings_judges_each_speaker_and_writes_the_pipeline(tm
     manifest.write_text(MANIFEST)
     data = tmp_path / "data"
     data.mkdir()
-    a_recording_file(data, [HEARD[0], "stranger"])
+    a_recording_file(data, ["ann", "bob", "cid"])
 
     assert train.main(["-o", str(tmp_path), "--recordings", str(data), "--only", "late"]) == 0
 
@@ -156,9 +156,21 @@ def test_training_with_recordings_judges_each_speaker_and_writes_the_pipeline(tm
             kind: on.point(point.name).accuracy.value for kind, on in found.on.items()
         }
         assert point.second_looks == found.counted.second_looks.get(point.name, ())
-    networks.load(tmp_path / "weights" / "late.safetensors")
+    weights = tmp_path / "weights" / "late.safetensors"
+    networks.load(weights)
+    assert networks.heard_by(weights) == ("ann", "bob")
+    assert unheard(load_recordings(data), networks.heard_by(weights)) == ("cid",)
+    assert "(fsdd_dev.npz) of ann, bob, cid" in found.counted.what
 
     assert train.main(["-o", str(tmp_path), "--only", "early"]) == 0
     both = MeasuredPipeline.model_validate_json((tmp_path / "measured.json").read_text())
     assert [variant.name for variant in both.variants] == ["late", "early"]
     assert both.variant("early").counts == "synthesised"
+    assert networks.heard_by(tmp_path / "weights" / "early.safetensors") == ()
+
+
+def test_nobody_learns_from_one_speaker_alone(tmp_path, capsys):
+    a_recording_file(tmp_path, ["ann"])
+    with pytest.raises(SystemExit):
+        train.main(["-o", str(tmp_path), "--recordings", str(tmp_path)])
+    assert "recordings of ann alone; give those of two speakers" in " ".join(capsys.readouterr().err.split())

@@ -93,13 +93,19 @@ def test_temperatures_are_stored_and_nothing_else_changes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("variant", FILES)
-def test_what_a_router_would_take_for_drift_is_less_than_what_it_tells_as_drift(variant: str) -> None:
-    """The watch of accuracies tells a point as drifted beyond four points."""
+def test_certainties_are_as_measured_and_near_the_truth(variant: str) -> None:
+    """Drifts are told by what a certainty changes; second looks need it near the truth."""
     file, weights = FILES[variant]
     told = json.loads((FOLDER / file).read_text())["certainty"]
     points = load_pipeline(FOLDER).spec.stages[0].variant(variant).operating_points
 
     assert list(told) == [point.name for point in points]
+    for point in points:
+        means = {
+            task: one.value + told[point.name]["with"]["bias"][task] for task, one in point.accuracy_by_task.items()
+        }
+        assert {task: one.mean_certainty for task, one in point.accuracy_by_task.items()} == pytest.approx(means)
+        assert point.judged().mean_certainty is None, "of which mix of tasks rows are that name none, nobody knows"
     assert all(abs(bias) < 0.04 for point in told.values() for bias in point["with"]["bias"].values())
     assert any(abs(bias) > 0.06 for point in told.values() for bias in point["without"]["bias"].values())
     assert all(set(by_task) == set(TASKS) for by_task in load(FOLDER / weights).temperatures.values())

@@ -1,6 +1,7 @@
 """A pipeline with the accuracies that are observed, where they are not what was measured before. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from trimtab_pipelines.evidence import Accuracy, AccuracyEvidence
@@ -10,18 +11,22 @@ from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
 
+Watched = tuple[str, str, str, str]
+"""Stage, variant, operating point and task; the task is empty where all rows together are meant."""
 _Looked = TypeVar("_Looked", SecondLook, TaskLook)
+_Evidence = TypeVar("_Evidence", bound=AccuracyEvidence)
 
 
-def corrected(spec: InferencePipelineSpec, accuracies: Mapping[tuple[str, str, str], float]) -> InferencePipelineSpec:
+def corrected(spec: InferencePipelineSpec, accuracies: Mapping[Watched, float]) -> InferencePipelineSpec:
     """Put observed accuracies in the place of measured ones.
 
-    An interval moves along with its value. A second look changes by what its two points do, each by its share of rows;
-    where the point that would look again is no better any more, there is none.
+    A task of which nothing is told changes as its point does; an interval moves along with its value. A second look
+    changes by what its two points do, each by its share of rows; where the point that would look again is no better any
+    more, there is none.
 
     Args:
         spec: as it was asked for.
-        accuracies: by stage, variant and operating point.
+        accuracies: as they are observed.
     """
     if not accuracies:
         return spec
@@ -29,10 +34,38 @@ def corrected(spec: InferencePipelineSpec, accuracies: Mapping[tuple[str, str, s
     for stage in spec.stages:
         variants = []
         for variant in stage.variants:
-            own = {point: now for (s, v, point), now in accuracies.items() if (s, v) == (stage.name, variant.name)}
-            variants.append(_variant(variant, own) if own else variant)
+            own = {
+                (p, task): now for (s, v, p, task), now in accuracies.items() if (s, v) == (stage.name, variant.name)
+            }
+            variants.append(_variant(variant, _Changes.of(variant, own)) if own else variant)
         stages.append(stage.model_copy(update={"variants": tuple(variants)}))
     return _with(spec, stages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """By how much the points of a variant are more accurate than was measured: overall, and on tasks told apart."""
+
+    overall: Mapping[str, float]
+    on_tasks: Mapping[tuple[str, str], float]
+
+    @classmethod
+    def of(cls, variant: Variant, accuracies: Mapping[tuple[str, str], float]) -> "_Changes":
+        """From accuracies by operating point and task; those of points and tasks that it does not list are left out."""
+        overall = {
+            point.name: accuracies.get((point.name, ""), point.accuracy) - point.accuracy for point in variant.points
+        }
+        on_tasks = {
+            (point.name, task): accuracies[point.name, task] - before.value
+            for point in variant.points
+            for task, before in point.accuracy_by_task.items()
+            if (point.name, task) in accuracies
+        }
+        return cls(overall, on_tasks)
+
+    def on(self, point: str, task: str) -> float:
+        """The change of a point on a task; that of the point where nothing is told of the task."""
+        return self.on_tasks.get((point, task), self.overall[point])
 
 
 def with_joined(
@@ -72,42 +105,74 @@ def _told(by_task: Mapping[str, float]) -> dict[str, Accuracy]:
 
 
 def drifts(asked: InferencePipelineSpec, counted: InferencePipelineSpec) -> tuple[str, ...]:
-    """Say which points count with another accuracy than was asked."""
+    """Say which points count with another accuracy than was asked, and which tasks with one that is not their point's.
+
+    Tasks that moved along with their point are not named.
+    """
     return tuple(
-        f"{stage.name}: {variant.name}/{point.name}, {now.accuracy:.2f} and not {point.accuracy:.2f}"
+        f"{stage.name}: {variant.name}/{point.name}{words}"
         for stage, other in zip(asked.stages, counted.stages, strict=True)
         for variant, its in zip(stage.variants, other.variants, strict=True)
         for point, now in zip(variant.points, its.points, strict=True)
-        if point.accuracy != now.accuracy
+        for words in _drifts(point, now)
     )
 
 
-def _variant(variant: Variant, own: Mapping[str, float]) -> Variant:
-    now = {point.name: own.get(point.name, point.accuracy) for point in variant.points}
-    change = {point.name: now[point.name] - point.accuracy for point in variant.points}
-    if not variant.operating_points:
-        by = change.get("default", 0.0)
-        evidence = _along(variant.accuracy_evidence, by)
-        return variant.model_copy(update={"accuracy": _moved(variant.accuracy, by), "accuracy_evidence": evidence})
-    points = tuple(_point(point, now, change) for point in variant.operating_points)
-    return variant.model_copy(update={"operating_points": points})
+def _drifts(point: OperatingPoint, now: OperatingPoint) -> Iterator[str]:
+    overall = now.accuracy - point.accuracy
+    if overall:
+        yield f", {now.accuracy:.2f} and not {point.accuracy:.2f}"
+    for task, before in point.accuracy_by_task.items():
+        own = now.accuracy_by_task[task].value
+        if own not in (before.value, _moved(before.value, overall)):
+            yield f" on {task}, {own:.2f} and not {before.value:.2f}"
 
 
-def _point(point: OperatingPoint, now: Mapping[str, float], change: Mapping[str, float]) -> OperatingPoint:
-    own = change[point.name]
-    evidence = None if point.accuracy_evidence is None else _along(point.accuracy_evidence, own)
+def _variant(variant: Variant, changes: _Changes) -> Variant:
+    if variant.operating_points:
+        points = tuple(_point(variant, point, changes) for point in variant.operating_points)
+        return variant.model_copy(update={"operating_points": points})
+    (point,) = variant.points
+    by = changes.overall[point.name]
+    return variant.model_copy(
+        update={
+            "accuracy": _moved(variant.accuracy, by),
+            "accuracy_evidence": _along(variant.accuracy_evidence, by),
+            "accuracy_by_task": _tasks(point, changes),
+        }
+    )
+
+
+def _point(variant: Variant, point: OperatingPoint, changes: _Changes) -> OperatingPoint:
+    own = changes.overall
+    evidence = None if point.accuracy_evidence is None else _along(point.accuracy_evidence, own[point.name])
+    now = {other.name: other.accuracy + own[other.name] for other in variant.points}
     looks = [look for look in point.second_looks if now[look.point] > now[point.name]]
-    moved = tuple(_look(look, own, change[look.point]) for look in looks)
     return point.model_copy(
-        update={"accuracy": _moved(point.accuracy, own), "accuracy_evidence": evidence, "second_looks": moved}
+        update={
+            "accuracy": _moved(point.accuracy, own[point.name]),
+            "accuracy_evidence": evidence,
+            "accuracy_by_task": _tasks(point, changes),
+            "second_looks": tuple(_look(look, point.name, changes) for look in looks),
+        }
     )
 
 
-def _look(look: SecondLook, first: float, then: float) -> SecondLook:
-    """A second look once the accuracies of its two points have changed by so much."""
-    return _shifted(look, first, then).model_copy(
-        update={"by_task": {task: _shifted(own, first, then) for task, own in look.by_task.items()}}
-    )
+def _tasks(point: OperatingPoint, changes: _Changes) -> dict[str, Accuracy]:
+    found = {}
+    for task, before in point.accuracy_by_task.items():
+        by = changes.on(point.name, task)
+        found[task] = _along(before, by).model_copy(update={"value": _moved(before.value, by)})
+    return found
+
+
+def _look(look: SecondLook, first: str, changes: _Changes) -> SecondLook:
+    """A second look once the accuracies of its two points have changed, overall and on its tasks."""
+    by_task = {
+        task: _shifted(own, changes.on(first, task), changes.on(look.point, task)) for task, own in look.by_task.items()
+    }
+    moved = _shifted(look, changes.overall[first], changes.overall[look.point])
+    return moved.model_copy(update={"by_task": by_task})
 
 
 def _shifted(look: _Looked, first: float, then: float) -> _Looked:
@@ -116,7 +181,7 @@ def _shifted(look: _Looked, first: float, then: float) -> _Looked:
     return look.model_copy(update={"accuracy": _moved(look.accuracy, by), "low": low})
 
 
-def _along(evidence: AccuracyEvidence, by: float) -> AccuracyEvidence:
+def _along(evidence: _Evidence, by: float) -> _Evidence:
     ends = {"low": evidence.low, "high": evidence.high}
     return evidence.model_copy(update={end: _moved(value, by) for end, value in ends.items() if value is not None})
 

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trimtab_adapter.planning.corrected import corrected, drifts, with_joined
+from trimtab_adapter.planning.corrected import Watched, corrected, drifts, with_joined
 from trimtab_adapter.planning.explain import basis_words, explain, line
 from trimtab_adapter.planning.hysteresis import planning_load, why_more
 from trimtab_adapter.planning.least_bad import Answer, answer
-from trimtab_adapter.planning.options import PlanningError, Question
+from trimtab_adapter.planning.options import PlanningError, Question, capped
 from trimtab_adapter.planning.points import allowed_points
 from trimtab_adapter.planning.stretch import stretch
 from trimtab_adapter.solvers.limits import limited
@@ -32,7 +32,7 @@ class Situation:
     recent_rps: tuple[tuple[float, float], ...] = ()  # (time, forecast peak) of earlier decisions
     rows_per_request: Mapping[str, float] = field(default_factory=dict)  # measured, by stage
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # measured, by stage and variant
-    accuracies: Mapping[tuple[str, str, str], float] = field(default_factory=dict)  # drifted, by stage, variant, point
+    accuracies: Mapping[Watched, float] = field(default_factory=dict)  # drifted
     joined: Mapping[tuple[str, str, str], Mapping[str, float]] = field(default_factory=dict)  # of tasks, by the same
     strain: float = 1.0  # over profiled times of who writes, as broken promises tell
 
@@ -117,6 +117,7 @@ def plan_of(
             update={
                 "accuracy_basis": basis_words(question.spec, stages),
                 "points_left_out": left_out,
+                "batch_sizes_capped": capped(question.spec),
                 "accuracies_drifted": drifts(pipeline.spec, question.spec),
             }
         ),

@@ -339,7 +339,7 @@ def _sizes(question: Question, stage: Stage, relaxed: Relaxation, candidate: _Ca
     load_rps = question.stage_rps(stage.name) * relaxed.fraction
     sustained_rps = question.sustained_stage_rps(stage.name) * relaxed.fraction
     utilisation = question.spec.adaptation.target_utilization
-    for batch_size in stage.batch_sizes if pin.batch_size is None else (pin.batch_size,):
+    for batch_size in batch_sizes(question.spec, stage, pin):
         if batch_size > candidate.most_rows or not candidate.allowed[0].goes_on_in_time(batch_size, question.spec.slo):
             continue
         least = max(
@@ -353,6 +353,23 @@ def _sizes(question: Question, stage: Stage, relaxed: Relaxation, candidate: _Ca
         for replicas in sorted(counts):
             if least <= replicas <= stage.max_replicas:
                 yield _option(question, stage, candidate, batch_size, replicas, sustained_rps)
+
+
+def batch_sizes(spec: InferencePipelineSpec, stage: Stage, pin: Pin) -> list[int]:
+    """The batch sizes to choose from, ascending; none is larger than what the departure policy sends."""
+    asked = stage.batch_sizes if pin.batch_size is None else (pin.batch_size,)
+    return sorted({size if spec.most_batch_rows is None else min(size, spec.most_batch_rows) for size in asked})
+
+
+def capped(spec: InferencePipelineSpec) -> tuple[str, ...]:
+    """Say of which stages batches are smaller than asked for, and why."""
+    most = spec.most_batch_rows
+    return tuple(
+        f"{stage.name}: batches of {most} rows at most and not {largest}: {spec.departure_policy} sends no more"
+        for stage in spec.stages
+        for largest in [max(stage.batch_sizes if stage.pin.batch_size is None else (stage.pin.batch_size,))]
+        if most is not None and largest > most
+    )
 
 
 def _option(

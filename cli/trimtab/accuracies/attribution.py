@@ -90,10 +90,29 @@ def choices(pipeline: InferencePipeline) -> list[Choice]:
     return [best, *others]
 
 
+def mean_certainties(heard: Sequence[Heard]) -> dict[str, float]:
+    """Map a stage to how certain it was of all rows, as a mean; stages are left out that did not say it of each."""
+    found = {}
+    for stage in {stage for one in heard for stage in one.certainties}:
+        told = [float(part or "nan") for one in heard for part in one.certainties.get(stage, "").split(",")]
+        if all(0.0 <= certainty <= 1.0 for certainty in told):
+            found[stage] = round(math.fsum(told) / len(told), DIGITS)
+    return found
+
+
 def accuracies(
-    pipeline: InferencePipeline, tallies: Mapping[Choice, Tally], samples_digest: str
+    pipeline: InferencePipeline,
+    tallies: Mapping[Choice, Tally],
+    samples_digest: str,
+    certainties: Mapping[Choice, Mapping[str, float]],
 ) -> dict[tuple[str, str, str], Accuracy]:
     """Map (stage, variant, operating point) to its measured accuracy.
+
+    Args:
+        pipeline: that was measured.
+        tallies: what came of the samples.
+        samples_digest: of the samples.
+        certainties: how certain each stage was with a choice, as a mean.
 
     Raises:
         NothingRight: no sample was answered rightly with the best variants.
@@ -109,7 +128,9 @@ def accuracies(
     for choice, tally in tallies.items():
         for stage, mine, reference in zip(pipeline.spec.order, choice, best, strict=True):
             if mine != reference or choice == best:
-                found[stage.name, *mine] = _accuracy(tally, root / whole, samples_digest)
+                judged = _accuracy(tally, root / whole, samples_digest)
+                mean = certainties.get(choice, {}).get(stage.name)
+                found[stage.name, *mine] = judged.model_copy(update={"mean_certainty": mean})
     return found
 
 

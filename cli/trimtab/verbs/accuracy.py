@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trimtab.accuracies.attribution import Tally, accuracies
+from trimtab.accuracies.attribution import Tally, accuracies, mean_certainties
 from trimtab.accuracies.looking import looks
 from trimtab.accuracies.measuring import Order, measure
 from trimtab.decisions import terminal_table
@@ -37,6 +37,7 @@ def command(
 ) -> int:
     """Measure the accuracy of every variant and operating point on your own samples; write it into the pipeline.
 
+    A stage that says how certain it is has its mean certainty written beside: drifts are told by how that changes.
     Of a pipeline of several stages, each variant is tried with the best of the other stages. A single stage that says
     how certain it is gets second looks too: what it is worth to ask a more accurate point about the least certain rows.
     """
@@ -56,7 +57,8 @@ def command(
 
         heard = asyncio.run(measure(order, folder, show))
     tallies = {choice: Tally.of([one.score for one in found]) for choice, found in heard.items()}
-    measured, again = accuracies(document, tallies, digest), looks(document, heard)
+    certainties = {choice: mean_certainties(found) for choice, found in heard.items()}
+    measured, again = accuracies(document, tallies, digest, certainties), looks(document, heard)
     console.print(terminal_table(COLUMNS, [_row(document, place, found) for place, found in measured.items()]))
     written = out or file
     write_atomically(written, with_second_looks(with_accuracies(file.read_text(), measured), again))

@@ -65,7 +65,8 @@ def _looks(counted: MeasuredOn, point: str) -> Iterator[str]:
 
 
 def _evidence(accuracy: Accuracy) -> str:
-    return f"{{source: Measured, samples: {accuracy.samples}, low: {accuracy.low:g}, high: {accuracy.high:g}}}"
+    bounds = f"low: {accuracy.low:g}, high: {accuracy.high:g}, meanCertainty: {accuracy.mean_certainty:g}"
+    return f"{{source: Measured, samples: {accuracy.samples}, {bounds}}}"
 
 
 def _look(look: SecondLook) -> str:

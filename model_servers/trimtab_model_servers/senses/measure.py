@@ -110,6 +110,7 @@ def _point(subset: Subset, seen: Seen) -> MeasuredPoint:
             value=round(found.value, 4),
             low=round(found.low, 4),
             high=round(found.high, 4),
+            mean_certainty=round(float(seen.certainty.mean()), 4),
         ),
         calibration_error=round(calibration_error(seen.certainty, seen.right), 4),
     )

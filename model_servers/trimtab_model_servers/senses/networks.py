@@ -24,6 +24,12 @@ _FAMILIES: Final[dict[str, type[EarlyConfig] | type[LateConfig]]] = {
 }
 
 
+HEARD: Final = "heard"
+"""The metadata that names the speakers weights have learned from, as a JSON list."""
+SOURCE: Final = "source"
+"""The metadata that names the file of their recordings; empty for none."""
+
+
 class WeightsError(ValueError):
     """A weights file that cannot become a network; the message names the file and what is wrong with it."""
 
@@ -47,6 +53,19 @@ def save(network: Network, path: Path, training: dict[str, str] | None = None) -
     path.parent.mkdir(parents=True, exist_ok=True)
     described = {"family": family, "config": network.config.model_dump_json()}
     save_file(tensors, path, metadata={**(training or {}), **described})
+
+
+def heard_by(path: Path) -> tuple[str, ...]:
+    """The speakers that weights have learned from; none where from synthesised voices alone.
+
+    Raises:
+        WeightsError: the file does not say.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return tuple(map(str, json.loads((file.metadata() or {})[HEARD])))
+    except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise WeightsError(f"{path} does not say whose recordings it has learned from: {error!r}") from error
 
 
 def load(path: Path) -> Network:

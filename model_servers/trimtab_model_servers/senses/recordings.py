@@ -4,6 +4,7 @@ The file is `fsdd_dev.npz`: clips of the Free Spoken Digit Dataset (CC BY-SA 4.0
 end), `offsets`, `digit`, `speaker` and `speaker_names`. What is trained on them carries their licence.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,9 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 FILE: Final = "fsdd_dev.npz"
-
-HEARD: Final = ("george", "jackson", "lucas", "nicolas")
-"""Speakers that the shipped weights have learned from."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,12 +25,14 @@ class Recordings:
         digits: what is said, int64 [n].
         speakers: who says it, indices into `names`, int64 [n].
         names: of all speakers.
+        source: the name of the file they come from.
     """
 
     clips: tuple[NDArray[np.float32], ...]
     digits: NDArray[np.int64]
     speakers: NDArray[np.int64]
     names: tuple[str, ...]
+    source: str
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -45,16 +45,37 @@ class Recordings:
         if unknown:
             raise KeyError(f"no speaker {unknown[0]!r} in these recordings; there are: {', '.join(self.names)}")
         kept = np.flatnonzero(np.isin(self.speakers, [self.names.index(name) for name in names]))
-        return Recordings(tuple(self.clips[n] for n in kept), self.digits[kept], self.speakers[kept], self.names)
+        return Recordings(
+            tuple(self.clips[n] for n in kept), self.digits[kept], self.speakers[kept], self.names, self.source
+        )
 
 
-def unheard(recordings: Recordings) -> tuple[str, ...]:
-    """The speakers that the shipped weights have not learned from.
+def taught_by(recordings: Recordings) -> tuple[str, ...]:
+    """The speakers that weights to be shipped learn from: all but the last, whom they are tried with.
+
+    Raises:
+        ValueError: there are fewer than two.
+    """
+    *taught, _ = recordings.present or ("nobody",)
+    if not taught:
+        raise ValueError(
+            f"{recordings.source}: recordings of {', '.join(recordings.present) or 'nobody'} alone; give those of two "
+            "speakers at least: each is judged by weights that learned from the others"
+        )
+    return tuple(taught)
+
+
+def unheard(recordings: Recordings, heard: Collection[str]) -> tuple[str, ...]:
+    """The speakers that weights have not learned from.
+
+    Args:
+        recordings: of these speakers and others.
+        heard: whom the weights have learned from.
 
     Raises:
         ValueError: there is none.
     """
-    found = tuple(name for name in recordings.present if name not in HEARD)
+    found = tuple(name for name in recordings.present if name not in heard)
     if not found:
         raise ValueError(
             f"the weights have learned from every speaker of these recordings ({', '.join(recordings.present)}); "
@@ -80,7 +101,7 @@ def load_recordings(path: Path) -> Recordings:
         samples, offsets = held["samples"], held["offsets"]
         clips = tuple(_levelled(samples[a:b]) for a, b in pairwise(offsets.tolist()))
         names = tuple(str(name) for name in held["speaker_names"])
-        return Recordings(clips, held["digit"].astype(np.int64), held["speaker"].astype(np.int64), names)
+        return Recordings(clips, held["digit"].astype(np.int64), held["speaker"].astype(np.int64), names, file.name)
 
 
 def _levelled(samples: NDArray[np.int16]) -> NDArray[np.float32]:

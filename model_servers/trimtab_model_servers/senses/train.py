@@ -3,12 +3,13 @@
 Writes ``DIR/weights/VARIANT.safetensors`` and ``DIR/measured.json``. Each variant first learns from synthesised voices.
 With recordings, it then learns on from both, once for each speaker from all but that one, on whom it is measured: a
 speaker is judged by weights that never heard him, calibrated on the other speakers and on handwriting that is not his.
-Shipped is what has not heard the one speaker that `recordings.HEARD` leaves out, nor was calibrated on him, so that
-there are recordings to try it with.
+Shipped is what has not heard the last speaker, nor was calibrated on him, so that there are recordings to try it with;
+its metadata say whom it has heard.
 """
 
 import argparse
 import copy
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +29,8 @@ from trimtab_model_servers.senses.fit import fit
 from trimtab_model_servers.senses.items import Items, ItemSource
 from trimtab_model_servers.senses.manifest import write_points
 from trimtab_model_servers.senses.measure import Scored, Subset, report, together
-from trimtab_model_servers.senses.networks import VARIANTS, Network, build, for_serving, save
-from trimtab_model_servers.senses.recordings import HEARD, Recordings, load_recordings
+from trimtab_model_servers.senses.networks import HEARD, SOURCE, VARIANTS, Network, build, for_serving, save
+from trimtab_model_servers.senses.recordings import Recordings, load_recordings, taught_by
 from trimtab_pipelines.certainty import Seen
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.measured import MeasuredOn, MeasuredPipeline, MeasuredVariant
@@ -118,20 +119,20 @@ def judge_variant(
     """
     judged = {speaker: Scored.of(judge, _asked(recordings, speaker, held_out)) for speaker, judge in judges.items()}
     by_others = {speaker: Scored.joined(_others(judged, speaker)).calibrations() for speaker in judged}
-    shipped = next((speaker for speaker in judges if speaker not in HEARD), None)
-    if shipped is None:
+    if recordings is None:
         asked = ItemSource("held-out", CALIBRATION_SEED, part=(1, 2)).items(0, CALIBRATION_ITEMS)
         calibrations = Scored.of(network, asked).calibrations()
     else:
+        shipped = next(speaker for speaker in judges if speaker not in taught_by(recordings))
         network, calibrations = judges[shipped], by_others[shipped]
     measured = ItemSource("held-out", HELD_OUT_SEED, part=(0, 2)).items(0, held_out)
     seen = {SYNTHESISED: Scored.of(network, measured).seen(calibrations)}
     what = {SYNTHESISED: "voices synthesised by this package, other ones than in training; handwriting held out"}
-    if judged:
+    if recordings is not None:
         seen[RECORDED] = together(scored.seen(by_others[speaker]) for speaker, scored in judged.items())
         what[RECORDED] = (
-            f"real recordings (FSDD) of {', '.join(judged)}, each speaker judged by weights trained on the others; "
-            "handwriting held out"
+            f"real recordings ({recordings.source}) of {', '.join(judged)}, each speaker judged by weights "
+            "trained on the others; handwriting held out"
         )
     for subset, calibration in calibrations.items():
         network.calibrate(subset, calibration)
@@ -206,6 +207,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     recordings = None if options.recordings is None else load_recordings(options.recordings)
+    try:
+        described_by = whence(recordings)
+    except ValueError as error:
+        parser.error(str(error))
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     path = options.output / "measured.json"
@@ -218,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             task = progress.add_task(name, total=steps, note="")
             trained = train_variant(name, sounds, recordings, HELD_OUT_ITEMS, _advancer(progress, task))
             weights = options.output / "weights" / f"{name}.safetensors"
-            save(trained.network, weights, {"seconds": f"{trained.seconds:.0f}"})
+            save(trained.network, weights, {"seconds": f"{trained.seconds:.0f}", **described_by})
             known[name] = described(name, trained, weights)
             write_json(path, MeasuredPipeline(variants=tuple(known[each] for each in VARIANTS if each in known)))
             console.print(f"{name} trained in {trained.seconds:.0f} s")
@@ -227,6 +232,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if manifest.is_file():
         write_points(manifest, MeasuredPipeline(variants=tuple(known.values())))
     return 0
+
+
+def whence(recordings: Recordings | None) -> dict[str, str]:
+    """What the weights' metadata tell of the recordings that they have learned from."""
+    heard = () if recordings is None else taught_by(recordings)
+    return {HEARD: json.dumps(heard), SOURCE: "" if recordings is None else recordings.source}
 
 
 def _advancer(progress: Progress, task: TaskID) -> Callable[[float], None]:

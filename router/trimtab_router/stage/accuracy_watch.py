@@ -1,7 +1,11 @@
 """Whether the accuracies that a plan counts on still hold, from what models say and from rows answered twice. Pure.
 
-A model's certainty, where it is the probability that it is right, says of every row how often it is right by now. Of a
-small share of the rows the best point gives an answer too; how often that agrees mends what the first one says of
+A model's mean certainty was measured beside its accuracy, on the same samples. By as much as its certainty of rows has
+changed since, its accuracy has: a certainty that was always too high, such as a softmax as it comes, tells nothing by
+being so. Where no mean certainty was measured, nothing is told. Rows of requests that name a task are held against
+what was measured of this task, and count for the task and for the whole.
+
+Of a small share of the rows the best point gives an answer too; how often that agrees mends what the first one says of
 itself (prediction-powered inference: Angelopoulos, Bates, Fannjiang, Jordan, Zrnic 2023). A point that only looks again
 at what others doubt sees no rows like all others; of these it must be so much more certain than the first point was as
 a look was measured to win. Old rows are forgotten, and what nobody sees any more is believed anew after a while: else a
@@ -15,14 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_pipelines.stages import Stage
 from trimtab_protocol.tensors import Array
+from trimtab_router.stage.service_time import Key
 
 KEPT_ROWS, KEPT_LOOKS, KEPT_AUDITS = 200.0, 100.0, 300.0
 """After so many more, what was seen counts a third."""
 KEPT_SECONDS = 600.0
 """After so long without any row of a point, what was seen of it is forgotten."""
 PRIOR_ROWS, PRIOR_AUDITS = 10.0, 200.0
-"""How many rows the measured accuracy counts as, and how many that agreed as often as said."""
+"""How many rows count as having come as they were measured, and how many that agreed as often as said."""
 LEAST_ROWS, LEAST_LOOKS = 100, 50
 """Before so many rows were seen, or seen again, nothing is said to have drifted."""
 DRIFT, LOOK_DRIFT = 0.04, 0.1
@@ -30,6 +36,8 @@ DRIFT, LOOK_DRIFT = 0.04, 0.1
 is right within five points or so, where it is within two of all rows;"""
 SURENESS = 3.0
 """and how many standard errors of what was seen."""
+CALIBRATED = 0.03
+"""How far mean certainty may have been from accuracy where two points' certainties of the same rows are compared."""
 _VARIANCES = (0.06, 0.12)
 """Of certainties, and of how far a single comparison is from what was said: as wide as they get."""
 
@@ -58,10 +66,9 @@ class _Mean:
 
 
 class _Seen:
-    """What is known of one point: from rows it saw first, from rows it saw again, and from comparisons."""
+    """By how much a point has changed: by rows it saw first, by rows it saw again, and by comparisons."""
 
-    def __init__(self, expected: float) -> None:
-        self.expected = expected
+    def __init__(self) -> None:
         self.rows = self.looks = 0
         self.seen_at = 0.0
         self.certainty = _Mean(KEPT_ROWS)
@@ -69,17 +76,16 @@ class _Seen:
         self.mending = _Mean(KEPT_AUDITS)
 
     @property
-    def drifted(self) -> float | None:
-        """How often it is right by now; None where that is nothing new."""
-        mended = self.mending.value(0.0, PRIOR_AUDITS)
-        change = self.certainty.value(self.expected, PRIOR_ROWS) + mended - self.expected
+    def change(self) -> float | None:
+        """How much more often it is right than it was; None where that is nothing new."""
+        change = self.certainty.value(0.0, PRIOR_ROWS) + self.mending.value(0.0, PRIOR_AUDITS)
         own, audits = (_VARIANCES[0], self.certainty, PRIOR_ROWS), (_VARIANCES[1], self.mending, PRIOR_AUDITS)
         if self.rows < LEAST_ROWS or abs(change) <= max(DRIFT, SURENESS * _error(own, audits)):
             change = self.wins.value(0.0, PRIOR_ROWS)
             least = max(LOOK_DRIFT, SURENESS * _error((_VARIANCES[0], self.wins, PRIOR_ROWS)))
             if self.looks < LEAST_LOOKS or abs(change) <= least:
                 return None
-        return min(max(self.expected + change, 0.0), 1.0)
+        return change
 
 
 def _error(*parts: tuple[float, _Mean, float]) -> float:
@@ -87,72 +93,141 @@ def _error(*parts: tuple[float, _Mean, float]) -> float:
     return math.sqrt(sum(variance * mean.weight / (mean.weight + prior) ** 2 for variance, mean, prior in parts))
 
 
-class AccuracyWatch:
-    """The points of one stage, by variant and name."""
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What was measured of a point, on a task or on all: how often it was right, and how certain."""
 
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], _Seen] = {}
-        self.audits: dict[tuple[str, str], int] = defaultdict(int)
+    accuracy: float
+    certainty: float
+
+    @property
+    def calibrated(self) -> bool:
+        return abs(self.accuracy - self.certainty) <= CALIBRATED
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """A first look at rows, to be held against their second.
+
+    Attributes:
+        point: which point answered them.
+        certainties: of each row.
+        won: right answers that such a second look wins a row, as it was measured.
+    """
+
+    point: str
+    certainties: Array
+    won: float
+
+
+class AccuracyWatch:
+    """The points of a stage, overall and by the tasks that its document has accuracies of.
+
+    Args:
+        stage: the stage; what its document says was measured is what is held against.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._measured = _measured(stage)
+        self._accuracies = {(v.name, p.name, ""): p.accuracy for v in stage.variants for p in v.points}
+        self._accuracies |= {which: one.accuracy for which, one in self._measured.items()}
+        self._seen: dict[tuple[str, str, str], _Seen] = {}
+        self.audits: dict[Key, int] = defaultdict(int)
         """Rows that the best point answered too."""
 
-    def saw(self, key: tuple[str, str], expected: float, certainties: Array, now: float) -> None:
+    def knows(self, key: Key, task: str) -> bool:
+        """Whether it was measured how certain a point is of rows of a task; of all rows where it is empty."""
+        return (*key, task) in self._measured
+
+    def saw(self, key: Key, task: str, certainties: Array, now: float) -> None:
         """Rows were answered for the first time.
 
         Args:
             key: by which variant at which point.
-            expected: its accuracy, as it was measured.
+            task: of the rows; empty where nobody says.
             certainties: of each row; what is no probability says nothing.
             now: seconds.
         """
-        given = np.asarray(certainties, dtype=np.float64)
+        measured, given = self._measured.get((*key, task)), np.asarray(certainties, dtype=np.float64)
         given = given[_told(given)]
-        if given.size:
-            seen = self._of(key, expected, now)
+        if measured is None or not given.size:
+            return
+        for seen in self._of(key, task, now):
             seen.rows += given.size
-            seen.certainty.add(given)
+            seen.certainty.add(given - measured.certainty)
             seen.wins.forget(given.size)
 
-    def saw_again(
-        self, key: tuple[str, str], expected: float, certainties: Array, before: Array, won: float, now: float
-    ) -> None:
+    def saw_again(self, key: Key, task: str, certainties: Array, before: Before, now: float) -> None:
         """Rows that another point was not certain of were answered once more.
 
         Args:
             key: by which variant at which point.
-            expected: its accuracy over all rows, as it was measured.
+            task: of the rows; empty where nobody says.
             certainties: of each row.
-            before: those of the first look.
-            won: right answers that such a look wins a row, as it was measured.
+            before: their first look.
             now: seconds.
         """
-        given, first = (np.asarray(each, dtype=np.float64) for each in (certainties, before))
+        both = (self._measured.get((*key, task)), self._measured.get((key[0], before.point, task)))
+        given, first = (np.asarray(each, dtype=np.float64) for each in (certainties, before.certainties))
         known = _told(given) & _told(first)
-        if known.any():
-            seen = self._of(key, expected, now)
+        if not known.any() or not all(one is not None and one.calibrated for one in both):
+            return
+        for seen in self._of(key, task, now):
             seen.looks += int(known.sum())
-            seen.wins.add((given - first)[known] - won)
+            seen.wins.add((given - first)[known] - before.won)
             seen.certainty.forget(int(known.sum()))
 
-    def compared(self, key: tuple[str, str], certainty: float, best_certainty: float, *, agrees: bool) -> None:
+    def compared(
+        self, key: Key, best_point: str, task: str, certainty: float, best_certainty: float, *, agrees: bool
+    ) -> None:
         """A row had an answer of the best point too, which is the better witness of what is right."""
-        seen = self._seen.get(key)
-        if seen is not None and 0.0 <= certainty <= 1.0 and 0.0 <= best_certainty <= 1.0:
-            right = best_certainty if agrees else (1.0 - best_certainty) * certainty
-            seen.mending.add(np.array([right - certainty]))
-            self.audits[key] += 1
+        own, best = self._measured.get((*key, task)), self._measured.get((key[0], best_point, task))
+        if own is None or best is None or not (0.0 <= certainty <= 1.0 and 0.0 <= best_certainty <= 1.0):
+            return
+        says = certainty - own.certainty + own.accuracy
+        sure = min(max(best_certainty - best.certainty + best.accuracy, 0.0), 1.0)
+        right = sure if agrees else (1.0 - sure) * min(max(says, 0.0), 1.0)
+        for which in {"", task}:
+            if seen := self._seen.get((*key, which)):
+                seen.mending.add(np.array([right - says]))
+        self.audits[key] += 1
 
-    def drifted(self, now: float) -> dict[tuple[str, str], float]:
-        """The points that are no longer as accurate as they were measured to be, and how accurate they are by now."""
-        self._seen = {key: seen for key, seen in self._seen.items() if now - seen.seen_at < KEPT_SECONDS}
-        told = ((key, seen.drifted) for key, seen in self._seen.items())
-        return {key: accuracy for key, accuracy in told if accuracy is not None}
+    def drifted(self, now: float) -> dict[tuple[str, str, str], float]:
+        """What is no longer as accurate as it was measured to be, and how accurate it is by now.
 
-    def _of(self, key: tuple[str, str], expected: float, now: float) -> _Seen:
-        seen = self._seen.get(key)
-        if seen is None or seen.expected != expected:  # another model by the same name
-            seen = self._seen[key] = _Seen(expected)
-        seen.seen_at = now
-        return seen
+        Returns:
+            By variant, operating point and task, which is empty for all rows together. Of a point that drifted, those
+            of its tasks are told as measured that were seen to hold; the others are to be thought to drift along.
+        """
+        self._seen = {which: seen for which, seen in self._seen.items() if now - seen.seen_at < KEPT_SECONDS}
+        changes = {which: seen.change for which, seen in self._seen.items()}
+        for which, change in changes.items():
+            held = change is None and changes.get((*which[:2], "")) is not None
+            if held and which[2] and self._seen[which].rows >= LEAST_ROWS:
+                changes[which] = 0.0
+        return {
+            which: min(max(self._accuracies[which] + change, 0.0), 1.0)
+            for which, change in changes.items()
+            if change is not None
+        }
+
+    def _of(self, key: Key, task: str, now: float) -> list[_Seen]:
+        """The point overall, and on a task where one is named."""
+        found = [self._seen.setdefault((*key, which), _Seen()) for which in sorted({"", task})]
+        for seen in found:
+            seen.seen_at = now
+        return found
+
+
+def _measured(stage: Stage) -> dict[tuple[str, str, str], _Measured]:
+    """By variant, operating point and task, which is empty for all: only what was measured together with certainty."""
+    found = {}
+    for variant in stage.variants:
+        for point in variant.points:
+            for task, one in {"": point.judged(), **point.accuracy_by_task}.items():
+                if one.source == "Measured" and one.mean_certainty is not None:
+                    found[variant.name, point.name, task] = _Measured(one.value, one.mean_certainty)
+    return found
 
 
 def _told(certainties: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -15,9 +15,10 @@ from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.tensors import Array
 from trimtab_router.graph import Runnable
 from trimtab_router.refusal import Refusal
-from trimtab_router.stage.accuracy_watch import AccuracyWatch
+from trimtab_router.stage.accuracy_watch import AccuracyWatch, Before
 from trimtab_router.stage.endings import Answered
 from trimtab_router.stage.policies.view import Point
+from trimtab_router.stage.service_time import Key
 from trimtab_router.stage.slot import Parcel
 from trimtab_router.stage.work import Served, Slice, Work
 
@@ -35,9 +36,10 @@ class Audit:
     listens = False
 
     def __init__(
-        self, stage: Stage, watch: AccuracyWatch, key: tuple[str, str], row: Mapping[str, Array], now: float
+        self, stage: Stage, watch: AccuracyWatch, key: Key, task: str, row: Mapping[str, Array], now: float
     ) -> None:
-        self._stage, self._watch, self._key, self._row, self._now = stage, watch, key, row, now
+        self._stage, self._watch, self._row, self._now = stage, watch, row, now
+        self._key, self._task = key, task
 
     def work_written(self, work: Work, row: int, piece: Piece | LastPiece, now: float) -> None:
         """Answers that are written are not compared."""
@@ -47,13 +49,14 @@ class Audit:
 
     def work_completed(self, work: Work, outputs: Mapping[str, Array], served: Sequence[Served]) -> None:  # noqa: ARG002 - of an owner
         """Compare; the best point has seen one more row, too."""
-        stage, label, certainty = self._stage, label_of(self._stage), self._stage.certainty
+        label, certainty = label_of(self._stage), self._stage.certainty
         if label is None or certainty is None:
             return
         best = (served[0].variant, served[0].operating_point)
-        self._watch.saw(best, stage.variant(best[0]).point(best[1]).accuracy, outputs[certainty], self._now)
+        self._watch.saw(best, self._task, outputs[certainty], self._now)
         agrees = bool(np.array_equal(outputs[label][0], self._row[label][0]))
-        self._watch.compared(self._key, float(self._row[certainty][0]), float(outputs[certainty][0]), agrees=agrees)
+        sure, best_sure = float(self._row[certainty][0]), float(outputs[certainty][0])
+        self._watch.compared(self._key, best[1], self._task, sure, best_sure, agrees=agrees)
 
     def work_refused(self, refusal: Refusal) -> None:
         """Nobody waits for it."""
@@ -83,28 +86,31 @@ class Audits:
         if certainty is None or answer.point != parcel.point.name:
             return
         variant = self._stage.variant(parcel.variant)
-        expected = variant.point(parcel.point.name).accuracy
         best = max(points, key=lambda point: point.accuracy)
         for piece, own in zip(parcel.batch, answer.outputs, strict=True):
             if piece.work.closed or isinstance(piece.work.owner, Audit):
                 continue
+            task = piece.work.wish.task
             if piece.provisional is not None:
-                won, before = _won(variant, parcel.point.name, piece), piece.provisional.certainties
-                if won is not None and before is not None:
-                    self._watch.saw_again(parcel.key, expected, own[certainty], before, won, now)
+                if (before := _before(variant, parcel.point.name, piece)) is not None:
+                    self._watch.saw_again(parcel.key, task, own[certainty], before, now)
                 continue
-            self._watch.saw(parcel.key, expected, own[certainty], now)
-            if self._label is None or best.name == parcel.point.name:
+            self._watch.saw(parcel.key, task, own[certainty], now)
+            if self._label is None or best.name == parcel.point.name or not self._tells(parcel, best, task):
                 continue
             self._owed += SHARE * piece.rows
             if self._owed >= 1.0 and (best.reads is None or best.reads <= piece.work.inputs.keys()):
                 self._owed %= 1.0
                 self._pick(parcel, piece, own, now)
 
+    def _tells(self, parcel: Parcel, best: Point, task: str) -> bool:
+        """Whether a comparison would say anything: of both points it was measured how certain they are."""
+        return self._watch.knows(parcel.key, task) and self._watch.knows((parcel.variant, best.name), task)
+
     def _pick(self, parcel: Parcel, piece: Slice, own: Mapping[str, Array], now: float) -> None:
         row = piece.rows // 2
         answered = {name: array[row : row + 1].copy() for name, array in own.items()}
-        audit = Audit(self._stage, self._watch, parcel.key, answered, now)
+        audit = Audit(self._stage, self._watch, parcel.key, piece.work.wish.task, answered, now)
         inputs = {name: piece.array(name)[row : row + 1].copy() for name in piece.work.inputs}
         runnable = Runnable(self._stage.name, 1, inputs)
         self.waiting.append((now + KEPT_SECONDS, Work(audit, runnable, deadline=now + KEPT_SECONDS, now=now)))
@@ -123,16 +129,17 @@ class Audits:
         return taken
 
 
-def _won(variant: Variant, point: str, piece: Slice) -> float | None:
-    """Right answers that a second look at a point wins a row, as the document tells; None where it tells nothing."""
+def _before(variant: Variant, point: str, piece: Slice) -> Before | None:
+    """The first look at rows that a point sees again; None where the document does not tell what such a look wins."""
     before, meant, task = piece.provisional, piece.again, piece.work.wish.task
-    if before is None or meant is None or meant.point != point:
+    if before is None or before.certainties is None or meant is None or meant.point != point:
         return None
     first = variant.point(before.operating_point)
     for look in first.second_looks:
         own = look.by_task.get(task) if look.by_task else look
         if look.point == point and own is not None and own.below == meant.below and own.share:
-            return (own.accuracy - first.judged(task if look.by_task else "").value) / own.share
+            won = (own.accuracy - first.judged(task if look.by_task else "").value) / own.share
+            return Before(first.name, before.certainties, won)
     return None
 
 

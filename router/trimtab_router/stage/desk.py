@@ -81,7 +81,7 @@ class Desk:
         self.had_replica = False
         """Whether there ever was one."""
         self.layout = Layout(stage, plan.variant)
-        self.watch = AccuracyWatch()
+        self.watch = AccuracyWatch(stage)
         self._audits = Audits(stage, self.watch)
         self._returns = Returns(stage, self.queue, tally, suspects)
         self._writing = Writing(self.outlook, clock, cast("Writer", carrier), tally) if stage.writes else None

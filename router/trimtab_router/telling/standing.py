@@ -15,7 +15,13 @@ def stage_state(desk: Desk, rows_per_request: float | None, refused: Mapping[str
         refused: why replicas get no work, by name.
         now: seconds of the desk's clock.
     """
-    drifted = desk.watch.drifted(now)
+    of_all: dict[str, float] = {}
+    by_task: dict[str, dict[str, float]] = {}
+    for (variant, point, task), accuracy in desk.watch.drifted(now).items():
+        if variant == desk.variant and task:
+            by_task.setdefault(point, {})[task] = accuracy
+        elif variant == desk.variant:
+            of_all[point] = accuracy
     return StageState(
         variant=desk.variant,
         batch_size=desk.plan.batch_size,
@@ -24,9 +30,8 @@ def stage_state(desk: Desk, rows_per_request: float | None, refused: Mapping[str
         queue_rows=desk.queue.rows,
         service_ratio=desk.outlook.service_ratio,
         rows_per_request=rows_per_request,
-        drifted_accuracies={
-            point: accuracy for (variant, point), accuracy in drifted.items() if variant == desk.variant
-        },
+        drifted_accuracies=of_all,
+        drifted_by_task=by_task,
         joined_accuracies=desk.outlook.joined(),
         endpoints={
             slot.name: EndpointState(

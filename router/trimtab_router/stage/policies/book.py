@@ -12,12 +12,11 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_pipelines.spec import MOST_ROWS
 from trimtab_pipelines.splits import UNIT, Batches, Floats, Front, Integers, Way, cheapest_batches, fronts
 from trimtab_pipelines.splits import unbeaten as unbeaten_ways
 from trimtab_router.stage.policies.view import Point, SecondLook
 
-MOST_ROWS = 64
-"""More rows than that are planned in parts, and no batch that is planned has more."""
 SHARED_ROWS = 8
 """Of a batch of second looks, at least, where several jobs wait for theirs."""
 NONE = -1

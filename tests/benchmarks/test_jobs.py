@@ -1,0 +1,96 @@
+"""Jobs of digits-av: served by a router and a model server of their own, and what is called wrong with an answer."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.cluster.e2e import RIGHT_SHARE
+from benchmarks.cluster.jobs import JOBS, ROWS, TIMES, Job, asked, judged
+from trimtab.local.supervisor import Setup, Supervisor
+from trimtab_loadtester.wire import RestWire
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.plan import PipelinePlan
+
+FOLDER = Path(__file__).parents[2] / "pipelines" / "digits-av"
+SECONDS_PER_ROW = 0.002
+
+
+def a_served_copy(folder):
+    """digits-av with room for a busy machine, and a plan that allows every operating point."""
+    document = yaml.safe_load((FOLDER / "pipeline.yaml").read_text())
+    document["spec"]["slo"] = {"latency": "30s"}
+    (folder / "weights").symlink_to(FOLDER / "weights")
+    (folder / "pipeline.yaml").write_text(yaml.safe_dump(document))
+    pipeline = load_pipeline(folder / "pipeline.yaml")
+    (stage,) = pipeline.spec.stages
+    (variant,) = stage.variants
+    best, *others = [
+        {
+            "name": point.name,
+            "accuracy": point.accuracy,
+            "reads": point.modalities,
+            "serviceSeconds": {rows: SECONDS_PER_ROW * rows * max(len(point.modalities), 1) for rows in (1, ROWS)},
+            "looks": [look.planned("Expected").model_dump(by_alias=True) for look in point.second_looks],
+        }
+        for point in sorted(variant.points, key=lambda point: -point.accuracy)
+    ]
+    planned = {
+        "name": stage.name,
+        "variant": variant.name,
+        "batchSize": ROWS,
+        "replicas": 1,
+        "cores": 1.0,
+        "operatingPoint": best.pop("name"),
+        "fallbacks": others,
+        **best,
+    }
+    spec = {"pipeline": pipeline.name, "generation": 1, "createdAt": 0, "stages": [planned]}
+    return stage, PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})
+
+
+async def test_jobs_are_answered_from_the_senses_they_have_within_their_floors(tmp_path):
+    stage, plan = a_served_copy(tmp_path)
+    allowed = [point.name for point in plan.spec.stages[0].points]
+    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, door=False)
+    async with Supervisor(setup) as local:
+        await local.ready()
+        async with RestWire(f"127.0.0.1:{local.rest_port}", plan.spec.pipeline) as wire:
+            met = await asked(wire, stage, allowed)
+
+    assert met.faults == ()
+    assert met.jobs == len(JOBS) * TIMES
+    assert {"all", "video-text", "audio-text", "text"} <= met.points | {"all"}
+    assert met.right / met.rows >= RIGHT_SHARE
+
+
+ANSWER = {
+    "trimtab.name.operating_point": "all",
+    "trimtab.name.certainties": ",".join(["0.9"] * ROWS),
+    "trimtab.expected_accuracy": 0.9,
+}
+
+
+@pytest.mark.parametrize(
+    ("job", "told", "fault"),
+    [
+        (Job(), {}, None),
+        (Job(floor=0.95), {}, "expected accuracy 0.9, below the floor"),
+        (Job(frozenset({"audio"})), {}, "rows at all without audio"),
+        (Job(), {"trimtab.name.operating_point": "none"}, "rows at none, which the plan has not"),
+        (Job(), {"trimtab.name.certainties": "0.9"}, f"{ROWS} rows, but certainties '0.9'"),
+        (Job(), {"trimtab.name.certainties": ",".join(["9.9"] * ROWS)}, "but certainties"),
+        (Job(), {"trimtab.provisional": True}, "provisional True, but by row []"),
+        (
+            Job(floor=0.95),
+            {"trimtab.provisional": True, "trimtab.name.provisional": ",".join(["true"] * ROWS)},
+            None,
+        ),
+    ],
+)
+def test_an_answer_that_cannot_be_is_named(job, told, fault):
+    stage = load_pipeline(FOLDER).spec.stages[0]
+    points, faults = judged(job, stage, ["all"], ANSWER | told)
+
+    assert points == {told.get("trimtab.name.operating_point", "all")}
+    assert [fault in each for each in faults] == ([] if fault is None else [True])

@@ -216,6 +216,7 @@ class Journey:
         images: how many it shows.
     """
 
+    waits = True
     __slots__ = (
         "_course",
         "_ended",

@@ -32,7 +32,7 @@ class Audit:
 
     trace_parent = ""
     request_id = ""
-    listens = False
+    listens = waits = False
 
     def __init__(
         self, stage: Stage, watch: AccuracyWatch, key: tuple[str, str], row: Mapping[str, Array], now: float

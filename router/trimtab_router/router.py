@@ -340,9 +340,7 @@ class Router:
 
     def _decode(self, pending: PendingRequest, client: str) -> Admitted:
         """Decode a client's request, and say whose its chats are; changes nothing, so that any thread may."""
-        spec = self.pipeline.spec
-        admitted = admit(self.pipeline.name, spec, pending)
-        return owned(admitted, self._options, client=client, urgency_seconds=spec.slo.start_seconds)
+        return owned(admit(self.pipeline.name, self.pipeline.spec, pending), self._options, client=client)
 
     def _admitted(self, request: InferRequest) -> Admitted:
         try:

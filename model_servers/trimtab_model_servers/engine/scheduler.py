@@ -1,7 +1,7 @@
 """Which tokens of which requests the next step computes. Pure: no torch, no clock.
 
 Every running request that has its prompt computed writes one token a step; what is left of the step's tokens goes to
-prompts, in chunks, who is most urgent first. Words alone wait behind nobody's images: up to half of a step goes to
+prompts, in chunks, those first whose answers are due first. Words alone wait behind nobody's images: up to half of a step goes to
 prompts without images before any other; and where that half holds all of them, every other step is theirs alone, since
 a first word comes only at the end of its whole step. While such prompts come, steps that read images are short too: who
 comes next waits for the one under way. A request is admitted when a slot is free that holds its whole
@@ -288,7 +288,7 @@ class Scheduler:
 
 
 def _urgency(one: _Running) -> tuple[float, int]:
-    return one.request.urgency_seconds, one.order
+    return one.request.due_at, one.order
 
 
 def _chunk(one: _Running, start: int, end: int) -> Chunk:

@@ -32,7 +32,7 @@ from trimtab_router.admission.owning import options_inputs, owned, slow_to_own
 from trimtab_router.admission.pacing import Pacer
 from trimtab_router.admission.sweeping import Sweeping
 from trimtab_router.admission.turnstile import Turnstile
-from trimtab_router.admission.window import MOST_REQUESTS, Bounds, Window
+from trimtab_router.admission.window import Bounds, Window, bounds_of
 from trimtab_router.building import course_of, http_carriers
 from trimtab_router.carriage.counts import counted
 from trimtab_router.course import Journey
@@ -52,7 +52,6 @@ from trimtab_router.telling.standing import stage_state
 from trimtab_router.telling.telemetry import record_request
 
 BODY_SECONDS = 10.0
-CARRIED_SLACK = 2.0
 PATIENCE_SHARE = 0.2
 """Of the SLO, how long a request may wait to be let in before it is refused: what is left must be worth serving."""
 
@@ -325,18 +324,9 @@ class Router:
 
     def _bounds(self) -> Bounds | None:
         """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""
-        if self.pipeline.spec.drop_policy != "Predicted":
-            return Bounds(MOST_REQUESTS, MOST_REQUESTS)  # who may be answered late may wait
         rows = self.accounts.rows.per_request(self._clock.now)
         stages = [(desk.carries(), rows.get(desk.stage.name) or 1.0) for desk in self._working]
-        if not all(carries.rows for carries, _ in stages):
-            return None
-        busy = 2.0 * sum(carries.rows / each for carries, each in stages)
-        known = all(carries.seconds for carries, _ in stages)
-        rates = [carries.rows / carries.seconds / each for carries, each in stages] if known else []
-        slo_seconds = self.pipeline.spec.slo.latency_seconds
-        carried = CARRIED_SLACK * slo_seconds * min(rates) if rates else None
-        return Bounds.of(busy, carried, sum(carries.seconds for carries, _ in stages) if known else None)
+        return bounds_of(stages, self.pipeline.spec.slo.latency_seconds, self.pipeline.spec.drop_policy)
 
     def _decode(self, pending: PendingRequest, client: str) -> Admitted:
         """Decode a client's request, and say whose its chats are; changes nothing, so that any thread may."""

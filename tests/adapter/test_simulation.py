@@ -374,4 +374,5 @@ def test_who_wishes_what_no_plan_can_give_is_no_load_to_plan_for():
     found = simulate(scenario)
 
     assert found.share(REFUSED) == 1.0
-    assert max(plan.spec.forecast.peak_rps for plan in found.plans[1:]) < 1.0
+    forecasts = [plan.spec.forecast for plan in found.plans[1:]]
+    assert max(forecast.peak_rps for forecast in forecasts if forecast is not None) < 1.0

@@ -30,6 +30,7 @@ class _Nobody:
 
     trace_parent = request_id = ""
     listens = False
+    waits = True
 
     def work_written(self, work: object, row: int, piece: object, now: float) -> None:
         """Never called."""

@@ -23,7 +23,7 @@ from trimtab_router.refusal import Refusal, failure, invalid, invalid_for
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.ports import Clock
 from trimtab_router.stage.work import Served, Work
-from trimtab_router.wish import NO_WISH, Wish
+from trimtab_router.wish import NO_WISH, Terms, Wish
 
 _ROUNDING = 1e-9
 MOST_STARVED = 3
@@ -206,18 +206,17 @@ class Journey:
     Args:
         course: what it goes through.
         walk: where it stands in the DAG.
-        deadline: absolute, in seconds of the course's clock.
-        arrived_at: the same.
+        terms: on which it is served.
+        arrived_at: in seconds of the course's clock.
         ended: called once, when it ends; `refusal` says how.
         hold: told of the bytes of each stage's outputs, which are kept until the journey ends; None if nobody asks.
         request_id: passed on as `x-request-id`.
         trace_parent: passed on as `traceparent`.
-        wish: what else it asks for.
-        ends_by: as `deadline`, for what comes after the first piece of an answer that is written; None: no later.
         listener: is told of each piece of the rows of an answer that is written; None if nobody listens.
         images: how many it shows.
     """
 
+    waits = True
     __slots__ = (
         "_course",
         "_ended",
@@ -249,28 +248,26 @@ class Journey:
         self,
         course: Course,
         walk: Walk,
+        terms: Terms,
         *,
-        deadline: float,
         arrived_at: float,
         ended: "Callable[[Journey], None]",
         hold: Callable[[int], None] | None = None,
         request_id: str = "",
         trace_parent: str = "",
-        wish: Wish = NO_WISH,
-        ends_by: float | None = None,
         listener: "Listener | None" = None,
         images: int = 0,
     ) -> None:
+        wish, self.deadline, ends_by = terms
         self.delivery = Delivery(arrived_at, images)
         """When the pieces of its answer came, where it is written."""
-        self.ends_by = deadline if ends_by is None else ends_by
+        self.ends_by = self.deadline if ends_by is None else ends_by
         self.listens = listener is not None
         self._listener = listener
         self.walk = walk
         self.wish = wish
         self.least_accuracy = wish.least_accuracy(walk.rows) if wish.accuracy_floor else 0.0
         """Expected of its answer at the least."""
-        self.deadline = deadline
         self.arrived_at = arrived_at
         self.request_id = request_id
         self.trace_parent = trace_parent

@@ -19,7 +19,7 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.router_state import RouterLoad, RouterState
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.tasks import TaskCard, TaskClass
+from trimtab_pipelines.tasks import TaskCard
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
 from trimtab_protocol.chat.inner import IMAGES, Usage
 from trimtab_protocol.extensions import PLAN_GENERATION, PROVISIONAL
@@ -32,13 +32,14 @@ from trimtab_router.admission.owning import options_inputs, owned, slow_to_own
 from trimtab_router.admission.pacing import Pacer
 from trimtab_router.admission.sweeping import Sweeping
 from trimtab_router.admission.turnstile import Turnstile
-from trimtab_router.admission.window import MOST_REQUESTS, Bounds, Window
+from trimtab_router.admission.window import Bounds, Window, bounds_of
 from trimtab_router.building import course_of, http_carriers
 from trimtab_router.carriage.counts import counted
 from trimtab_router.course import Journey
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.limits import Limits, decoding_bytes, kept_bytes
 from trimtab_router.loop_clock import LoopClock
+from trimtab_router.reception import Reception
 from trimtab_router.refusal import Refusal, malformed
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.policies import POLICIES
@@ -49,13 +50,8 @@ from trimtab_router.telling.load import ArrivalCounter
 from trimtab_router.telling.metrics import Metrics
 from trimtab_router.telling.standing import stage_state
 from trimtab_router.telling.telemetry import record_request
-from trimtab_router.wish import granted, sooner
 
-LONGEST_TIMEOUT_SLOS = 10.0
-"""Of the SLO, how long a caller's own deadline may be: one who waits much longer than all others is served last as long
-as there are others, and costs memory all that while."""
 BODY_SECONDS = 10.0
-CARRIED_SLACK = 2.0
 PATIENCE_SHARE = 0.2
 """Of the SLO, how long a request may wait to be let in before it is refused: what is left must be worth serving."""
 
@@ -115,12 +111,7 @@ class Router:
         self._desks = self._course.desks
         for desk in self._desks.values():
             self._prepare(desk)
-        self._classes: dict[str, TaskClass] = {
-            task.name: task
-            for stage in self._graph.stages
-            for variant in stage.variants
-            for task in variant.present_tasks
-        }
+        self._reception = Reception(self._course, self._graph, pipeline.spec.slo)
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
         self._options = options_inputs(pipeline.spec)
         self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.start_seconds)
@@ -171,8 +162,7 @@ class Router:
     @property
     def longest_seconds(self) -> float:
         """After so long every request is answered or refused."""
-        slo_seconds = self.pipeline.spec.slo.latency_seconds
-        return LONGEST_TIMEOUT_SLOS * slo_seconds + self.limits.grace_seconds + self.limits.hang_seconds
+        return self._reception.longest_seconds + self.limits.grace_seconds + self.limits.hang_seconds
 
     async def infer(self, call: Call) -> InferResponse:
         """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
@@ -282,13 +272,12 @@ class Router:
         """Know a task that joined a variant while it runs."""
         accuracies = card.accuracies(self.pipeline.spec.objective.accuracy_basis)
         self._desks[stage].outlook.enrol(variant, task, accuracies)
-        self._classes.setdefault(task, card)
+        self._reception.enrol(task, card)
 
     def dismiss(self, stage: str, variant: str, task: str) -> None:
         """Forget a task that joined a variant, and what its requests are granted where no other variant has it."""
         self._desks[stage].outlook.dismiss(variant, task)
-        if not any(desk.outlook.knows(task) for desk in self._desks.values()):
-            self._classes.pop(task, None)
+        self._reception.dismiss(task)
 
     async def facts(self, stage: str, variant: str) -> dict[str, dict[str, Any]]:
         """What the replicas that are ready for a variant tell of it, by their names."""
@@ -335,24 +324,13 @@ class Router:
 
     def _bounds(self) -> Bounds | None:
         """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""
-        if self.pipeline.spec.drop_policy != "Predicted":
-            return Bounds(MOST_REQUESTS, MOST_REQUESTS)  # who may be answered late may wait
         rows = self.accounts.rows.per_request(self._clock.now)
         stages = [(desk.carries(), rows.get(desk.stage.name) or 1.0) for desk in self._working]
-        if not all(carries.rows for carries, _ in stages):
-            return None
-        busy = 2.0 * sum(carries.rows / each for carries, each in stages)
-        known = all(carries.seconds for carries, _ in stages)
-        rates = [carries.rows / carries.seconds / each for carries, each in stages] if known else []
-        slo_seconds = self.pipeline.spec.slo.latency_seconds
-        carried = CARRIED_SLACK * slo_seconds * min(rates) if rates else None
-        return Bounds.of(busy, carried, sum(carries.seconds for carries, _ in stages) if known else None)
+        return bounds_of(stages, self.pipeline.spec.slo.latency_seconds, self.pipeline.spec.drop_policy)
 
     def _decode(self, pending: PendingRequest, client: str) -> Admitted:
         """Decode a client's request, and say whose its chats are; changes nothing, so that any thread may."""
-        spec = self.pipeline.spec
-        admitted = admit(self.pipeline.name, spec, pending)
-        return owned(admitted, self._options, client=client, urgency_seconds=spec.slo.start_seconds)
+        return owned(admit(self.pipeline.name, self.pipeline.spec, pending), self._options, client=client)
 
     def _admitted(self, request: InferRequest) -> Admitted:
         try:
@@ -362,28 +340,20 @@ class Router:
 
     def _begin(self, call: Call, ended: asyncio.Future[None]) -> Journey:
         admitted = call.admitted or self._admitted(call.request)
-        slo = self.pipeline.spec.slo
-        wish = granted(admitted.wish, self._classes.get(admitted.wish.task))
-        asked = sooner(wish.timeout_seconds, call.deadline_seconds)
-        timeout = slo.start_seconds if asked is None else min(asked, LONGEST_TIMEOUT_SLOS * slo.latency_seconds)
         if self.draining:
             raise _draining()
         walk = Walk(self._graph, admitted.inputs, admitted.wanted)
-        refusal = self._course.refusal_of(wish, walk)
-        if refusal is not None:
-            raise refusal
+        terms = self._reception.terms(admitted.wish, walk, call.arrived_at, call.deadline_seconds)
         self.arrivals.record(time.time())
         journey = Journey(
             self._course,
             walk,
-            deadline=call.arrived_at + timeout,
+            terms,
             arrived_at=call.arrived_at,
             ended=partial(_tell, ended),
             hold=call.reservation.note if call.reservation else None,
             request_id=call.request_id,
             trace_parent=call.trace_parent,
-            wish=wish,
-            ends_by=call.arrived_at + max(slo.latency_seconds, timeout) if self._course.teller else None,
             listener=call.listener,
             images=_images(admitted.inputs),
         )

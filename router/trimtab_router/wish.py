@@ -5,6 +5,7 @@ kinds of them.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from trimtab_pipelines.floors import needed_mean
 from trimtab_pipelines.tasks import TaskClass
@@ -60,6 +61,20 @@ class Wish:
 NO_WISH = Wish()
 
 
+class Terms(NamedTuple):
+    """On which one request is served.
+
+    Attributes:
+        wish: what it asks for, with what its task grants.
+        deadline: absolute, in seconds of whoever's clock tells when it arrived.
+        ends_by: as `deadline`, for what comes after the first piece of an answer that is written; None: no later.
+    """
+
+    wish: Wish
+    deadline: float
+    ends_by: float | None = None
+
+
 def wish_of(parameters: Parameters) -> Wish:
     """The wishes among a request's parameters.
 
@@ -96,7 +111,9 @@ def granted(wish: Wish, task: TaskClass | None) -> Wish:
 
 def sooner(first: float | None, second: float | None) -> float | None:
     """The shorter of two times; None where neither is given."""
-    return min((seconds for seconds in (first, second) if seconds is not None), default=None)
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
 
 
 def _timeout_seconds(parameters: Parameters) -> float | None:

@@ -32,6 +32,11 @@ from trimtab_router.wish import NO_WISH, Wish
 ACCURACIES = {"default": 0.9, "middling": 0.8, "quick": 0.7}
 READS = {"default": ["x", "z"], "middling": ["x"], "quick": ["z"]}
 """What batches at these points take along of the inputs of a stage that can do without some."""
+TASKS = (
+    {"name": "hurried", "storageUri": "random://?seed=1", "latency": "50ms", "utility": 0.5},
+    {"name": "patient", "storageUri": "random://?seed=2", "latency": "20s", "utility": 2.0},
+)
+"""What these grant is sooner than any promise, and later than anybody may wait."""
 
 
 class TurningClock(FakeClock):
@@ -113,6 +118,8 @@ def a_request_of(scenario, index):
     parameters: dict[str, Any] = {"priority": wish.priority, "trimtab.utility": str(wish.utility)}
     if wish.accuracy_floor:
         parameters["trimtab.accuracy_floor"] = wish.accuracy_floor
+    if wish.task:
+        parameters["trimtab.task"] = wish.task
     if wish.timeout_seconds:
         parameters["timeout"] = int(wish.timeout_seconds * 1e6)
     value = np.full((rows[index % len(rows)], 4), index, np.float32)
@@ -122,13 +129,19 @@ def a_request_of(scenario, index):
 
 
 async def _infer(router, clock, end, call):
-    promised = call.request.parameters.get("timeout", router.pipeline.spec.slo.latency_seconds * 1e6) / 1e6
+    promised = promised_seconds(router.pipeline.spec.slo.latency_seconds, call.request.parameters)
     try:
         await router.infer(call)
     except Refusal as refusal:
         end(refusal.end)
         return
     end(LATE if clock.now - call.arrived_at > promised else OK)
+
+
+def promised_seconds(slo_seconds, parameters):
+    """How long a request may take: its own time, else its task's, else the promise; ten times the promise at most."""
+    granted = {"hurried": 0.05, "patient": 20.0}.get(parameters.get("trimtab.task"), slo_seconds)
+    return min(parameters.get("timeout", granted * 1e6) / 1e6, 10.0 * slo_seconds)
 
 
 def look_again(view):
@@ -189,9 +202,10 @@ def wishes_of(rng, pipeline):
         return {"policy": policy}
     wishes = [
         Wish(
-            timeout_seconds=float(rng.choice([0.1, 0.4])) if rng.random() < 0.3 else None,
+            timeout_seconds=float(rng.choice([0.1, 0.4, 6.0])) if rng.random() < 0.3 else None,
             accuracy_floor=float(rng.choice([0.0, 0.5, 0.75, 0.95])),
             utility=float(rng.choice([0.5, 1.0, 3.0])),
+            task=str(rng.choice(["", "", "", "hurried", "patient", "unheard-of"])),
             priority=int(rng.integers(1, 6)),
         )
         for _ in range(12)
@@ -216,8 +230,10 @@ def a_random_pipeline(rng, stages):
         reads = READS if senses and stage is chain[0] else {}
         points = [{"name": n, "accuracy": a, "modalities": reads.get(n, [])} for n, a in ACCURACIES.items()]
         stage["variants"] = [
-            a_variant("light", accuracy=0.8, resources={"cpu": "1"}, maxBatchSize=16),
-            a_variant("heavy", accuracy=0.9, resources={"cpu": "2"}, maxBatchSize=4, operatingPoints=points),
+            a_variant("light", accuracy=0.8, resources={"cpu": "1"}, maxBatchSize=16, tasks=TASKS),
+            a_variant(
+                "heavy", accuracy=0.9, resources={"cpu": "2"}, maxBatchSize=4, operatingPoints=points, tasks=TASKS
+            ),
         ]
     names = "xz" if senses else "x"
     chain[0]["inputs"] = [{"name": n, "from": f"request.inputs.{n}", "optional": senses} for n in names]

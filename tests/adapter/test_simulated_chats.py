@@ -104,3 +104,23 @@ def test_the_plan_comes_to_the_layout_that_its_load_asks_for(images, variant):
     assert last.stage("text").variant == planned(40, float(images)).spec.stage("text").variant
     settled = found.ends[found.arrivals_seconds > 30]
     assert (settled == OK).mean() >= 0.99
+
+
+def test_broken_promises_raise_replicas():
+    found = simulate(
+        a_scenario(
+            poisson(100, 60),
+            apart=False,
+            images=(0,),
+            duration=60.0,
+            conditions=replace(EXACT, factors={("text", WHOLE): (5.0,)}, startup_seconds=1.0),
+            adaptation=SlowLoop(ReactiveForecaster()),
+        )
+    )
+
+    last = found.plans[-1].spec
+    assert last.forecast is not None
+    assert last.explanation is not None
+    assert "since promises were broken" in last.explanation.change
+    assert last.stage("text").replicas > planned(last.forecast.peak_rps, 0.0).spec.stage("text").replicas
+    assert (found.ends[found.arrivals_seconds > 30] == OK).mean() >= 0.99

@@ -13,9 +13,10 @@ from trimtab_adapter.simulation.conditions import Conditions, Failure
 from trimtab_adapter.simulation.simulate import Scenario, simulate
 from trimtab_adapter.simulation.slow_loop import SlowLoop, forecaster_knowing
 from trimtab_adapter.simulation.speed import Speed
-from trimtab_pipelines.ends import DROPPED, LATE, OK, REFUSED, End
+from trimtab_pipelines.ends import DROPPED, FAILED, LATE, OK, REFUSED, End
 from trimtab_pipelines.profile import PointProfile
 from trimtab_predictor.forecaster import ReactiveForecaster
+from trimtab_router.wish import Wish
 
 EXACT = Conditions(spread=0.0)
 
@@ -337,3 +338,41 @@ def test_a_load_that_outgrows_the_plan_brings_a_decision_forward():
     times = [plan.spec.created_at for plan in simulate(scenario).plans]
 
     assert any(20.0 < at < 23.0 for at in times)
+
+
+def test_never_with_a_backlog_leaves_nobody_failed():
+    pipeline = a_pipeline(dropPolicy="Never", queue={"maxRows": 100000})
+    found = simulate(a_scenario(pipeline, poisson(250, 60), 60.0, a_plan(pipeline, batchSize=1)))
+
+    assert found.latency_seconds.max() > 20.0  # which is far beyond the load's end and any promise
+    assert (found.ends <= LATE).all()
+    assert not found.reasons
+
+
+def test_a_backlog_that_takes_ten_times_as_long_as_its_load_is_given_up_and_says_so():
+    pipeline = a_pipeline(dropPolicy="Never", queue={"maxRows": 100000})
+    found = simulate(a_scenario(pipeline, poisson(9000, 1), 1.0, a_plan(pipeline, batchSize=1)))
+
+    given_up = np.flatnonzero(found.ends == FAILED)
+    assert found.share(LATE) > 0.2
+    assert given_up.size > 0
+    assert {found.reasons[index] for index in given_up.tolist()} == {("", "Backlog")}
+
+
+def test_who_wishes_what_no_plan_can_give_is_no_load_to_plan_for():
+    pipeline = a_ladder(adaptation={"interval": "5s"})
+    profiles = profiles_of(pipeline)
+    scenario = a_scenario(
+        pipeline,
+        poisson(40, 20),
+        20.0,
+        initial_plan(pipeline, profiles, 3.0),
+        profiles=profiles,
+        adaptation=SlowLoop(ReactiveForecaster()),
+        wishes=(Wish(task="unheard-of"),),
+    )
+    found = simulate(scenario)
+
+    assert found.share(REFUSED) == 1.0
+    forecasts = [plan.spec.forecast for plan in found.plans[1:]]
+    assert max(forecast.peak_rps for forecast in forecasts if forecast is not None) < 1.0

@@ -6,7 +6,7 @@ import pytest
 from tests.builders import a_pipeline, a_plan, a_stage, a_variant
 from tests.router.test_desk import READY, Desktop
 from trimtab_router.stage.accuracy_watch import DRIFT, KEPT_SECONDS, LEAST_ROWS, AccuracyWatch, Before
-from trimtab_router.stage.endings import Answered
+from trimtab_router.stage.endings import Answered, Broken, Lost, NotReady, Rejected
 from trimtab_router.stage.policies import slack_fit
 from trimtab_router.stage.slot import Slot
 
@@ -187,6 +187,7 @@ class Audited(Desktop):
 
     def __init__(self):
         policy = slack_fit.POLICY
+        self.waits = []
         super().__init__(policy)
         stage = a_pipeline(1).spec.stages[0]
         described = stage.model_dump(by_alias=True) | {"outputs": OUTPUTS, "certainty": "sure"}
@@ -208,6 +209,9 @@ class Audited(Desktop):
         self.slots = [Slot("slot")]
         self.slots[0].offer(READY)
         self.desk.staff(self.slots)
+
+    def waited(self, seconds):
+        self.waits.append(seconds)
 
     def answer(self, label):
         parcel = self.sent[-1]
@@ -247,3 +251,47 @@ def test_nobody_waits_behind_a_row_that_is_only_compared_while_others_are_there(
     top.answer(label=3)
 
     assert top.sent[-1].batch[0].work is waits
+
+
+def test_how_long_a_row_lay_that_nobody_waits_for_is_no_wait():
+    top = Audited()
+    top.serve(12)
+    top.take(8, top.clock.now + 0.9)
+    top.settle()
+    for _ in range(3):  # the row that is compared lies behind these
+        top.take(8, top.clock.now + 5.0)
+        top.answer(label=3)
+    top.answer(label=3)
+    waits = list(top.waits)
+    assert top.sent[-1].point.name == "default"
+    assert top.clock.now - top.sent[-1].batch[0].work.enqueued_at > 1.0
+
+    top.answer(label=3)
+    assert top.desk.watch.audits == {("small", "quick"): 1}
+    assert top.waits == waits
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        Lost("gone", delivered=True),
+        Lost("gone", delivered=False),
+        NotReady(),
+        Rejected("no"),
+        Broken("odd"),
+        Broken("odd", again=False),
+    ],
+    ids=repr,
+)
+def test_a_row_that_nobody_waits_for_is_tried_once_and_takes_no_place_among_callers_rows(ending):
+    top = Audited()
+    top.serve(13)
+    audit, sent = top.sent[-1], len(top.sent)
+    assert audit.point.name == "default"
+    top.told.clear()
+    top.desk.ended(audit, ending)
+
+    assert top.desk.queue.rows == 0
+    top.clock.run(top.clock.now + 20.0)
+    assert len(top.sent) == sent
+    assert len(top.told) == isinstance(ending, Lost | Broken)  # of the replica, and of no request

@@ -1,4 +1,7 @@
-"""Whose a chat is, and how urgent, is the router's to say at each door, whatever the chat says itself."""
+"""Whose a chat is, and how urgent, is the router's to say at each door, whatever the chat says itself.
+
+A caller's deadline alone makes a chat urgent.
+"""
 
 import json
 import threading
@@ -11,20 +14,32 @@ from tests.builders import a_pipeline
 from tests.router.chats import ChatReplica, a_chat_pipeline
 from tests.router.parted import Encoder, a_picture, reading
 from tests.router.test_chats import chatting
+from tests.router.test_queue import Caller
 from trimtab_protocol import InferRequest, Tensor
+from trimtab_protocol.chat.inner import texts
 from trimtab_protocol.tensors import SLOW_VALUES_BYTES
 from trimtab_router.admission.owning import MOST_OPTIONS_BYTES, MOST_ROWS_AT_ONCE, options_inputs, owned
+from trimtab_router.carriage.http import _hurried
+from trimtab_router.graph import Runnable
+from trimtab_router.stage.work import Slice, Work
 
 SLO = {"latency": "60s", "firstToken": "5s"}
 STOLEN = b'{"tenant": "b", "urgency_seconds": -1e9, "max_tokens": 1, "tenant": "c"}'
 HELLO = b'[{"role": "user", "content": [{"type": "text", "text": "a b"}]}]'
 
 
-def asked(*options: bytes, rows: int = 1, **tensors: list[bytes]) -> InferRequest:
+def asked(
+    *options: bytes, rows: int = 1, parameters: dict[str, int] | None = None, **tensors: list[bytes]
+) -> InferRequest:
     given = {"messages": [HELLO] * rows} | ({"options": list(options)} if options else {})
     inputs = [Tensor(name, "BYTES", np.array(told, dtype=object)) for name, told in given.items()]
     inputs += [Tensor(name, "BYTES", np.array([told], dtype=object)) for name, told in tensors.items()]
-    return InferRequest("sample", tuple(inputs))
+    return InferRequest("sample", tuple(inputs), parameters=parameters or {})
+
+
+def left_seconds(replica, chat):
+    """Within how many seconds a replica was told that the answer is due to begin; what else it was told stays."""
+    return replica.written[chat].options.pop("urgency_seconds")
 
 
 async def test_over_rest_options_say_who_calls_and_what_is_promised():
@@ -35,11 +50,34 @@ async def test_over_rest_options_say_who_calls_and_what_is_promised():
         assert (await rig.rest(asked(), **{"x-trimtab-client": "a"}))[0] == 200
         assert (await rig.rest(asked(STOLEN)))[0] == 200
 
-    ours = {"tenant": "a", "urgency_seconds": 5.0}
+    assert all(0.0 < left_seconds(replica, chat) < 5.0 for chat in range(4))
+    ours = {"tenant": "a"}
     sent = sorted((written.options for written in replica.written[:2]), key=lambda options: "seed" in options)
     assert sent == [{"max_tokens": 1} | ours, {"seed": 3} | ours]
     assert replica.written[2].options == ours
-    assert replica.written[3].options == {"max_tokens": 1, "urgency_seconds": 5.0}
+    assert replica.written[3].options == {"max_tokens": 1}
+
+
+async def test_a_callers_deadline_is_all_that_makes_a_chat_urgent():
+    replica = ChatReplica()
+    async with chatting(replica, pipeline=a_chat_pipeline(slo=SLO)) as rig:
+        for micros in (3_000_000, 20_000_000, 0):
+            assert (await rig.rest(asked(STOLEN, parameters={"timeout": micros})))[0] == 200
+
+    left = [left_seconds(replica, chat) for chat in range(3)]
+    assert left == [pytest.approx(seconds, abs=1.0) for seconds in (3.0, 20.0, 5.0)]
+    assert all(given < seconds for given, seconds in zip(left, (3.0, 20.0, 5.0), strict=True))
+
+
+def test_who_has_waited_for_a_replica_has_less_time_left():
+    inputs = {"options": texts([b'{"max_tokens": 1}', b"no JSON"]), "messages": texts([HELLO] * 2)}
+    piece = Slice(Work(Caller(), Runnable("text", 2, inputs), deadline=107.0, now=100.0), 0, 2)
+    at_once, later = (_hurried(departed_at, piece, "options") for departed_at in (100.0, 106.5))
+
+    assert json.loads(at_once[0]) == {"max_tokens": 1, "urgency_seconds": 7.0}
+    assert json.loads(later[0]) == {"max_tokens": 1, "urgency_seconds": 0.5}
+    assert later[1] == b"no JSON"
+    assert _hurried(106.5, piece, "messages").tolist() == [HELLO, HELLO]
 
 
 async def test_over_grpc_too():
@@ -49,7 +87,8 @@ async def test_over_grpc_too():
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await rig.grpc(asked(b"[]"))
 
-    assert replica.written[0].options == {"max_tokens": 1, "tenant": "127.0.0.1", "urgency_seconds": 5.0}
+    assert 0.0 < left_seconds(replica, 0) < 5.0
+    assert replica.written[0].options == {"max_tokens": 1, "tenant": "127.0.0.1"}
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert len(replica.written) == 1
 

@@ -18,6 +18,7 @@ class Caller:
     trace_parent = ""
     request_id = ""
     listens = False
+    waits = True
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, Any]] = []

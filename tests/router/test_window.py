@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from trimtab_router.admission.window import ASSUMED_RPS, FLOOR_REQUESTS, MOST_REQUESTS, Bounds, Observation, Window
+from trimtab_router.admission.window import (
+    ASSUMED_RPS,
+    FLOOR_REQUESTS,
+    MOST_REQUESTS,
+    Bounds,
+    Observation,
+    Window,
+    bounds_of,
+)
+from trimtab_router.stage.outlook import Carries
 
 SLO = 0.5
 STEP = 0.01
@@ -167,3 +176,25 @@ def test_replicas_that_are_the_narrowest_place_get_their_full_batches():
     server.run(10.0, 1000.0, bounds=bounds)
 
     assert server.window.limit == 256
+
+
+@pytest.mark.parametrize(
+    ("stages", "bounds"),
+    [
+        # Twice 40 rows are 80 requests; 2 × 0.5 s at 40 / 0.1 s are 400.
+        ([(Carries(40, 0.1), 1.0)], Bounds(80, 400, 0.1)),
+        # Four rows a request: 20 beside 80 requests; the second stage is the slower one, with 100 a second.
+        ([(Carries(40, 0.1), 1.0), (Carries(40, 0.1), 4.0)], Bounds(100, 100, 0.2)),
+        ([(Carries(40, 0.1), 1.0), (Carries(40, 0.0), 1.0)], Bounds(160, MOST_REQUESTS, None)),
+        ([(Carries(1, 0.1), 1.0)], Bounds(FLOOR_REQUESTS, FLOOR_REQUESTS, 0.1)),
+        ([(Carries(40, 0.1), 1.0), (Carries(0, 0.1), 1.0)], None),
+        ([], Bounds(FLOOR_REQUESTS, MOST_REQUESTS, None)),
+    ],
+)
+def test_the_bounds_follow_from_what_stages_carry(stages, bounds):
+    assert bounds_of(stages, SLO, "Predicted") == bounds
+
+
+@pytest.mark.parametrize("drop_policy", ["Past", "Never"])
+def test_who_may_be_answered_late_may_wait(drop_policy):
+    assert bounds_of([(Carries(0, 0.1), 1.0)], SLO, drop_policy) == Bounds(MOST_REQUESTS, MOST_REQUESTS)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.deliberation import outgrown
-from trimtab_adapter.observation import Load, ObservationError, seconds_to_ask
+from trimtab_adapter.observation import Load, ObservationError, State, seconds_to_ask
 from trimtab_adapter.planning.options import PlanningError
 from trimtab_adapter.simulation.agenda import Agenda
 from trimtab_adapter.simulation.carrier import Batches, DrawnCarrier, rows_of
@@ -26,19 +26,27 @@ from trimtab_adapter.simulation.slow_loop import SlowLoop
 from trimtab_pipelines.ends import FAILED, LATE, OK, End
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.router_state import Served
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import SHOWN
 from trimtab_protocol.tensors import Array
 from trimtab_router.course import Course, Journey
 from trimtab_router.graph import Graph, Walk
+from trimtab_router.reception import Reception
+from trimtab_router.refusal import Refusal
 from trimtab_router.stage.desk import GRACE_SECONDS, Desk
 from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Clock
 from trimtab_router.telling.load import ArrivalCounter, RowCounter
+from trimtab_router.telling.recent import RECENT_SECONDS
 from trimtab_router.wish import NO_WISH, Wish
 
 _LOOK_SECONDS = 1.0  # the router counts whole seconds: looking more often would see nothing new
+_LONGEST_BACKLOG = 10.0
+"""Times the load's duration that a backlog is still answered for: one that takes longer tells no more."""
+_UNANSWERED = ("", "Backlog")
+"""Where and why those have no answer that wait longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class Scenario:
         pipeline: what is served.
         profiles: how fast it is, by stage.
         arrivals_seconds: [N], ascending.
-        duration_seconds: of the load; what is under way then is still answered.
+        duration_seconds: of the load; what is under way then is still answered, for ten times as long.
         plan: what runs at first.
         adaptation: the slow loop; None keeps the plan.
         changes: plans put into force at given seconds, where there is no slow loop.
@@ -126,10 +134,10 @@ class _Simulation:
         self.desks = self._build_desks()
         self.course = Course(self.graph, self.desks, self.agenda)
         spec, conditions = scenario.pipeline.spec, scenario.conditions
+        self.reception = Reception(self.course, self.graph, spec.slo)
         limit = spec.budget.cores + spec.budget.surge_cores
         self.fleet = SimulatedFleet(self.carriers, limit, conditions.startup_seconds, self.agenda)
         self.slo = spec.slo
-        self.slo_seconds = spec.slo.start_seconds
         self.images = scenario.images or (usual_images(spec),)
         self.wanted = tuple(output.name for output in spec.outputs)
         self.names = tuple(tensor.name for tensor in spec.inputs)
@@ -173,8 +181,16 @@ class _Simulation:
         agenda.run(scenario.duration_seconds)
         self.fleet.settle()
         mean_cores = self.fleet.core_seconds / max(scenario.duration_seconds, 1e-9)
-        agenda.run(scenario.duration_seconds + 2.0 * self.slo.latency_seconds + GRACE_SECONDS)
+        longest_seconds = self.reception.longest_seconds + GRACE_SECONDS
+        agenda.run((1.0 + _LONGEST_BACKLOG) * scenario.duration_seconds + longest_seconds)
+        self._give_up()
         return self._outcome(mean_cores)
+
+    def _give_up(self) -> None:
+        """Say of whoever still waits why it has no answer."""
+        for index, end in enumerate(self.ends):
+            if end is FAILED:
+                self.reasons.setdefault(index, _UNANSWERED)
 
     def _build_desks(self) -> dict[str, Desk]:
         scenario, spec = self.scenario, self.scenario.pipeline.spec
@@ -202,26 +218,16 @@ class _Simulation:
         self.received += 1
         if self.received < len(self.arrivals):
             self.agenda.at(self.arrivals[self.received], self._arrive)
+        walk = Walk(self.graph, self._inputs(index), self.wanted)
+        try:
+            terms = self.reception.terms(self.wishes[index % len(self.wishes)], walk, now)
+        except Refusal as refusal:
+            self._refused(index, refusal)
+            return
         if self.scenario.adaptation is not None:
             self.counter.record(now)
-        wish = self.wishes[index % len(self.wishes)]
-        deadline = now + self._promised_seconds(wish)
-        walk = Walk(self.graph, self._inputs(index), self.wanted)
-        ended = partial(self._ended, index)
-        journey = Journey(
-            self.course,
-            walk,
-            deadline=deadline,
-            arrived_at=now,
-            ended=ended,
-            wish=wish,
-            ends_by=now + max(self.slo.latency_seconds, deadline - now) if self.course.teller else None,
-            images=self.images[index % len(self.images)],
-        )
-        refusal = self.course.refusal_of(wish, walk)
-        if refusal is not None:
-            journey.work_refused(refusal)
-            return
+        ended, images = partial(self._ended, index), self.images[index % len(self.images)]
+        journey = Journey(self.course, walk, terms, arrived_at=now, ended=ended, images=images)
         before = self.scenario.conditions.before_seconds
         if before:
             self.agenda.at(now + before, partial(self.course.advance, journey))
@@ -229,14 +235,13 @@ class _Simulation:
             self.course.advance(journey)
 
     def _ended(self, index: int, journey: Journey) -> None:
-        latency, refusal = self.agenda.now - journey.arrived_at, journey.refusal
-        if refusal is not None:
-            self.latency[index] = latency
-            self.reasons[index] = (refusal.stage, refusal.reason)
-            self._end(index, refusal.end)
+        had_at = self.agenda.now
+        if journey.refusal is not None:
+            self.latency[index] = had_at - journey.arrived_at
+            self._refused(index, journey.refusal)
             return
-        latency += self.scenario.conditions.after_seconds
-        self.latency[index], self.accuracy[index] = latency, journey.accuracy
+        had_at += self.scenario.conditions.after_seconds
+        self.latency[index], self.accuracy[index] = had_at - journey.arrived_at, journey.accuracy
         variants, points = {}, {}
         for stage, served in journey.served.items():
             variants[stage], points[stage] = served[0].variant, served[0].operating_point
@@ -245,10 +250,11 @@ class _Simulation:
         self.variants[index], self.points[index] = variants, points
         if self.scenario.adaptation is not None:
             self.rows.record(self.agenda.now, journey.rows_by_stage)
-        kept = latency <= self._promised_seconds(journey.wish)
-        if self.course.teller is not None:
-            kept = journey.in_time(self.agenda.now, self.slo)
-        self._end(index, OK if kept else LATE)
+        self._end(index, OK if journey.in_time(had_at, self.slo) else LATE)
+
+    def _refused(self, index: int, refusal: Refusal) -> None:
+        self.reasons[index] = (refusal.stage, refusal.reason)
+        self._end(index, refusal.end)
 
     def _inputs(self, index: int) -> Mapping[str, Array]:
         rows, lacks = self.request_rows[index % len(self.request_rows)], self.lacks[index % len(self.lacks)]
@@ -258,9 +264,6 @@ class _Simulation:
             del given[SHOWN]
             given |= {SHOWN: shown(rows, images)} if images else {}
         return given
-
-    def _promised_seconds(self, wish: Wish) -> float:
-        return wish.timeout_seconds or self.slo_seconds
 
     def _end(self, index: int, end: End) -> None:
         self.ends[index] = end
@@ -300,14 +303,21 @@ class _Simulation:
         counts, self.asked_at = self.counter.history(now, seconds_to_ask(now - self.asked_at)), now
         load = Load(adaptation.origin_seconds + now, tuple(float(count) for count in counts))
         ratios = {(name, desk.variant): desk.outlook.service_ratio for name, desk in self.desks.items()}
-        rows = self.rows.per_request(now)
+        state = State(self.rows.per_request(now), ratios, self._served())
         try:
-            plan = adaptation.tick(scenario.pipeline, scenario.profiles, self.plan, load, rows, ratios)
+            plan = adaptation.tick(scenario.pipeline, scenario.profiles, self.plan, load, state)
         except (ObservationError, PlanningError):
             return  # the plan in force is held, as the adapter holds it
         self.plans.append(plan)
         self.plan = plan
         self.agenda.at(now + scenario.conditions.reaction_seconds, partial(self._put_in_force, plan))
+
+    def _served(self) -> Served:
+        """What became of the requests of the last minute: what a router tells, but for latency and accuracy."""
+        first = int(self.agenda.now) - RECENT_SECONDS
+        before = self.seconds[first] if first > 0 else self.seconds[0]
+        ends = {end.word: self.counts[end] - before.ends[end] for end in End}
+        return Served(received=self.received - before.received, **ends)
 
     def _publish(self, plan: PipelinePlan) -> None:
         self.plan = plan

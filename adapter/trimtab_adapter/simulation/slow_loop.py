@@ -41,11 +41,10 @@ class SlowLoop:
         profiles: Mapping[str, ModelProfile],
         current: PipelinePlan,
         load: Load,
-        rows_per_request: Mapping[str, float],
-        service_ratios: Mapping[tuple[str, str], float],
+        state: State,
     ) -> PipelinePlan:
         """Decide once. Raises ObservationError where the load is not known, PlanningError where nothing can run."""
-        self._deliberation.learn(State(rows_per_request, service_ratios))
+        self._deliberation.learn(state)
         adaptation = pipeline.spec.adaptation
         forecast = forecast_record(self.forecaster, load, adaptation)
         situation = self._deliberation.situation(forecast, current, load.now_seconds, adaptation.hold_seconds)

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -34,12 +35,22 @@ class Lengths:
 
 
 class Talks:
-    """The chats of one model; called on one event loop."""
+    """The chats of one model; called on one event loop.
 
-    def __init__(self, engine: Engine, writing: Writing, lengths: Lengths) -> None:
+    Args:
+        engine: writes their answers.
+        writing: how the model spells.
+        lengths: of answers.
+        clock: tells monotonic seconds; what a chat says of its urgency counts from when it comes.
+    """
+
+    def __init__(
+        self, engine: Engine, writing: Writing, lengths: Lengths, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._engine = engine
         self._writing = writing
         self._lengths = lengths
+        self._clock = clock
 
     def prompt(self, chat: Chat) -> Prompt:
         """Spell a chat; raises RefusalError 400 where the model has no form for it."""
@@ -101,7 +112,7 @@ class Talks:
                 stops=options.stop,
                 sampling=options.sampling,
                 tenant=options.tenant,
-                urgency_seconds=options.urgency_seconds,
+                due_at=self._clock() + options.urgency_seconds,
             )
         except RequestError as error:
             raise RefusalError(400, str(error)) from error

@@ -74,7 +74,7 @@ class Options(_Said):
         ignore_eos: write ``max_tokens`` in any case.
         logprobs: tell each token's log-probability.
         tenant: nothing is shared with another.
-        urgency_seconds: who has least goes first; on the caller's clock.
+        urgency_seconds: within which the answer is due to begin, from when the chat comes; who is due first goes first.
     """
 
     max_tokens: int | None = Field(default=None, ge=1)

@@ -97,7 +97,8 @@ class Request:
         stops: strings that end an answer; neither they nor what follows is told.
         sampling: how tokens are drawn.
         tenant: prefixes are shared within one only.
-        urgency_seconds: who is least goes first (a deadline less the predicted service, on the caller's clock).
+        due_at: when the answer is due to begin, in seconds of the caller's clock: who is due first goes first. So who
+            waits goes before more and more of those that come.
     """
 
     id: str
@@ -109,7 +110,7 @@ class Request:
     stops: tuple[str, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
     tenant: str = ""
-    urgency_seconds: float = 0.0
+    due_at: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.tokens:

@@ -24,6 +24,8 @@ READS_AHEAD = "reads_ahead"
 """The fact about a model that writes which says whether it reads a prompt up to the first image that is missing."""
 
 
+_TENANT, _URGENCY = "tenant", "urgency_seconds"
+"""The options that no caller says: whose a chat is, and within how many seconds its answer is due to begin."""
 _ROWS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 _KEPT = re.compile(r"(?P<batch>.*/[^/]+)-(?P<row>[0-9]{1,9})", re.DOTALL)
 
@@ -78,7 +80,7 @@ class Failed:
 Event = Piece | LastPiece | Failed
 
 
-def options_of(asked: Asked, *, tenant: str, urgency_seconds: float | None) -> list[dict[str, Any]]:
+def options_of(asked: Asked, *, tenant: str) -> list[dict[str, Any]]:
     """The tensor `options` of each choice, as values: what was not asked for is left out."""
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     options = {
@@ -92,17 +94,30 @@ def options_of(asked: Asked, *, tenant: str, urgency_seconds: float | None) -> l
         "logprobs": asked.logprobs or None,
     }
     asked_for = {name: value for name, value in options.items() if value is not None}
-    given = owned_options(asked_for, tenant=tenant, urgency_seconds=urgency_seconds)
+    given = owned_options(asked_for, tenant=tenant)
     if asked.seed is None:
         return [given] * asked.choices
     return [given | {"seed": asked.seed + choice} for choice in range(asked.choices)]
 
 
-def owned_options(options: Mapping[str, Any], *, tenant: str, urgency_seconds: float | None) -> dict[str, Any]:
-    """Options that say whose a chat is and how urgent, whatever they said of it; an empty tenant is nobody's."""
-    ours = {"tenant": tenant or None, "urgency_seconds": urgency_seconds}
-    kept = {name: value for name, value in options.items() if name not in ours}
-    return kept | {name: value for name, value in ours.items() if value is not None}
+def owned_options(options: Mapping[str, Any], *, tenant: str) -> dict[str, Any]:
+    """Options that say whose a chat is, whatever they said of it, and nothing of its urgency; no tenant is nobody's."""
+    kept = {name: value for name, value in options.items() if name not in (_TENANT, _URGENCY)}
+    return kept | ({_TENANT: tenant} if tenant else {})
+
+
+def hurried_options(options: bytes, left_seconds: float) -> bytes:
+    """A row of the tensor `options` that says how soon its answer is due to begin, whatever it said of that.
+
+    Args:
+        options: as JSON; what is no JSON object is left as it is, for who reads it to refuse.
+        left_seconds: from now until then; below 0 where that is past.
+    """
+    try:
+        given = json.loads(options)
+    except (ValueError, RecursionError):
+        return options
+    return json.dumps(given | {_URGENCY: round(left_seconds, 6)}).encode() if isinstance(given, dict) else options
 
 
 def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Says whose each chat is, and how urgent, whatever the chat says itself. Pure.
+"""Says whose each chat is, and lets none say how urgent it is. Pure.
 
 What is made of a chat is shared within one client: who could name another would learn what that one asked.
 """
@@ -36,14 +36,15 @@ def slow_to_own(names: tuple[str, ...], inputs: Iterable[TensorHeader]) -> bool:
     return any(each.name in names and prod(each.shape) > MOST_ROWS_AT_ONCE for each in inputs)
 
 
-def owned(admitted: Admitted, names: tuple[str, ...], *, client: str, urgency_seconds: float) -> Admitted:
-    """Say in each row of these inputs whose it is and how urgent, whatever it says itself; add those that are absent.
+def owned(admitted: Admitted, names: tuple[str, ...], *, client: str) -> Admitted:
+    """Say in each row of these inputs whose it is, whatever it says itself; add those that are absent.
+
+    How urgent it is nobody says but by a deadline: replicas are told of that as each row leaves for them.
 
     Args:
         admitted: with a row of each input for each of its chats.
         names: as `options_inputs` gives them.
         client: whose the chats are; empty for nobody in particular.
-        urgency_seconds: within which an answer is promised to begin.
 
     Raises:
         Refusal: INVALID_ARGUMENT for options that are no JSON object or too long.
@@ -55,10 +56,7 @@ def owned(admitted: Admitted, names: tuple[str, ...], *, client: str, urgency_se
     for name in names:
         given = [bytes(each) for each in inputs[name]] if name in inputs else [b"{}"] * rows
         told = {each: _read(name, each) for each in set(given)}
-        ours = {
-            each: json.dumps(owned_options(options, tenant=client, urgency_seconds=urgency_seconds)).encode()
-            for each, options in told.items()
-        }
+        ours = {each: json.dumps(owned_options(options, tenant=client)).encode() for each, options in told.items()}
         inputs[name] = texts([ours[each] for each in given])
     kept = tuple(tensor for tensor in admitted.request.inputs if tensor.name not in names)
     added = tuple(Tensor(name, "BYTES", inputs[name]) for name in names)

@@ -8,7 +8,11 @@ stages could ever carry. How late the event loop is counts as waiting too: reque
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from trimtab_router.stage.outlook import Carries
+from trimtab_router.stage.policies.view import DropPolicy
 
 SLO_SHARE = 0.4
 """Of the promise, how long those let in may take on average; the rest is for what varies."""
@@ -16,6 +20,8 @@ LEAST_SHARE = 0.1
 FLOOR_REQUESTS = 16
 BUSY_TIMES = 2.0
 MOST_REQUESTS = 4096
+CARRIED_SLACK = 2.0
+"""Times what is carried within one SLO: how many requests the window may ever let in."""
 MEASURED_SECONDS = 0.2
 MEASURED_SHARE = 0.2
 """Of the promise too: the least time over which a rate is measured, longer where so many answers have not come yet."""
@@ -87,6 +93,25 @@ class Bounds:
         if self.busy_seconds is None:
             return self.least
         return min(self.least, max(FLOOR_REQUESTS, BUSY_TIMES * rate * self.busy_seconds))
+
+
+def bounds_of(stages: Sequence[tuple[Carries, float]], slo_seconds: float, drop_policy: DropPolicy) -> Bounds | None:
+    """The bounds that the stages which work set; None while one has no replica, which says nothing of the next.
+
+    Args:
+        stages: what the ready replicas of each carry, and how many of its rows a request has.
+        slo_seconds: the latency promise.
+        drop_policy: the pipeline's.
+    """
+    if drop_policy != "Predicted":
+        return Bounds(MOST_REQUESTS, MOST_REQUESTS)  # who may be answered late may wait
+    if not all(carries.rows for carries, _ in stages):
+        return None
+    busy = BUSY_TIMES * sum(carries.rows / rows for carries, rows in stages)
+    if not stages or not all(carries.seconds for carries, _ in stages):
+        return Bounds.of(busy, None)
+    slowest_rps = min(carries.rows / carries.seconds / rows for carries, rows in stages)
+    return Bounds.of(busy, CARRIED_SLACK * slo_seconds * slowest_rps, sum(carries.seconds for carries, _ in stages))
 
 
 class Window:

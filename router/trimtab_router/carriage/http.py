@@ -13,7 +13,7 @@ import numpy as np
 from trimtab_pipelines.routing import Endpoint
 from trimtab_pipelines.stages import OF_CHAT, PULLED, Stage
 from trimtab_protocol import InferResponse, Parameters, Tensor
-from trimtab_protocol.chat.inner import KEEP, kept_as, one_address
+from trimtab_protocol.chat.inner import KEEP, OPTIONS, hurried_options, kept_as, one_address, texts
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http import Tls
@@ -289,8 +289,9 @@ class HttpCarrier:
     def _request(self, parcel: Parcel) -> BatchRequest:
         batch, point, left_out = parcel.batch, parcel.point, self._left_out[parcel.variant]
         predicted_seconds = point.seconds(parcel.rows)
+        array = partial(_hurried, parcel.departed_at) if self._stage.writes else Slice.array
         inputs = [
-            [Tensor(name, self._datatypes[name], piece.array(name)) for piece in batch]
+            [Tensor(name, self._datatypes[name], array(piece, name)) for piece in batch]
             for name in batch[0].work.inputs
             if name != left_out and (point.reads is None or name in point.reads)
         ]
@@ -313,6 +314,12 @@ def _start(doing: Coroutine[Any, Any, None], kept: set[asyncio.Task[Any]]) -> No
     task = asyncio.get_running_loop().create_task(doing)
     kept.add(task)
     task.add_done_callback(kept.discard)
+
+
+def _hurried(departed_at: float, piece: Slice, name: str) -> Array:
+    """These rows of an input; options of chats say how soon their answers are due to begin."""
+    rows, left_seconds = piece.array(name), piece.work.deadline - departed_at
+    return texts([hurried_options(bytes(row), left_seconds) for row in rows]) if name == OPTIONS else rows
 
 
 def _still_waits_seconds(parcel: Parcel) -> float:

@@ -171,7 +171,7 @@ class OpenAiIngress:
         return checked_file(fetched, file.field, self._settings.images)
 
     def _request(self, asked: Asked, files: Sequence[bytes], tenant: str, given: str) -> InferRequest:
-        options = options_of(asked, tenant=tenant, urgency_seconds=self._router.pipeline.spec.slo.start_seconds)
+        options = options_of(asked, tenant=tenant)
         tensors: dict[str, Array] = tensors_of(asked, files, options)
         if OPTIONS not in self._inputs:
             del tensors[OPTIONS]

@@ -33,7 +33,7 @@ class Audit:
 
     trace_parent = ""
     request_id = ""
-    listens = False
+    listens = waits = False
 
     def __init__(
         self, stage: Stage, watch: AccuracyWatch, key: Key, task: str, row: Mapping[str, Array], now: float

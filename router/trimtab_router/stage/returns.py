@@ -56,6 +56,8 @@ class Returns:
         if not isinstance(ending, Answered):
             for piece in parcel.batch:
                 parcel.promise(piece, -1)
+                if not piece.work.owner.waits:
+                    piece.work.close()  # it would go back among the rows of callers
             self._return_riders(parcel, ending)
         match ending:
             case Answered():
@@ -82,7 +84,8 @@ class Returns:
         point = self._point_served(parcel, answer)
         for piece, own in zip(parcel.batch, answer.outputs, strict=True):
             waited = parcel.departed_at - piece.work.enqueued_at
-            self._tally.waited(waited)
+            if piece.work.owner.waits:
+                self._tally.waited(waited)
             if piece.work.closed:
                 continue
             served = Served(

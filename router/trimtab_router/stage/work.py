@@ -51,12 +51,14 @@ class Served:
 
 
 class Owner(Protocol):
-    """Whoever waits for the work."""
+    """Whoever is given what becomes of the work."""
 
     trace_parent: str
     request_id: str
     listens: bool
     """Whether pieces go on to a caller, who cannot be told anything else instead."""
+    waits: bool
+    """Whether a caller waits: else its rows are tried once, and how long they lay is nobody's wait."""
 
     def work_written(self, work: "Work", row: int, piece: Piece | LastPiece, now: float) -> None:
         """Take the next piece of a row's answer."""

@@ -34,9 +34,7 @@ def computed(scheduler: Scheduler, step: Step) -> list[str]:
 def test_every_request_writes_all_it_may_within_a_steps_tokens_and_slots(drawn):
     scheduler, left = Scheduler(LIMITS), {}
     for number, (prompt, new, urgency) in enumerate(drawn):
-        request = Request(
-            f"r{number}", tuple(range(number, number + prompt)), max_new_tokens=new, urgency_seconds=urgency
-        )
+        request = Request(f"r{number}", tuple(range(number, number + prompt)), max_new_tokens=new, due_at=urgency)
         scheduler.submit(request)
         left[request.id] = new
     while left:
@@ -57,8 +55,8 @@ def test_who_writes_comes_before_prompts_and_the_most_urgent_prompt_first():
     scheduler = Scheduler(LIMITS)
     scheduler.submit(a_request("first", prompt=4))
     computed(scheduler, planned(scheduler))
-    scheduler.submit(a_request("patient", urgency_seconds=9))
-    scheduler.submit(a_request("hurried", urgency_seconds=1))
+    scheduler.submit(a_request("patient", due_at=9))
+    scheduler.submit(a_request("hurried", due_at=1))
 
     step = planned(scheduler)
 
@@ -69,8 +67,8 @@ def test_who_writes_comes_before_prompts_and_the_most_urgent_prompt_first():
 def test_words_alone_wait_behind_nobodys_images_and_leave_them_half_of_each_step():
     scheduler = Scheduler(LIMITS)
     image = Image("a", start=1, placeholders=9, tokens=9)
-    scheduler.submit(a_request("shown", prompt=30, images=(image,), urgency_seconds=1))
-    scheduler.submit(a_request("told", prompt=10, urgency_seconds=2))
+    scheduler.submit(a_request("shown", prompt=30, images=(image,), due_at=1))
+    scheduler.submit(a_request("told", prompt=10, due_at=2))
 
     step = planned(scheduler)
 
@@ -82,10 +80,10 @@ def test_words_alone_wait_behind_nobodys_images_and_leave_them_half_of_each_step
 def test_few_words_have_short_steps_to_themselves_and_images_at_least_every_third():
     scheduler = Scheduler(LIMITS, share_prefixes=False)
     image = Image("a", start=1, placeholders=9, tokens=9)
-    scheduler.submit(a_request("shown", prompt=30, images=(image,), urgency_seconds=1))
+    scheduler.submit(a_request("shown", prompt=30, images=(image,), due_at=1))
     read = []
     for number in range(6):
-        scheduler.submit(a_request(f"told {number}", prompt=3 - number % 2, new=1, urgency_seconds=2))
+        scheduler.submit(a_request(f"told {number}", prompt=3 - number % 2, new=1, due_at=2))
         step = planned(scheduler)
         read.append({part.request_id: len(part.tokens) for part in step.chunks})
         for name in computed(scheduler, step):
@@ -211,7 +209,7 @@ def test_a_cancelled_request_gives_its_slot_to_who_waits():
 def test_none_waits_behind_a_request_whose_first_image_is_not_there():
     scheduler = Scheduler(Limits(slots=1, slot_tokens=40, step_tokens=8))
     scheduler.submit(Request("pictured", (7, 7, 1), max_new_tokens=9, images=(Image("cat", 0, 2, 2),)), ready=(False,))
-    scheduler.submit(Request("text", (1, 2, 3), max_new_tokens=9, urgency_seconds=1))
+    scheduler.submit(Request("text", (1, 2, 3), max_new_tokens=9, due_at=1))
 
     assert [part.request_id for part in planned(scheduler).parts] == ["text"]
 

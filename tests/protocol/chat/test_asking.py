@@ -24,7 +24,7 @@ def test_a_plain_chat():
 
     assert (chat.choices, chat.streams, chat.tells_usage, chat.image_urls) == (1, False, False, [])
     assert messages_of(chat.messages) == [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
-    assert options_of(chat, tenant="", urgency_seconds=None) == [{}]
+    assert options_of(chat, tenant="") == [{}]
 
 
 def test_every_option_travels_and_choices_have_seeds_of_their_own():
@@ -33,10 +33,10 @@ def test_every_option_travels_and_choices_have_seeds_of_their_own():
         ignore_eos=True, logprobs=True, n=2, seed=3,
     )  # fmt: skip
 
-    first, second = options_of(chat, tenant="key:anna", urgency_seconds=0.5)
+    first, second = options_of(chat, tenant="key:anna")
     assert first == {
         "max_tokens": 7, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 0, "stop": ["x"],
-        "ignore_eos": True, "logprobs": True, "tenant": "key:anna", "urgency_seconds": 0.5, "seed": 3,
+        "ignore_eos": True, "logprobs": True, "tenant": "key:anna", "seed": 3,
     }  # fmt: skip
     assert second == first | {"seed": 4}
 
@@ -115,7 +115,7 @@ def test_bodies_that_are_no_chats(body):
 def test_rows_share_what_is_the_same():
     chat = asked(n=3, messages=said({"type": "image_url", "image_url": "u"}))
     file = b"png"
-    inputs = tensors_of(chat, [file], options_of(chat, tenant="t", urgency_seconds=None))
+    inputs = tensors_of(chat, [file], options_of(chat, tenant="t"))
 
     assert {name: array.shape for name, array in inputs.items()} == {
         "messages": (3,),

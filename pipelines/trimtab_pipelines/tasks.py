@@ -7,7 +7,8 @@ task.
 
 import json
 import re
-from typing import Annotated, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -16,6 +17,10 @@ from trimtab_pipelines.mistakes import UsersMistake
 from trimtab_pipelines.quantity import Seconds
 from trimtab_pipelines.resource import Model, Name
 
+TASK_INPUT = "task"
+"""The input of a stage that tells its model which task each row is of, by number."""
+NO_TASK = -1
+"""The number of no task: a row of it is answered with this label and certainty 0."""
 CARD = "trimtab-task"
 """The metadata's key under which a card stands, as JSON."""
 MOST_BYTES = 16 * 2**20
@@ -118,3 +123,8 @@ def number_and_name(file: str) -> tuple[int, str] | None:
     """Read what `file_name` wrote; None for any other file."""
     found = _FILE.match(file)
     return (int(found[1]), found[2]) if found else None
+
+
+def listed_tasks(told: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tasks that a replica's metadata list: names by number, empty where a number has none."""
+    return tuple(str(told["tasks"]).split(",")) if told.get("tasks") else ()

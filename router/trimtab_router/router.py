@@ -39,11 +39,13 @@ from trimtab_router.course import Journey
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.limits import Limits, decoding_bytes, kept_bytes
 from trimtab_router.loop_clock import LoopClock
+from trimtab_router.naming import Named, lacking, named
 from trimtab_router.refusal import Refusal, malformed
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Carrier, Clock
+from trimtab_router.stage.roster import roster_of
 from trimtab_router.telling.accounts import Accounts
 from trimtab_router.telling.load import ArrivalCounter
 from trimtab_router.telling.metrics import Metrics
@@ -364,12 +366,15 @@ class Router:
         admitted = call.admitted or self._admitted(call.request)
         slo = self.pipeline.spec.slo
         wish = granted(admitted.wish, self._classes.get(admitted.wish.task))
-        asked = sooner(wish.timeout_seconds, call.deadline_seconds)
-        timeout = slo.start_seconds if asked is None else min(asked, LONGEST_TIMEOUT_SLOS * slo.latency_seconds)
+        own = sooner(wish.timeout_seconds, call.deadline_seconds)
+        timeout = slo.start_seconds if own is None else min(own, LONGEST_TIMEOUT_SLOS * slo.latency_seconds)
         if self.draining:
             raise _draining()
-        walk = Walk(self._graph, admitted.inputs, admitted.wanted)
-        refusal = self._course.refusal_of(wish, walk)
+        asked = self._named(wish.task, admitted)
+        walk = Walk(self._graph, asked.inputs, admitted.wanted)
+        refusal = self._course.refusal_of(wish, walk, asked.stages) or lacking(
+            self.pipeline.name, self.pipeline.spec, asked.inputs
+        )
         if refusal is not None:
             raise refusal
         self.arrivals.record(time.time())
@@ -386,9 +391,19 @@ class Router:
             ends_by=call.arrived_at + max(slo.latency_seconds, timeout) if self._course.teller else None,
             listener=call.listener,
             images=_images(admitted.inputs),
+            named=asked.stages,
         )
         self._course.advance(journey)
         return journey
+
+    def _named(self, task: str, admitted: Admitted) -> Named:
+        """The inputs of a request, and the stages whose models have the task that it names."""
+        if not task or not self._http:
+            return Named(admitted.inputs)
+        needed = [self._desks[node.name] for node in self._graph.needed(admitted.wanted)]
+        return named(
+            task, [roster_of(desk.outlook, desk.slots, task) for desk in needed], self.pipeline.spec, admitted.inputs
+        )
 
     def _end(self, journey: Journey, end: End, why: Refusal | None) -> None:
         journey.leave()

@@ -30,13 +30,11 @@ from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
 from trimtab_model_servers.tokens.ways import way, ways
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.tasks import MOST_BYTES, Task
+from trimtab_pipelines.tasks import MOST_BYTES, NO_TASK, TASK_INPUT, Task
 
 KNOBS = frozenset({"merging", "prompts", "precision"})
 TAKES_TASKS = True
 PRECISIONS = ("FP32", "BF16")
-NO_LABEL = -1
-"""The label of a row whose task there is none of; its certainty is 0."""
 
 
 class TransformerParameters(Parameters):
@@ -79,7 +77,7 @@ class ServedTransformer:
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
         """Classify a batch, each row under its own task."""
         images, ready, now = inputs["image"], self.points[point.name], self.in_force
-        asked = inputs.get("task")
+        asked = inputs.get(TASK_INPUT)
         tasks = torch.zeros(len(images), dtype=torch.int64) if asked is None else asked.view(-1)
         places, known = now.places_of(tasks)
         bank = now.banks[ready.way]
@@ -90,7 +88,7 @@ class ServedTransformer:
         temperatures = now.by_place(ready.temperatures, 1.0).to(logits.device)
         certainty, label = (logits / temperatures[places, None]).softmax(dim=1).max(dim=1)
         return {
-            "label": label.where(known, NO_LABEL),
+            "label": label.where(known, NO_TASK),
             "certainty": certainty.where(known, 0.0),
             "logits": logits,
         }
@@ -117,6 +115,10 @@ def build(spec: ModelSpec) -> Built:
         else load(weights, settings.heads, settings.normalisation)
     )
     _require_images(spec, stored)
+    if spec.tasks and all(given.name != TASK_INPUT for given in spec.inputs):
+        raise ModelError(
+            f"the variant has task {spec.tasks[0].name!r}, but its stage no input {TASK_INPUT!r} to ask for it by"
+        )
     points = {point.name: _prepared(point, stored) for point in spec.operating_points}
     roll = Roll(
         stored,

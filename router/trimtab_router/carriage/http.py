@@ -12,6 +12,7 @@ import numpy as np
 
 from trimtab_pipelines.routing import Endpoint
 from trimtab_pipelines.stages import OF_CHAT, PULLED, Stage
+from trimtab_pipelines.tasks import TASK_INPUT
 from trimtab_protocol import InferResponse, Parameters, Tensor
 from trimtab_protocol.chat.inner import KEEP, kept_as, one_address
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
@@ -22,6 +23,7 @@ from trimtab_router.ahead import numbered
 from trimtab_router.carriage.replicas import BatchRequest, Replica
 from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
 from trimtab_router.carriage.shares import Shares
+from trimtab_router.naming import number_at, takes_names
 from trimtab_router.refusal import failure
 from trimtab_router.stage.endings import Abandoned, Answered, Broken, Cut, Ending, Lost, NotReady
 from trimtab_router.stage.ports import Wrote
@@ -60,6 +62,7 @@ class HttpCarrier:
         self._stage = stage
         self._datatypes = {**datatypes, OF_CHAT: "INT64"} if stage.encodes else datatypes
         self._pulls = stage.writes and any(read.name == PULLED for read in stage.inputs)
+        self._tasked = takes_names(stage)
         self._left_out = {variant.name: stage.leaves_out(variant.name) for variant in stage.variants}
         self._hang_seconds = hang_seconds
         self._max_answer_bytes = max_answer_bytes
@@ -90,7 +93,9 @@ class HttpCarrier:
                 _start(self.replicas.pop(name).retire(), self._retiring)
         for name, endpoint in wanted.items():
             if name not in self.replicas:
-                self.replicas[name] = Replica(endpoint, on_change, tls=self._tls, writes=self._pulls)
+                self.replicas[name] = Replica(
+                    endpoint, on_change, tls=self._tls, writes=self._pulls, tasked=self._tasked
+                )
         return [replica.slot for replica in self.replicas.values()]
 
     def carry(self, parcel: Parcel, ended: Callable[[Parcel, Ending], None]) -> None:
@@ -291,7 +296,7 @@ class HttpCarrier:
         batch, point, left_out = parcel.batch, parcel.point, self._left_out[parcel.variant]
         predicted_seconds = point.seconds(parcel.rows)
         inputs = [
-            [Tensor(name, self._datatypes[name], piece.array(name)) for piece in batch]
+            [Tensor(name, self._datatypes[name], _rows_of(piece, name, parcel)) for piece in batch]
             for name in batch[0].work.inputs
             if name != left_out and (point.reads is None or name in point.reads)
         ]
@@ -314,6 +319,14 @@ def _start(doing: Coroutine[Any, Any, None], kept: set[asyncio.Task[Any]]) -> No
     task = asyncio.get_running_loop().create_task(doing)
     kept.add(task)
     task.add_done_callback(kept.discard)
+
+
+def _rows_of(piece: Slice, name: str, parcel: Parcel) -> Array:
+    """A member's rows of an input; of one that named its task, its number at the replica that the batch goes to."""
+    rows = piece.array(name)
+    if name != TASK_INPUT or not piece.work.task:
+        return rows
+    return np.full_like(rows, number_at(piece.work.task, parcel.slot.tasks.get(parcel.variant, ())))
 
 
 def _still_waits_seconds(parcel: Parcel) -> float:

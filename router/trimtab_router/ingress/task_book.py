@@ -26,9 +26,11 @@ from trimtab_pipelines.tasks import (
     card_of,
     file_name,
     gone_number_and_name,
+    listed_tasks,
     mark_name,
     number_and_name,
 )
+from trimtab_router.naming import NO_INPUT, task_source
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
@@ -115,7 +117,7 @@ class TaskBook:
             facts = await self._router.facts(stage, variant)
             number = self._number(stage, name, await self._numbers(self._router.pipeline.spec.stage(stage)))
             known = self.tasks.get((stage, variant), {})
-            if name in known or any(name in _listed(told) for told in facts.values()):
+            if name in known or any(name in listed_tasks(told) for told in facts.values()):
                 raise TaskRefused(409, f"variant {variant} of stage {stage} has a task {name!r} already")
             if len(known) == MOST_TASKS:
                 raise TaskRefused(409, f"there may be {MOST_TASKS} tasks; this one would be more")
@@ -146,7 +148,7 @@ class TaskBook:
             await asyncio.to_thread((folder / file_name(task.number, name)).unlink, missing_ok=True)
             del self.tasks[stage, variant][name]
             self._router.dismiss(stage, variant, name)
-            without, still = await self._until(stage, variant, lambda told: name not in _listed(told))
+            without, still = await self._until(stage, variant, lambda told: name not in listed_tasks(told))
             return replace(task, replicas=without, waiting=still)
 
     def _know(self, stage: str, variant: str, name: str, task: Registered) -> None:
@@ -155,9 +157,12 @@ class TaskBook:
 
     def _checked(self, stage: str, variant: str, name: str, content: bytes) -> TaskCard:
         try:
-            points = {one.name for one in self._router.pipeline.spec.stage(stage).variant(variant).points}
+            owner = self._router.pipeline.spec.stage(stage)
+            points = {one.name for one in owner.variant(variant).points}
         except KeyError as error:
             raise TaskRefused(404, str(error.args[0])) from error
+        if task_source(owner) is None:
+            raise TaskRefused(400, f"task {name!r}: {NO_INPUT.format(stage=stage)}")
         try:
             _NAME.validate_python(name)
             card = card_of(content)
@@ -175,7 +180,7 @@ class TaskBook:
     async def _numbers(self, stage: Stage) -> int:
         """The least number from which on none is anybody's, in any variant of a stage."""
         found = [await self._router.facts(stage.name, variant.name) for variant in stage.variants]
-        told = (len(_listed(each)) for facts in found for each in facts.values())
+        told = (len(listed_tasks(each)) for facts in found for each in facts.values())
         kept = (t.number + 1 for (own, _), tasks in self.tasks.items() if own == stage.name for t in tasks.values())
         gone = await asyncio.to_thread(self._gone, stage.name)
         return max([*told, *kept, *gone], default=0)
@@ -201,7 +206,7 @@ class TaskBook:
         def has(told: Mapping[str, Any]) -> bool:
             nonlocal refused
             refused = refused or _refused(told).get(path.stem, "")
-            return bool(refused) or name in _listed(told)
+            return bool(refused) or name in listed_tasks(told)
 
         found = await self._until(stage, variant, has)
         if refused:
@@ -219,11 +224,6 @@ class TaskBook:
             if have == len(facts) > 0 or loop.time() > give_up:
                 return have, len(facts) - have
             await asyncio.sleep(POLL_SECONDS)
-
-
-def _listed(told: Mapping[str, Any]) -> list[str]:
-    """The tasks that a replica has, by number."""
-    return str(told["tasks"]).split(",") if told.get("tasks") else []
 
 
 def _refused(told: Mapping[str, Any]) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trimtab_model_servers.described import Fact
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.network import Built
+from trimtab_model_servers.families.network import CPU, Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.fetched import FetchLimits
 from trimtab_model_servers.store import Seed, find_weights
@@ -73,12 +73,13 @@ class ServedTransformer:
     points: Mapping[str, Prepared]
     roll: Roll
     in_force: InForce
+    device: torch.device = CPU
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
         """Classify a batch, each row under its own task."""
         images, ready, now = inputs["image"], self.points[point.name], self.in_force
         asked = inputs.get(TASK_INPUT)
-        tasks = torch.zeros(len(images), dtype=torch.int64) if asked is None else asked.view(-1)
+        tasks = torch.zeros(len(images), dtype=torch.int64, device=images.device) if asked is None else asked.view(-1)
         places, known = now.places_of(tasks)
         bank = now.banks[ready.way]
         course = Course(ready.merged, ready.rule, self.proportional, bank.prompts(places), accumulate=ready.accumulate)
@@ -96,7 +97,13 @@ class ServedTransformer:
     def reread(self) -> None:
         """Put in force what the folder of tasks holds now; a batch under way ends as it began."""
         if self.roll.changed():
-            self.in_force = self.roll.taken()
+            self.in_force = self.roll.taken().on(self.device)
+
+    def place(self, device: torch.device) -> None:
+        """Bring the transformer and the tasks in force to a device; those that come later follow."""
+        self.device = device
+        self.transformer.to(device)
+        self.in_force = self.in_force.on(device)
 
     def facts(self) -> dict[str, Fact]:
         """Its tasks by number, and why files of tasks are left out."""

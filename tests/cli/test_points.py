@@ -14,6 +14,7 @@ from trimtab.points.choice import Trial, choose
 from trimtab.points.forms import FULL, forms
 from trimtab.points.trials import Budget, tried
 from trimtab.points.writing import with_points
+from trimtab.verbs.points import PRECISIONS
 from trimtab_loadtester.payload import Payload, Score
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.evidence import Accuracy
@@ -223,6 +224,7 @@ def test_points_are_found_written_and_can_be_read(mine, capfd):
     points = load_pipeline(mine).spec.stages[0].variants[0].operating_points
 
     assert told["figures"]["tried"] >= 8
+    assert "full-int8" in out
     assert told["figures"]["kept"] == len(points)
     assert (points[0].name, points[0].accuracy) == ("full", 1.0)
     assert all(point.judged().samples == 24 for point in points)
@@ -234,7 +236,7 @@ def test_without_time_the_model_as_it_is_alone_is_judged_and_the_others_are_told
     told = json.loads(out.splitlines()[-1])["figures"]
 
     assert (told["kept"], told["full_accuracy"]) == (1, 1.0)
-    assert told["unjudged"] + told["tried"] == len(forms(64, 3, RULES, ["BF16"]))
+    assert told["unjudged"] + told["tried"] == len(forms(64, 3, RULES, PRECISIONS))
     assert [point.name for point in load_pipeline(mine).spec.stages[0].variants[0].operating_points] == ["full"]
 
 

@@ -16,9 +16,12 @@ from trimtab.points.writing import with_points
 from trimtab.preparation import prepare
 from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_pipelines.documents import load_pipeline, write_atomically
+from trimtab_pipelines.operating_point import Precision
 from trimtab_pipelines.verdict import Outcome
 
 LARGEST_BATCH = 16
+PRECISIONS: tuple[Precision, ...] = ("BF16", "INT8")
+"""Tried beside that of the weights."""
 COLUMNS = ("point", "accuracy", "95 % interval", "ms a row", "times as fast", "")
 
 
@@ -59,7 +62,7 @@ def command(
     stage = document.spec.stages[0]
     variant = stage.variants[0]
     home = file.resolve().parent
-    points = forms(*Bench(document, home, [FULL]).layers, list(RULES), ["BF16"])
+    points = forms(*Bench(document, home, [FULL]).layers, list(RULES), PRECISIONS)
     source = LabelledPayloads(document, samples, seed)
     count = min(most or len(source), len(source))
     batches = sorted({1, *(size for size in stage.batch_sizes if size <= min(LARGEST_BATCH, count))})

@@ -21,6 +21,7 @@ from trimtab_model_servers.families.parameters import Parameters, read_parameter
 from trimtab_model_servers.fetched import FetchLimits
 from trimtab_model_servers.store import Seed, find_weights
 from trimtab_model_servers.tokens.preparation import Normalisation, prepared
+from trimtab_model_servers.tokens.quantised import quantised
 from trimtab_model_servers.tokens.roll import InForce, Roll
 from trimtab_model_servers.tokens.rules import RULES, Rule
 from trimtab_model_servers.tokens.schedule import in_each_layer
@@ -34,7 +35,7 @@ from trimtab_pipelines.tasks import MOST_BYTES, NO_TASK, TASK_INPUT, Task
 
 KNOBS = frozenset({"merging", "prompts", "precision"})
 TAKES_TASKS = True
-PRECISIONS = ("FP32", "BF16")
+PRECISIONS = ("FP32", "BF16", "INT8")
 
 
 class TransformerParameters(Parameters):
@@ -59,6 +60,8 @@ class Prepared:
     """Whose heads and prompts it runs with."""
     halved: bool
     """Whether products are computed in BF16; the weights stay as they are, so that no second copy is needed."""
+    rounded: bool
+    """Whether linear layers compute in INT8, by a copy of their weights that has a quarter of the size."""
     temperatures: Mapping[str, float] = field(default_factory=dict)
     """By task: that logits are divided by before they are a certainty; 1 for the others."""
 
@@ -73,6 +76,8 @@ class ServedTransformer:
     points: Mapping[str, Prepared]
     roll: Roll
     in_force: InForce
+    twin: VisionTransformer | None = None
+    """The same in INT8, where a point asks for it."""
     device: torch.device = CPU
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
@@ -84,7 +89,8 @@ class ServedTransformer:
         bank = now.banks[ready.way]
         course = Course(ready.merged, ready.rule, self.proportional, bank.prompts(places), accumulate=ready.accumulate)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=ready.halved):
-            features = self.transformer(prepared(images, self.normalisation), course)
+            transformer = self.twin if ready.rounded and self.twin is not None else self.transformer
+            features = transformer(prepared(images, self.normalisation), course)
         logits = bank.logits(features.to(bank.weight.dtype), places)
         temperatures = now.by_place(ready.temperatures, 1.0).to(logits.device)
         certainty, label = (logits / temperatures[places, None]).softmax(dim=1).max(dim=1)
@@ -101,6 +107,8 @@ class ServedTransformer:
 
     def place(self, device: torch.device) -> None:
         """Bring the transformer and the tasks in force to a device; those that come later follow."""
+        if self.twin is not None and device != CPU:
+            raise ModelError("precision INT8 is computed on cores alone; take such operating points out, or the GPU")
         self.device = device
         self.transformer.to(device)
         self.in_force = self.in_force.on(device)
@@ -137,6 +145,8 @@ def build(spec: ModelSpec) -> Built:
     served = ServedTransformer(
         stored.transformer, stored.normalisation, settings.proportional_attention, points, roll, roll.taken()
     )
+    if any(ready.rounded for ready in points.values()):
+        served.twin = quantised(stored.transformer)
     return Built(served, "random" if random else "stored")
 
 
@@ -178,7 +188,8 @@ def _prepared(point: OperatingPoint, stored: Stored) -> Prepared:
     if point.precision is not None and point.precision not in PRECISIONS:
         raise ModelError(f"{where}: this family computes with {' or '.join(PRECISIONS)}, not {point.precision}")
     cooled = stored.temperatures.get(way(point), {})
-    return Prepared(merged, RULES[rule], accumulate, known[0], point.precision == "BF16", cooled)
+    halved, rounded = (point.precision == precision for precision in ("BF16", "INT8"))
+    return Prepared(merged, RULES[rule], accumulate, known[0], halved, rounded, cooled)
 
 
 def _require_images(spec: ModelSpec, stored: Stored) -> None:

@@ -10,8 +10,9 @@ import torch
 from watchfiles import awatch
 
 from trimtab_model_servers.described import Fact, Weights, facts_of, metadata_of
+from trimtab_model_servers.device import placed
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families.network import Enrolling, Network
+from trimtab_model_servers.families.network import CPU, Enrolling, Network
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.requests import checked_rows, chosen_outputs, chosen_point
 from trimtab_model_servers.tensors import DATATYPES, to_torch, to_wire, torch_dtype
@@ -37,6 +38,8 @@ class HostedModel:
     weights: Weights
     further: Mapping[str, Fact] = field(default_factory=dict)
     """What only its family can tell of it."""
+    device: torch.device = CPU
+    """Where it computes."""
 
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
         """Answer one request, its batch computed by `worker`.
@@ -68,7 +71,7 @@ class HostedModel:
         """Run one batch; return the wanted outputs and the seconds it took. Blocks."""
         started = perf_counter()
         with torch.inference_mode():
-            outputs = self.network.infer({tensor.name: to_torch(tensor) for tensor in inputs}, point)
+            outputs = self.network.infer({each.name: to_torch(each).to(self.device) for each in inputs}, point)
         return tuple(to_wire(name, outputs[name]) for name in wanted), perf_counter() - started
 
     def warm_up(self, budget_seconds: float = WARM_UP_SECONDS) -> None:
@@ -125,6 +128,7 @@ class HostedModel:
             expected.name: torch.zeros(
                 (rows, *(1 if size == -1 else size for size in expected.shape)),
                 dtype=torch_dtype(expected.name, expected.datatype),
+                device=self.device,
             )
             for expected in self.spec.inputs
             if carried is None or expected.name in carried
@@ -179,6 +183,8 @@ def load_model(spec: ModelSpec) -> HostedModel:
     """
     torch.set_num_threads(spec.threads)
     built = build(spec)
-    model = HostedModel(spec, built.network, built.weights, built.facts)
+    device = placed(spec, built.network)
+    facts = {**built.facts, "device": device.type} if spec.gpus else built.facts
+    model = HostedModel(spec, built.network, built.weights, facts, device)
     model.warm_up()
     return model

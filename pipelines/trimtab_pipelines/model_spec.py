@@ -48,6 +48,8 @@ class ModelSpec(Model):
     accuracy: Fraction
     cores: float = Field(default=1.0, gt=0, description="Cores of the whole replica, shared by all models in it")
 
+    gpus: int = Field(default=0, ge=0, exclude_if=lambda gpus: not gpus, description="GPUs that its variant asks for")
+
     @property
     def threads(self) -> int:
         """Threads that compute one batch: the whole cores of the replica, at least one."""
@@ -80,6 +82,7 @@ def model_spec(
         operating_points=tuple(point.without_evidence() for point in variant.points),
         accuracy=variant.accuracy,
         cores=cores,
+        gpus=variant.resources.gpu,
     )
 
 

@@ -95,8 +95,9 @@ def number_of(parameter: object) -> float | None:
 class StageParameters(NamedTuple):
     """The names under which an answer tells how one stage served it.
 
-    The last three tell it row by row, parted by commas, and stand only where there is something to tell: rows that ran
-    at different points, a model that says how certain it is, rows whose second look did not come.
+    Three of the last four tell it row by row, parted by commas, and stand only where there is something to tell: rows
+    that ran at different points, a model that says how certain it is, rows whose second look did not come. The last
+    stands where the request named a task of the stage's model.
     """
 
     variant: str
@@ -107,6 +108,7 @@ class StageParameters(NamedTuple):
     operating_points: str
     certainties: str
     provisional: str
+    task: str
 
 
 @cache

@@ -4,7 +4,7 @@ A journey ends exactly once, with all it asked for or with a refusal, and takes 
 when it does. The router's requests and the simulator's take the same course.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 
@@ -97,6 +97,8 @@ class Course:
             accuracy_floor=self._floor_of(journey, runnable.stage) if journey.least_accuracy else 0.0,
             looked_at_again=stage.certainty is not None,
         )
+        if runnable.stage in journey.named:
+            work.task = journey.wish.task
         if stage.encodes:
             work.identities = images.identities(runnable.inputs)
         return work
@@ -155,12 +157,18 @@ class Course:
             work.enqueued_at = now
             self._taken(journey, work, now)
 
-    def refusal_of(self, wish: Wish, walk: Walk) -> Refusal | None:
-        """Why what a request wishes cannot be granted by the plan in force; None where it can."""
+    def refusal_of(self, wish: Wish, walk: Walk, named: Collection[str] = ()) -> Refusal | None:
+        """Why what a request wishes cannot be granted by the plan in force; None where it can.
+
+        Args:
+            wish: what it wishes.
+            walk: where it stands.
+            named: the stages whose models have the task that it names.
+        """
         if wish is NO_WISH or wish.plain:
             return None
         known = sorted({task for desk in self.desks.values() for task in desk.outlook.tasks()})
-        if wish.task and wish.task not in known:
+        if wish.task and not named and wish.task not in known:
             there_are = f"the plan in force knows: {', '.join(known)}" if known else "the plan in force knows none"
             return invalid(f"unknown task {wish.task!r}; {there_are}")
         best, least = self._best_accuracy(wish, walk, walk.ahead), wish.least_accuracy(walk.rows)
@@ -214,6 +222,7 @@ class Journey:
         trace_parent: passed on as `traceparent`.
         listener: is told of each piece of the rows of an answer that is written; None if nobody listens.
         images: how many it shows.
+        named: the stages whose models have the task that it names.
     """
 
     waits = True
@@ -231,6 +240,7 @@ class Journey:
         "kept",
         "least_accuracy",
         "listens",
+        "named",
         "over",
         "refusal",
         "request_id",
@@ -257,6 +267,7 @@ class Journey:
         trace_parent: str = "",
         listener: "Listener | None" = None,
         images: int = 0,
+        named: Collection[str] = (),
     ) -> None:
         wish, self.deadline, ends_by = terms
         self.delivery = Delivery(arrived_at, images)
@@ -266,6 +277,7 @@ class Journey:
         self._listener = listener
         self.walk = walk
         self.wish = wish
+        self.named = named
         self.least_accuracy = wish.least_accuracy(walk.rows) if wish.accuracy_floor else 0.0
         """Expected of its answer at the least."""
         self.arrived_at = arrived_at
@@ -395,6 +407,8 @@ class Journey:
             told[named.batch_size] = slowest.batch_rows
             told[named.queue_seconds] = round(slowest.queue_seconds, 6)
             told[named.service_seconds] = round(slowest.service_seconds, 6)
+            if stage in self.named:
+                told[named.task] = self.wish.task
             if len(pieces) > 1 or pieces[0].certainties is not None:
                 told |= _row_by_row(named, pieces)
                 if named.provisional in told:

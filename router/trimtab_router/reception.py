@@ -3,6 +3,8 @@
 The router's requests and the simulator's begin the same way.
 """
 
+from collections.abc import Collection
+
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_pipelines.tasks import TaskClass
 from trimtab_router.course import Course
@@ -45,7 +47,14 @@ class Reception:
         if not any(desk.outlook.knows(task) for desk in self._course.desks.values()):
             self._classes.pop(task, None)
 
-    def terms(self, wish: Wish, walk: Walk, arrived_at: float, within_seconds: float | None = None) -> Terms:
+    def terms(
+        self,
+        wish: Wish,
+        walk: Walk,
+        arrived_at: float,
+        within_seconds: float | None = None,
+        named: Collection[str] = (),
+    ) -> Terms:
         """On which a request is served from now on.
 
         Args:
@@ -53,6 +62,7 @@ class Reception:
             walk: what it brings.
             arrived_at: in seconds of the course's clock.
             within_seconds: what its transport leaves it from then on; None for no bound.
+            named: the stages whose models have the task that it names.
 
         Raises:
             Refusal: the plan in force cannot give what it wishes.
@@ -60,7 +70,7 @@ class Reception:
         wish = granted(wish, self._classes.get(wish.task))
         asked = sooner(wish.timeout_seconds, within_seconds)
         timeout = self._start_seconds if asked is None else min(asked, self.longest_seconds)
-        refusal = self._course.refusal_of(wish, walk)
+        refusal = self._course.refusal_of(wish, walk, named)
         if refusal is not None:
             raise refusal
         writes = self._course.teller is not None

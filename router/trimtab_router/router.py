@@ -39,12 +39,14 @@ from trimtab_router.course import Journey
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.limits import Limits, decoding_bytes, kept_bytes
 from trimtab_router.loop_clock import LoopClock
+from trimtab_router.naming import Named, lacking, named
 from trimtab_router.reception import Reception
 from trimtab_router.refusal import Refusal, malformed
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Carrier, Clock
+from trimtab_router.stage.roster import roster_of
 from trimtab_router.telling.accounts import Accounts
 from trimtab_router.telling.load import ArrivalCounter
 from trimtab_router.telling.metrics import Metrics
@@ -342,8 +344,12 @@ class Router:
         admitted = call.admitted or self._admitted(call.request)
         if self.draining:
             raise _draining()
-        walk = Walk(self._graph, admitted.inputs, admitted.wanted)
-        terms = self._reception.terms(admitted.wish, walk, call.arrived_at, call.deadline_seconds)
+        asked = self._named(admitted.wish.task, admitted)
+        walk = Walk(self._graph, asked.inputs, admitted.wanted)
+        terms = self._reception.terms(admitted.wish, walk, call.arrived_at, call.deadline_seconds, asked.stages)
+        lacks = lacking(self.pipeline.name, self.pipeline.spec, asked.inputs)
+        if lacks is not None:
+            raise lacks
         self.arrivals.record(time.time())
         journey = Journey(
             self._course,
@@ -356,9 +362,19 @@ class Router:
             trace_parent=call.trace_parent,
             listener=call.listener,
             images=_images(admitted.inputs),
+            named=asked.stages,
         )
         self._course.advance(journey)
         return journey
+
+    def _named(self, task: str, admitted: Admitted) -> Named:
+        """The inputs of a request, and the stages whose models have the task that it names."""
+        if not task or not self._http:
+            return Named(admitted.inputs)
+        needed = [self._desks[node.name] for node in self._graph.needed(admitted.wanted)]
+        return named(
+            task, [roster_of(desk.outlook, desk.slots, task) for desk in needed], self.pipeline.spec, admitted.inputs
+        )
 
     def _end(self, journey: Journey, end: End, why: Refusal | None) -> None:
         journey.leave()

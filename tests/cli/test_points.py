@@ -14,6 +14,7 @@ from trimtab.points.choice import Trial, choose
 from trimtab.points.forms import FULL, forms
 from trimtab.points.trials import Budget, tried
 from trimtab.points.writing import with_points
+from trimtab.verbs.points import PRECISIONS
 from trimtab_loadtester.payload import Payload, Score
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.evidence import Accuracy
@@ -112,6 +113,77 @@ def test_what_is_kept_takes_the_place_of_what_was_there_and_comments_stay(tmp_pa
     assert (fast.merging, fast.accuracy, fast.accuracy_evidence.samples) == (kept[1].point.merging, 0.8, 100)
 
 
+BEHIND = """\
+# behind another
+apiVersion: trimtab.dev/v1alpha1
+kind: InferencePipeline
+metadata: {name: behind}
+spec:
+  inputs:
+  - {name: x, datatype: FP32, shape: [3, 32, 32]}
+  outputs:
+  - {name: named, from: classify.outputs.logits}
+  slo: {latency: 500ms}
+  budget: {cores: "2"}
+  stages:
+  - name: pass
+    inputs:
+    - {name: x, from: request.inputs.x}
+    outputs:
+    - {name: y, datatype: FP32, shape: [3, 32, 32]}
+    variants:
+    - name: echo
+      family: echo
+      storageUri: random://?seed=1
+      accuracy: 1
+  - name: classify
+    inputs:
+    - {name: image, from: pass.outputs.y}
+    outputs:
+    - {name: logits, datatype: FP32, shape: [4]}
+    batchSizes: [1, 2, 4]
+    variants:
+    - name: other
+      family: torchvision/resnet18
+      storageUri: random://?seed=1
+      accuracy: 0.4
+    - name: vit
+      family: vision-transformer
+      parameters: {heads: 2}
+      storageUri: vit.safetensors
+      accuracy: 0.5
+"""
+
+
+def test_points_of_a_variant_in_a_longer_pipeline_are_found_on_samples_of_its_stage(mine, capfd):
+    (mine / "pipeline.yaml").write_text(BEHIND)
+    given = ["points", str(mine), "--samples", str(mine / "samples"), "--floor", "0.5", "--stage", "classify"]
+    assert run([*given, "--variant", "vit"]) == 0, capfd.readouterr().err
+    passing, classify = load_pipeline(mine).spec.stages
+    other, vit = classify.variants
+
+    assert (vit.operating_points[0].name, vit.operating_points[0].accuracy) == ("full", 1.0)
+    assert len(vit.operating_points) == json.loads(capfd.readouterr().out.splitlines()[-1])["figures"]["kept"]
+    assert (other.operating_points, passing.variants[0].operating_points) == ((), ())
+    assert (mine / "pipeline.yaml").read_text().startswith("# behind another\n")
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ([], "several stages; name one by --stage: pass, classify"),
+        (["--stage", "cut"], "no such stage; there are: pass, classify"),
+        (["--stage", "classify"], "several variants; name one by --variant: other, vit"),
+        (["--stage", "classify", "--variant", "vot"], "no such variant; there are: other, vit"),
+    ],
+)
+def test_whose_points_are_found_must_be_told_where_there_are_several(mine, capfd, named, words):
+    (mine / "pipeline.yaml").write_text(BEHIND)
+
+    assert run(["points", str(mine), "--samples", str(mine / "samples"), *named]) == 1
+    assert words in " ".join(capfd.readouterr().err.split())
+
+
 def load_pipeline_text(folder, text):
     (folder / "pipeline.yaml").write_text(text)
     return load_pipeline(folder).spec.stages[0].variants[0]
@@ -152,6 +224,7 @@ def test_points_are_found_written_and_can_be_read(mine, capfd):
     points = load_pipeline(mine).spec.stages[0].variants[0].operating_points
 
     assert told["figures"]["tried"] >= 8
+    assert "full-int8" in out
     assert told["figures"]["kept"] == len(points)
     assert (points[0].name, points[0].accuracy) == ("full", 1.0)
     assert all(point.judged().samples == 24 for point in points)
@@ -163,7 +236,7 @@ def test_without_time_the_model_as_it_is_alone_is_judged_and_the_others_are_told
     told = json.loads(out.splitlines()[-1])["figures"]
 
     assert (told["kept"], told["full_accuracy"]) == (1, 1.0)
-    assert told["unjudged"] + told["tried"] == len(forms(64, 3, RULES, ["BF16"]))
+    assert told["unjudged"] + told["tried"] == len(forms(64, 3, RULES, PRECISIONS))
     assert [point.name for point in load_pipeline(mine).spec.stages[0].variants[0].operating_points] == ["full"]
 
 

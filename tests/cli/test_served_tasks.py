@@ -45,14 +45,12 @@ spec:
 """
 
 
-def body(task: int) -> dict[str, Any]:
+def body(task: int | None = None, name: str = "") -> dict[str, Any]:
     image = np.zeros(SHAPE.side**2, np.uint8).tolist()
-    return {
-        "inputs": [
-            {"name": "image", "datatype": "UINT8", "shape": [1, 1, SHAPE.side, SHAPE.side], "data": image},
-            {"name": "task", "datatype": "INT64", "shape": [1], "data": [task]},
-        ]
-    }
+    inputs = [{"name": "image", "datatype": "UINT8", "shape": [1, 1, SHAPE.side, SHAPE.side], "data": image}]
+    if task is not None:
+        inputs.append({"name": "task", "datatype": "INT64", "shape": [1], "data": [task]})
+    return {"inputs": inputs, "parameters": {"trimtab.task": name} if name else {}}
 
 
 async def test_a_task_registered_under_load_outlives_all_replicas(weights, tmp_path):
@@ -72,10 +70,14 @@ async def test_a_task_registered_under_load_outlives_all_replicas(weights, tmp_p
     async with Supervisor(setup) as local, httpx.AsyncClient(timeout=60, trust_env=False) as client:
         await local.ready()
 
-        async def label(number: int) -> int:
+        async def ask(task: int | None = None, name: str = "") -> httpx.Response:
             url = f"http://127.0.0.1:{local.rest_port}/v2/models/tasks/infer"
-            answer = await client.post(url, json=body(number))
+            return await client.post(url, json=body(task, name))
+
+        async def label(task: int | None = None, name: str = "") -> int:
+            answer = await ask(task, name)
             assert answer.status_code == 200, answer.text
+            assert answer.json()["parameters"].get("trimtab.classify.task", "") == name
             return int(answer.json()["outputs"][0]["data"][0])
 
         url = f"http://127.0.0.1:{local.admin_port}/trimtab/v1/tasks/classify/small/late"
@@ -92,6 +94,9 @@ async def test_a_task_registered_under_load_outlives_all_replicas(weights, tmp_p
         assert registered.status_code == 201, registered.text
         assert (registered.json()["number"], registered.json()["replicas"]) == (2, 2)
         assert [await label(2) for _ in range(8)] == [1] * 8
+        assert [await label(name="late") for _ in range(8)] == [1] * 8
+        refused = await ask(0, "late")
+        assert (refused.status_code, "which is number 2, but input 'task' says 0" in refused.text) == (400, True)
 
         stop.set()
         await asking
@@ -101,5 +106,6 @@ async def test_a_task_registered_under_load_outlives_all_replicas(weights, tmp_p
         await until(lambda: len(set(local.fleet.pids.values()) - before) == 2, "both replicas were replaced", None)
 
         assert [await label(2) for _ in range(8)] == [1] * 8
+        assert [await label(name="late") for _ in range(8)] == [1] * 8
         assert len(set(others)) == 1
         assert others[0] >= 0

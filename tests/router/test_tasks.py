@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
+from tests.router.tasked import a_tasked_pipeline
 from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskClass, number_and_name
 from trimtab_protocol.extensions import task_facts
 from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
@@ -74,7 +75,7 @@ async def test_a_task_is_in_force_on_every_replica_and_known_to_requests_and_to_
     judged = {"default": {"value": 0.75, "source": "Measured", "samples": 100, "low": 0.6, "high": 0.8}}
     wished = {"trimtab.task": "new"}
     with caplog.at_level(logging.INFO, logger=AUDIT_LOG):
-        async with a_rig(a_pipeline(1), {"stage-0": replicas}, registry=kept_in(tmp_path)) as rig:
+        async with a_rig(a_tasked_pipeline(), {"stage-0": replicas}, registry=kept_in(tmp_path)) as rig:
             unknown = await rig.rest(a_request(parameters=wished))
             status, told = await put(rig, content=a_file(accuracyByPoint=judged))
             _, answer, _ = await rig.rest(a_request(parameters=wished))
@@ -88,14 +89,14 @@ async def test_a_task_is_in_force_on_every_replica_and_known_to_requests_and_to_
     line = next(json.loads(record.message) for record in caplog.records if "PUT" in record.message)
     assert (line["by"], line["status"], line["path"]) == ("ann", 201, f"{PATH}/new")
 
-    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         _, again, _ = await rig.rest(a_request(parameters=wished))
         assert again.parameters["trimtab.expected_accuracy"] == 0.75
         assert (await put(rig, f"{PATH}/newer"))[1]["number"] == 3
 
 
 async def test_who_shows_no_right_key_registers_nothing(tmp_path):
-    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         for key in (None, "", new_key(), digest_of(KEY), "é"):
             assert (await put(rig, key=key))[0] == 401, key
         assert (await put(rig, method="DELETE", key=None))[0] == 401
@@ -110,7 +111,7 @@ async def test_who_shows_no_right_key_registers_nothing(tmp_path):
 async def test_a_deleted_task_is_gone_from_every_replica_and_its_number_is_not_given_away(tmp_path):
     replicas = [a_replica(tmp_path, f"replica-{n}") for n in range(2)]
     wished = {"trimtab.task": "new"}
-    async with a_rig(a_pipeline(1), {"stage-0": replicas}, registry=kept_in(tmp_path)) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": replicas}, registry=kept_in(tmp_path)) as rig:
         await put(rig, content=a_file(utility=0.5))
         status, told = await put(rig, method="DELETE")
         unknown = await rig.rest(a_request(parameters=wished))
@@ -127,7 +128,7 @@ async def test_a_deleted_task_is_gone_from_every_replica_and_its_number_is_not_g
     assert list(listed["stage-0"]["small"]) == ["newer"]
     assert sorted(path.name for path in tmp_path.glob("*/*/*")) == ["2-new.gone", "3-newer.safetensors"]
 
-    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         assert (await put(rig, f"{PATH}/newer", method="DELETE"))[0] == 200
         assert (await put(rig))[1]["number"] == 4  # the next router knows whose numbers they were
 
@@ -135,7 +136,7 @@ async def test_a_deleted_task_is_gone_from_every_replica_and_its_number_is_not_g
 async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(tmp_path):
     judged = {"default": {"value": 0.75}}
     wished = {"trimtab.task": "new"}
-    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         await put(rig, content=a_file(accuracyByPoint=judged))
         told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
         await put(rig, method="DELETE")
@@ -150,7 +151,7 @@ async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(
     assert (told, after) == ({"small": {"default": {"new": 0.75}}}, {})
     assert deleted[0] == 400
 
-    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         rig.router.apply_plan(plan)
         assert (await rig.rest(a_request(parameters=wished)))[0] == 400
         await put(rig, content=a_file())
@@ -160,9 +161,9 @@ async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(
 async def test_a_task_that_some_replica_still_has_is_deleted_only_for_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(task_book, "IN_FORCE_SECONDS", 0.1)
     late = FakeReplica(name="replica-1", facts=lambda: task_facts([*OWN, "new"], {}))
-    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         await put(rig)
-    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path), late]}, registry=kept_in(tmp_path)) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path), late]}, registry=kept_in(tmp_path)) as rig:
         status, told = await put(rig, method="DELETE")
         early, why = await put(rig)
 
@@ -171,7 +172,7 @@ async def test_a_task_that_some_replica_still_has_is_deleted_only_for_the_others
 
 
 async def test_what_cannot_be_is_refused_by_name_and_leaves_nothing_behind(tmp_path):
-    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         assert (await put(rig))[0] == 201
         for path, content, status, words in [
             (f"{PATH}/new", a_file(), 409, "has a task 'new' already"),
@@ -195,17 +196,17 @@ async def test_what_cannot_be_is_refused_by_name_and_leaves_nothing_behind(tmp_p
 async def test_a_task_that_not_every_replica_has_yet_is_accepted_only(tmp_path, monkeypatch):
     monkeypatch.setattr(task_book, "IN_FORCE_SECONDS", 0.1)
     slow = FakeReplica(name="replica-1", facts=lambda: task_facts(OWN, {}))
-    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path), slow]}, registry=kept_in(tmp_path)) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path), slow]}, registry=kept_in(tmp_path)) as rig:
         status, told = await put(rig)
 
     assert (status, told["replicas"], told["waiting"]) == (202, 1, 1)
 
 
 async def test_without_a_replica_nothing_is_taken_and_without_a_folder_it_is_told_how(tmp_path):
-    async with a_rig(a_pipeline(1), {"stage-0": []}, registry=kept_in(tmp_path), ready=False) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": []}, registry=kept_in(tmp_path), ready=False) as rig:
         assert (await put(rig))[0] == 503
 
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, registry=Registry) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [FakeReplica()]}, registry=Registry) as rig:
         for method, key in product(("PUT", "DELETE"), (None, KEY)):  # a router in a cluster knows no key at all
             status, told = await put(rig, method=method, key=key)
             assert status == 501
@@ -221,3 +222,13 @@ def test_a_task_grants_its_worth_and_its_deadline_to_who_asks_for_none():
     assert granted(Wish(task="t", utility=4, timeout_seconds=1.0), task) == Wish(
         task="t", utility=2.0, timeout_seconds=1.0
     )
+
+
+async def test_where_no_input_tells_a_model_its_task_none_is_registered(tmp_path):
+    async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+        status, told = await put(rig)
+
+    assert status == 400
+    assert "stage stage-0 reads no input 'task'" in told["error"]
+    assert "{name: task, from: request.inputs.task}" in told["error"]
+    assert not list(tmp_path.glob("*/*/*"))

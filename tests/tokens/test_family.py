@@ -133,7 +133,7 @@ def test_its_metadata_list_the_tasks(weights):
         ({"merging": {"schedule": [1, 2]}}, "a schedule of 2 numbers; this transformer has 3 layers"),
         ({"merging": {"schedule": [1], "rule": "best"}}, "unknown merging.rule 'best'; there are: bipartite, "),
         ({"prompts": {"count": 5}}, "nobody trained 'replace-5' .*; the weights have: plain, "),
-        ({"precision": "INT8"}, "computes with FP32 or BF16, not INT8"),
+        ({"precision": "FP16"}, "computes with FP32 or BF16 or INT8, not FP16"),
         ({"compiled": "inductor"}, "knows no compiled"),
     ],
 )
@@ -199,3 +199,18 @@ def test_a_temperature_that_is_none_is_refused(weights, tmp_path):
     save(replace(load(weights), temperatures={"plain": {"signs": 0.0}}), tmp_path / "cold.safetensors", {})
     with pytest.raises(ModelError, match="metadata do not tell what to build"):
         load(tmp_path / "cold.safetensors")
+
+
+def test_a_point_in_eight_bits_rounds_and_leaves_the_others_as_they_are(weights):
+    points = [{"name": "full", "accuracy": 0.9}, {"name": "rounded", "accuracy": 0.9, "precision": "INT8"}]
+    both, alone = load_model(spec(weights, operatingPoints=points)), load_model(spec(weights))
+    images = torch.randint(0, 256, (4, 1, 16, 16), dtype=torch.uint8)
+    full, rounded = (answers(both, name, images, [0, 1, 0, 1])["logits"] for name in ("full", "rounded"))
+    known = torch.isfinite(full)
+
+    assert torch.equal(full, answers(alone, "full", images, [0, 1, 0, 1])["logits"])
+    assert not torch.equal(rounded, full)
+    assert torch.allclose(rounded[known], full[known], atol=0.1 * float(full[known].abs().max()))
+    assert isinstance(both.network, ServedTransformer)
+    with pytest.raises(ModelError, match="INT8 is computed on cores alone"):
+        both.network.place(torch.device("meta"))

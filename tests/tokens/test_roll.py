@@ -239,6 +239,12 @@ def test_the_pipelines_own_task_that_does_not_fit_keeps_the_model_from_loading(w
             load_model(spec(weights, tasks=tasks))
 
 
+def test_a_stage_that_no_input_tells_of_tasks_takes_none_beside_those_of_the_weights(weights, tmp_path):
+    tasks = [{"name": "new", "storageUri": str(a_task(tmp_path / "new.safetensors", weights))}]
+    with pytest.raises(ModelError, match="its stage no input 'task' to ask for it by"):
+        load_model(spec(weights, tasks=tasks, inputs=[IMAGE]))
+
+
 def test_a_family_without_tasks_refuses_them():
     with pytest.raises(ModelError, match="family 'echo' takes no tasks, but the variant has 'new'"):
         load_model(

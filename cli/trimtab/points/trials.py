@@ -18,12 +18,10 @@ from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.tensors import to_torch
 from trimtab_pipelines.evidence import Accuracy, wilson_interval
-from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.graph import split_reference
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.stages import Stage
-from trimtab_pipelines.variants import Variant
 
 Show = Callable[[str], None]
 ROUNDS = 5
@@ -33,16 +31,21 @@ Inputs = Mapping[str, torch.Tensor]
 
 
 class Bench:
-    """A pipeline of one stage and one variant, its model in memory once, at as many points as are tried."""
+    """The subject of trials, its model in memory once, at as many points as are tried."""
 
     def __init__(self, pipeline: InferencePipeline, folder: Path, points: Sequence[OperatingPoint]) -> None:
         """Load the model.
 
+        Args:
+            pipeline: of one stage with one variant (`subject_of`).
+            folder: where its file is.
+            points: that are tried.
+
         Raises:
-            ValueError: the pipeline has several stages or variants, its stage reads what no request brings, or its
-                model cannot be loaded or cannot run at one of the points.
+            ValueError: its model cannot be loaded or cannot run at one of the points.
         """
-        self._stage, self._variant = only_variant(pipeline)
+        self._stage = pipeline.spec.stages[0]
+        self._variant = self._stage.variants[0]
         served = model_spec(pipeline, folder, self._stage, self._variant, self._variant.resources.cpu)
         spec = served.model_copy(update={"operating_points": tuple(points)})
         torch.set_num_threads(spec.threads)
@@ -53,8 +56,6 @@ class Bench:
         self.points = points
         self._outputs = {output.name: split_reference(output.source)[1] for output in pipeline.spec.outputs}
         self._inputs = {read.name: split_reference(read.source) for read in self._stage.inputs}
-        if any(owner != REQUEST for owner, _ in self._inputs.values()):
-            raise ValueError(f"stage {self._stage.name} must read the request's own inputs")
 
     @property
     def layers(self) -> tuple[int, int]:
@@ -78,14 +79,6 @@ class Bench:
         with torch.inference_mode():
             found = self._network.infer(dict(inputs), point)
         return {name: found[source] for name, source in self._outputs.items()}
-
-
-def only_variant(pipeline: InferencePipeline) -> tuple[Stage, Variant]:
-    """The stage and variant of a pipeline that has one of each; ValueError says what is wrong with others."""
-    stages = pipeline.spec.stages
-    if len(stages) != 1 or len(stages[0].variants) != 1:
-        raise ValueError("points are found for a pipeline of one stage with one variant; write one for this model")
-    return stages[0], stages[0].variants[0]
 
 
 class Budget:

@@ -13,12 +13,12 @@ KNOBS = ("merging", "prompts", "precision")
 
 
 def with_points(text: str, stage: str, variant: str, kept: Sequence[Trial]) -> str:
-    """Write what was kept into the only variant of a pipeline's YAML, with what was measured as evidence.
+    """Write what was kept into a variant of a pipeline's YAML, with what was measured as evidence.
 
     Raises:
         DocumentError: the variant's fields do not stand one below the other.
     """
-    node = _only_variant(yaml.compose(text, yaml.SafeLoader))
+    node = _variant(yaml.compose(text, yaml.SafeLoader), stage, variant)
     if node is None or node.flow_style:
         raise DocumentError(f"variant {variant}: write its fields one below the other, so that points can be added")
     column = node.value[0][0].start_mark.column
@@ -42,13 +42,20 @@ def _flow(trial: Trial) -> str:
     return "{" + ", ".join([f"name: {trial.point.name}", *knobs, f"accuracy: {trial.accuracy.value:g}"]) + "}"
 
 
-def _only_variant(root: yaml.Node | None) -> yaml.MappingNode | None:
-    node = root
-    for step in ("spec", "stages", 0, "variants", 0):
-        if isinstance(step, str):
-            pairs = node.value if isinstance(node, yaml.MappingNode) else []
-            node = next((value for key, value in pairs if key.value == step), None)
-        else:
-            items = node.value if isinstance(node, yaml.SequenceNode) else []
-            node = items[step] if len(items) > step else None
-    return node if isinstance(node, yaml.MappingNode) else None
+def _variant(root: yaml.Node | None, stage: str, variant: str) -> yaml.MappingNode | None:
+    spec = _field(root, "spec")
+    return _named(_field(_named(_field(spec, "stages"), stage), "variants"), variant)
+
+
+def _field(node: yaml.Node | None, name: str) -> yaml.Node | None:
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return next((value for key, value in pairs if key.value == name), None)
+
+
+def _named(node: yaml.Node | None, name: str) -> yaml.MappingNode | None:
+    """The one of a list that has a name."""
+    for item in node.value if isinstance(node, yaml.SequenceNode) else []:
+        own = _field(item, "name")
+        if isinstance(item, yaml.MappingNode) and own is not None and own.value == name:
+            return item
+    return None

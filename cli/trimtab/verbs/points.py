@@ -11,13 +11,17 @@ from trimtab.decisions import terminal_table
 from trimtab.options import PipelineArgument, SeedOption, console
 from trimtab.points.choice import Choice, Trial, choose
 from trimtab.points.forms import FULL, forms
+from trimtab.points.subject import subject_of
 from trimtab.points.writing import with_points
 from trimtab.preparation import prepare
 from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_pipelines.documents import load_pipeline, write_atomically
+from trimtab_pipelines.operating_point import Precision
 from trimtab_pipelines.verdict import Outcome
 
 LARGEST_BATCH = 16
+PRECISIONS: tuple[Precision, ...] = ("BF16", "INT8")
+"""Tried beside that of the weights."""
 COLUMNS = ("point", "accuracy", "95 % interval", "ms a row", "times as fast", "")
 
 
@@ -26,6 +30,13 @@ def command(
     samples: Annotated[
         str, typer.Option("--samples", metavar="DIR|module:Class", help="Your own samples, with their right answers")
     ],
+    stage_name: Annotated[
+        str | None,
+        typer.Option("--stage", metavar="STAGE", help="Of several stages, which; samples are then of its own inputs"),
+    ] = None,
+    variant_name: Annotated[
+        str | None, typer.Option("--variant", metavar="VARIANT", help="Of several variants of the stage, which")
+    ] = None,
     floor: Annotated[
         float, typer.Option("--floor", min=0.0, max=1.0, help="Share of the model's accuracy that points must keep")
     ] = 0.95,
@@ -43,14 +54,15 @@ def command(
     Each form is timed beside the model as it is and judged on your samples. Kept is what no other beats, in steps of
     five per cent or more; why each other form is not kept is told. Those that nobody had time to judge are told too.
     """
-    from trimtab.points.trials import Bench, Budget, only_variant, tried  # noqa: PLC0415  (imports torch)
+    from trimtab.points.trials import Bench, Budget, tried  # noqa: PLC0415  (imports torch)
     from trimtab_model_servers.tokens.rules import RULES  # noqa: PLC0415
 
-    budget, document = Budget(seconds), prepare(pipeline)
+    budget, document = Budget(seconds), subject_of(prepare(pipeline), stage_name, variant_name)
     file = pipeline / "pipeline.yaml" if pipeline.is_dir() else pipeline
-    stage, variant = only_variant(document)
+    stage = document.spec.stages[0]
+    variant = stage.variants[0]
     home = file.resolve().parent
-    points = forms(*Bench(document, home, [FULL]).layers, list(RULES), ["BF16"])
+    points = forms(*Bench(document, home, [FULL]).layers, list(RULES), PRECISIONS)
     source = LabelledPayloads(document, samples, seed)
     count = min(most or len(source), len(source))
     batches = sorted({1, *(size for size in stage.batch_sizes if size <= min(LARGEST_BATCH, count))})

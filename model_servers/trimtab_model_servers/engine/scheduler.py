@@ -3,11 +3,11 @@
 Every running request that has its prompt computed writes one token a step; what is left of the step's tokens goes to
 prompts, in chunks, those first whose answers are due first. Words alone wait behind nobody's images: up to half of a
 step goes to prompts without images before any other; and where that half holds all of them, two of three steps are
-theirs alone, since a first word comes only at the end of its whole step. While such prompts come, steps that read images
-are short too: who comes next waits for the one under way, and who is read in it for its end. A request is admitted when
-a slot is free that holds its whole prompt and all it may write, so that none is ever pushed out. Prompts are computed up
-to the first image that is still encoded and lies in no prefix taken over (in a model that attends across: not before all
-are there).
+theirs alone, since a first word comes only at the end of its whole step. While such prompts come, steps that read
+images are short too: who comes next waits for the one under way, and who is read in it for its end. A request is
+admitted when a slot is free that holds its whole prompt and all it may write, so that none is ever pushed out.
+Prompts are computed up to the first image that is still encoded and lies in no prefix taken over (in a model that
+attends across: not before all are there).
 """
 
 from collections.abc import Iterator

@@ -38,6 +38,10 @@ class Classifier:
             image = interpolate(image, (side, side), mode="bilinear", antialias=True)
         return {"logits": self.network(image.contiguous(memory_format=torch.channels_last))}
 
+    def place(self, device: torch.device) -> None:
+        """Bring the network to a device."""
+        self.network.to(device)
+
 
 def build(spec: ModelSpec) -> Built:
     """Build the network the family's name ends in, with stored or random weights."""

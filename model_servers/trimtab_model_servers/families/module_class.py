@@ -91,6 +91,10 @@ class OutsideNetwork:
             )
         return dict(zip(self.outputs, listed, strict=True))
 
+    def place(self, device: torch.device) -> None:
+        """Bring the module to a device; what it makes itself it must make where its inputs are."""
+        self.module.to(device)
+
 
 def check_parameters(cls: Class, spec: ModelSpec) -> None:
     """Check a variant's parameters against what the class's constructor takes.

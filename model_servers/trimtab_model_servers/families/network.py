@@ -9,6 +9,8 @@ import torch
 from trimtab_model_servers.described import Fact
 from trimtab_pipelines.operating_point import OperatingPoint
 
+CPU = torch.device("cpu")
+
 
 class Network(Protocol):
     """A model that computes one batch."""
@@ -32,6 +34,15 @@ class Enrolling(Protocol):
 
     def facts(self) -> dict[str, Fact]:
         """What its metadata tell of them."""
+        ...
+
+
+@runtime_checkable
+class Placeable(Protocol):
+    """A network that computes wherever it is brought, on inputs that are there."""
+
+    def place(self, device: torch.device) -> None:
+        """Bring all that it holds to a device."""
         ...
 
 

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from trimtab_model_servers.described import Fact
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.network import Built
+from trimtab_model_servers.families.network import CPU, Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.fetched import FetchLimits
 from trimtab_model_servers.store import Seed, find_weights
 from trimtab_model_servers.tokens.preparation import Normalisation, prepared
+from trimtab_model_servers.tokens.quantised import quantised
 from trimtab_model_servers.tokens.roll import InForce, Roll
 from trimtab_model_servers.tokens.rules import RULES, Rule
 from trimtab_model_servers.tokens.schedule import in_each_layer
@@ -29,14 +30,12 @@ from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
 from trimtab_model_servers.tokens.ways import way, ways
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.tasks import MOST_BYTES, Task
+from trimtab_pipelines.tasks import MOST_BYTES, NO_TASK, TASK_INPUT, Task
 from trimtab_protocol.extensions import task_facts
 
 KNOBS = frozenset({"merging", "prompts", "precision"})
 TAKES_TASKS = True
-PRECISIONS = ("FP32", "BF16")
-NO_LABEL = -1
-"""The label of a row whose task there is none of; its certainty is 0."""
+PRECISIONS = ("FP32", "BF16", "INT8")
 
 
 class TransformerParameters(Parameters):
@@ -61,6 +60,8 @@ class Prepared:
     """Whose heads and prompts it runs with."""
     halved: bool
     """Whether products are computed in BF16; the weights stay as they are, so that no second copy is needed."""
+    rounded: bool
+    """Whether linear layers compute in INT8, by a copy of their weights that has a quarter of the size."""
     temperatures: Mapping[str, float] = field(default_factory=dict)
     """By task: that logits are divided by before they are a certainty; 1 for the others."""
 
@@ -75,22 +76,26 @@ class ServedTransformer:
     points: Mapping[str, Prepared]
     roll: Roll
     in_force: InForce
+    twin: VisionTransformer | None = None
+    """The same in INT8, where a point asks for it."""
+    device: torch.device = CPU
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
         """Classify a batch, each row under its own task."""
         images, ready, now = inputs["image"], self.points[point.name], self.in_force
-        asked = inputs.get("task")
-        tasks = torch.zeros(len(images), dtype=torch.int64) if asked is None else asked.view(-1)
+        asked = inputs.get(TASK_INPUT)
+        tasks = torch.zeros(len(images), dtype=torch.int64, device=images.device) if asked is None else asked.view(-1)
         places, known = now.places_of(tasks)
         bank = now.banks[ready.way]
         course = Course(ready.merged, ready.rule, self.proportional, bank.prompts(places), accumulate=ready.accumulate)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=ready.halved):
-            features = self.transformer(prepared(images, self.normalisation), course)
+            transformer = self.twin if ready.rounded and self.twin is not None else self.transformer
+            features = transformer(prepared(images, self.normalisation), course)
         logits = bank.logits(features.to(bank.weight.dtype), places)
         temperatures = now.by_place(ready.temperatures, 1.0).to(logits.device)
         certainty, label = (logits / temperatures[places, None]).softmax(dim=1).max(dim=1)
         return {
-            "label": label.where(known, NO_LABEL),
+            "label": label.where(known, NO_TASK),
             "certainty": certainty.where(known, 0.0),
             "logits": logits,
         }
@@ -98,7 +103,15 @@ class ServedTransformer:
     def reread(self) -> None:
         """Put in force what the folder of tasks holds now; a batch under way ends as it began."""
         if self.roll.changed():
-            self.in_force = self.roll.taken()
+            self.in_force = self.roll.taken().on(self.device)
+
+    def place(self, device: torch.device) -> None:
+        """Bring the transformer and the tasks in force to a device; those that come later follow."""
+        if self.twin is not None and device != CPU:
+            raise ModelError("precision INT8 is computed on cores alone; take such operating points out, or the GPU")
+        self.device = device
+        self.transformer.to(device)
+        self.in_force = self.in_force.on(device)
 
     def facts(self) -> dict[str, Fact]:
         """Its tasks by number, and why files of tasks are left out."""
@@ -116,6 +129,10 @@ def build(spec: ModelSpec) -> Built:
         else load(weights, settings.heads, settings.normalisation)
     )
     _require_images(spec, stored)
+    if spec.tasks and all(given.name != TASK_INPUT for given in spec.inputs):
+        raise ModelError(
+            f"the variant has task {spec.tasks[0].name!r}, but its stage no input {TASK_INPUT!r} to ask for it by"
+        )
     points = {point.name: _prepared(point, stored) for point in spec.operating_points}
     roll = Roll(
         stored,
@@ -127,6 +144,8 @@ def build(spec: ModelSpec) -> Built:
     served = ServedTransformer(
         stored.transformer, stored.normalisation, settings.proportional_attention, points, roll, roll.taken()
     )
+    if any(ready.rounded for ready in points.values()):
+        served.twin = quantised(stored.transformer)
     return Built(served, "random" if random else "stored")
 
 
@@ -168,7 +187,8 @@ def _prepared(point: OperatingPoint, stored: Stored) -> Prepared:
     if point.precision is not None and point.precision not in PRECISIONS:
         raise ModelError(f"{where}: this family computes with {' or '.join(PRECISIONS)}, not {point.precision}")
     cooled = stored.temperatures.get(way(point), {})
-    return Prepared(merged, RULES[rule], accumulate, known[0], point.precision == "BF16", cooled)
+    halved, rounded = (point.precision == precision for precision in ("BF16", "INT8"))
+    return Prepared(merged, RULES[rule], accumulate, known[0], halved, rounded, cooled)
 
 
 def _require_images(spec: ModelSpec, stored: Stored) -> None:

@@ -5,7 +5,7 @@ told, whatever it holds; nothing else changes by it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -47,6 +47,11 @@ class InForce:
         places = self.places[tasks.where(known, 0)]
         known &= places != NONE
         return places.where(known, 0), known
+
+    def on(self, device: torch.device) -> "InForce":
+        """The same tasks, with their heads on a device."""
+        banks = {way: bank.on(device) for way, bank in self.banks.items()}
+        return replace(self, places=self.places.to(device), banks=banks)
 
     def by_place(self, of_task: Mapping[str, float], otherwise: float) -> Tensor:
         """A number for each place in the banks, by the names of the tasks there: [tasks]."""

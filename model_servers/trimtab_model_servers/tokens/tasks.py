@@ -1,6 +1,7 @@
 """What differs between tasks: heads, and learned prompts. Gathered row by row, so that one batch mixes tasks."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,12 @@ class Bank:
         self.bias = torch.stack([_filled(head.bias, most, -torch.inf) for head in heads])
         given = [head.prompts for head in heads if head.prompts is not None]
         self._prompts = torch.stack(given) if given else None
+
+    def on(self, device: torch.device) -> "Bank":
+        """The same heads on a device."""
+        moved = copy(self)
+        moved.__dict__.update({name: held.to(device) for name, held in vars(self).items() if isinstance(held, Tensor)})
+        return moved
 
     def prompts(self, tasks: Tensor) -> Tensor | None:
         """The prompts of each row's task: tasks int64 [B] to [B, layers, P, d]; None without prompts."""

@@ -13,7 +13,9 @@ from trimtab_pipelines.codes import Code
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.tensors import RequestInput
 from trimtab_protocol import InferRequest, PendingRequest
+from trimtab_protocol.extensions import TASK
 from trimtab_protocol.tensors import Array, Described
+from trimtab_router.naming import missing, task_inputs
 from trimtab_router.refusal import Refusal, invalid
 from trimtab_router.wish import NO_WISH, Wish, wish_of
 
@@ -64,8 +66,8 @@ def check(
     for declared in spec.inputs:
         if declared.name in given:
             _check_tensor(declared, given[declared.name])
-        elif not declared.optional:
-            raise invalid(f"input {declared.name!r} is missing; {pipeline} needs it")
+        elif not declared.optional and not (TASK in request.parameters and declared.name in task_inputs(spec)):
+            raise missing(pipeline, declared.name)
     _check_rows(pipeline, spec, inputs)
     return _wanted(pipeline, spec, request), wish_of(request.parameters)
 

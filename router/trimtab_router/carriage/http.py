@@ -12,6 +12,7 @@ import numpy as np
 
 from trimtab_pipelines.routing import Endpoint
 from trimtab_pipelines.stages import OF_CHAT, PULLED, Stage
+from trimtab_pipelines.tasks import TASK_INPUT
 from trimtab_protocol import InferResponse, Parameters, Tensor
 from trimtab_protocol.chat.inner import KEEP, OPTIONS, hurried_options, kept_as, one_address, texts
 from trimtab_protocol.errors import ProtocolError
@@ -23,6 +24,7 @@ from trimtab_router.ahead import numbered
 from trimtab_router.carriage.replicas import BatchRequest, Replica
 from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
 from trimtab_router.carriage.shares import Shares
+from trimtab_router.naming import number_at, takes_names
 from trimtab_router.refusal import failure
 from trimtab_router.stage.endings import Abandoned, Answered, Broken, Cut, Ending, Lost, NotReady
 from trimtab_router.stage.ports import Wrote
@@ -61,6 +63,7 @@ class HttpCarrier:
         self._stage = stage
         self._datatypes = {**datatypes, OF_CHAT: "INT64"} if stage.encodes else datatypes
         self._pulls = stage.writes and any(read.name == PULLED for read in stage.inputs)
+        self._tasked = takes_names(stage)
         self._left_out = {variant.name: stage.leaves_out(variant.name) for variant in stage.variants}
         self._hang_seconds = hang_seconds
         self._max_answer_bytes = max_answer_bytes
@@ -91,7 +94,9 @@ class HttpCarrier:
                 _start(self.replicas.pop(name).retire(), self._retiring)
         for name, endpoint in wanted.items():
             if name not in self.replicas:
-                self.replicas[name] = Replica(endpoint, on_change, tls=self._tls, writes=self._pulls)
+                self.replicas[name] = Replica(
+                    endpoint, on_change, tls=self._tls, writes=self._pulls, tasked=self._tasked
+                )
         return [replica.slot for replica in self.replicas.values()]
 
     def carry(self, parcel: Parcel, ended: Callable[[Parcel, Ending], None]) -> None:
@@ -289,9 +294,9 @@ class HttpCarrier:
     def _request(self, parcel: Parcel) -> BatchRequest:
         batch, point, left_out = parcel.batch, parcel.point, self._left_out[parcel.variant]
         predicted_seconds = point.seconds(parcel.rows)
-        array = partial(_hurried, parcel.departed_at) if self._stage.writes else Slice.array
+        rows_of = partial(_hurried, parcel.departed_at) if self._stage.writes else partial(_numbered, parcel)
         inputs = [
-            [Tensor(name, self._datatypes[name], array(piece, name)) for piece in batch]
+            [Tensor(name, self._datatypes[name], rows_of(piece, name)) for piece in batch]
             for name in batch[0].work.inputs
             if name != left_out and (point.reads is None or name in point.reads)
         ]
@@ -320,6 +325,14 @@ def _hurried(departed_at: float, piece: Slice, name: str) -> Array:
     """These rows of an input; options of chats say how soon their answers are due to begin."""
     rows, left_seconds = piece.array(name), piece.work.deadline - departed_at
     return texts([hurried_options(bytes(row), left_seconds) for row in rows]) if name == OPTIONS else rows
+
+
+def _numbered(parcel: Parcel, piece: Slice, name: str) -> Array:
+    """These rows of an input; who named a task says that task's number at the replica that the batch goes to."""
+    rows = piece.array(name)
+    if name != TASK_INPUT or not piece.work.task:
+        return rows
+    return np.full_like(rows, number_at(piece.work.task, parcel.slot.tasks.get(parcel.variant, ())))
 
 
 def _still_waits_seconds(parcel: Parcel) -> float:

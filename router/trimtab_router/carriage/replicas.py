@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import inf
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -22,7 +23,7 @@ from trimtab_pipelines.routing import Endpoint
 from trimtab_protocol import Buffer, InferResponse, Parameters, ProtocolError, Tensor, rest
 from trimtab_protocol.chat.inner import READS_AHEAD, LastPiece, Piece
 from trimtab_protocol.chat.references import Made, Shared, read_made
-from trimtab_protocol.extensions import OPERATING_POINT
+from trimtab_protocol.extensions import OPERATING_POINT, tasks_of
 from trimtab_protocol.http import (
     ConnectionBroken,
     ConnectionPool,
@@ -74,10 +75,17 @@ class Replica:
         on_change: called whenever its readiness changed.
         tls: what connections to it are secured with.
         writes: whether it may write answers, and so is asked whether it begins before all images are there.
+        tasked: whether requests may name tasks of its models, and so it is asked which number each has.
     """
 
     def __init__(
-        self, endpoint: Endpoint, on_change: Callable[[], None], *, tls: Tls = lambda: None, writes: bool = False
+        self,
+        endpoint: Endpoint,
+        on_change: Callable[[], None],
+        *,
+        tls: Tls = lambda: None,
+        writes: bool = False,
+        tasked: bool = False,
     ) -> None:
         self.endpoint = endpoint
         self.refused = ""
@@ -85,6 +93,9 @@ class Replica:
         self.slot = Slot(endpoint.name)
         """What its stage's desk sees of it."""
         self._writes = writes
+        self._tasked = tasked and not endpoint.model_names
+        self._questions = count(1)
+        self._answered: dict[str, int] = {}
         self._held = 0
         self._answered_at = -inf
         self._on_change = on_change
@@ -216,12 +227,27 @@ class Replica:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 connection = await self._connections.take()
-                reply = await self._get(connection, self._path(variant, "").rstrip("/"))
+                found = await self._facts(connection, variant)
         except (ConnectionBroken, TimeoutError):
             return {}
         self._connections.give_back(connection)
-        found = _told(reply).get("parameters") if reply.status == 200 else None
-        return found if isinstance(found, dict) else {}
+        return found or {}
+
+    async def _facts(self, connection: HttpConnection, variant: str) -> dict[str, Any] | None:
+        """The same over a connection, None where it tells nothing; its tasks are noted.
+
+        Of two answers that come at once, that to the later question counts: the other may be older.
+        """
+        question = next(self._questions)
+        reply = await self._get(connection, self._path(variant, "").rstrip("/"))
+        if reply.status != 200:
+            return None
+        found = _told(reply).get("parameters")
+        facts = found if isinstance(found, dict) else {}
+        if self._tasked and question > self._answered.get(variant, 0):
+            self._answered[variant] = question
+            self.slot.tasks[variant] = tuple(tasks_of(facts))
+        return facts
 
     def _most_answer_bytes(self, batch: BatchRequest) -> int:
         """As many as the tensors have; a server not of ours may write them as JSON."""
@@ -306,6 +332,8 @@ class Replica:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 probe = await self._probe_connection()
                 answers = {variant: await self._ask(probe, variant) for variant in self.endpoint.variants}
+                for variant in [each for each, ready in answers.items() if ready] if self._tasked else ():
+                    await self._facts(probe, variant)
                 new = [variant for variant, ready in answers.items() if ready and variant not in self._ready]
                 for variant in new if self._writes else ():
                     self.slot.reads_ahead -= {variant}
@@ -341,8 +369,7 @@ class Replica:
 
     async def _reads_ahead(self, connection: HttpConnection, variant: str) -> bool:
         """Whether a model says that it begins on a prompt before all of its images are there."""
-        facts = _told(await self._get(connection, self._path(variant, "").rstrip("/"))).get("parameters")
-        return isinstance(facts, dict) and facts.get(READS_AHEAD) is True
+        return (await self._facts(connection, variant) or {}).get(READS_AHEAD) is True
 
     async def _offers_binary(self, connection: HttpConnection) -> bool:
         """Whether a server not of ours says that it reads binary tensors; one that says nothing gets JSON."""

@@ -29,6 +29,7 @@ from trimtab_pipelines.tasks import (
     number_and_name,
 )
 from trimtab_protocol.extensions import tasks_of, tasks_refused_of
+from trimtab_router.naming import NO_INPUT, task_source
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
@@ -153,9 +154,12 @@ class TaskBook:
 
     def _checked(self, stage: str, variant: str, name: str, content: bytes) -> TaskCard:
         try:
-            points = {one.name for one in self._router.pipeline.spec.stage(stage).variant(variant).points}
+            owner = self._router.pipeline.spec.stage(stage)
+            points = {one.name for one in owner.variant(variant).points}
         except KeyError as error:
             raise TaskRefused(404, str(error.args[0])) from error
+        if task_source(owner) is None:
+            raise TaskRefused(400, f"task {name!r}: {NO_INPUT.format(stage=stage)}")
         try:
             _NAME.validate_python(name)
             card = card_of(content)

@@ -74,6 +74,10 @@ class Outlook:
         self._dismissed.add((variant, task))
         self._points = {}
 
+    def dismissed(self, task: str) -> bool:
+        """Whether a task was deleted that replicas may still tell of."""
+        return (self.variant, task) in self._dismissed
+
     def knows(self, task: str) -> bool:
         """Whether any variant has a task beside those of its weights."""
         declared = (own.name for variant in self.stage.variants for own in variant.present_tasks)

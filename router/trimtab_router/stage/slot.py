@@ -81,6 +81,7 @@ class Slot:
         point: the operating point of the batch it got last.
         places: where its stage writes answers piece by piece, how many rows it writes side by side; else 0.
         reads_ahead: the variants that begin on a prompt before all that it reads is there.
+        tasks: by variant, the tasks that it tells of, by number; absent where it told nothing yet.
         waiting: of what it has in its hands, what waits for the rest of what it reads: it takes no place from others.
     """
 
@@ -97,6 +98,7 @@ class Slot:
     point: str = ""
     places: int = 0
     reads_ahead: frozenset[str] = NOTHING
+    tasks: dict[str, Sequence[str]] = field(default_factory=dict)
     waiting: set[Parcel] = field(default_factory=set)
 
     @property

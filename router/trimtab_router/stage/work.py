@@ -170,6 +170,7 @@ class Work:
         "signature",
         "special",
         "stage",
+        "task",
         "wish",
     )
 
@@ -193,6 +194,8 @@ class Work:
         self.ends_by = deadline if ends_by is None else ends_by
         self.enqueued_at = now
         self.wish = wish
+        self.task = ""
+        """The task of its model that its request named, whose number each replica tells; empty where it named none."""
         self.accuracy_floor = accuracy_floor
         self.special = looked_at_again or (wish is not NO_WISH and not wish.plain)
         """Whether it matters to a queue which point serves it, or whether it is the one to be dropped."""

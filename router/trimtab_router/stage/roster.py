@@ -1,0 +1,21 @@
+"""The tasks of what a stage runs, as its replicas tell them. Pure."""
+
+from collections.abc import Sequence
+
+from trimtab_router.naming import Roster
+from trimtab_router.stage.outlook import Outlook
+from trimtab_router.stage.slot import Slot
+
+
+def roster_of(outlook: Outlook, slots: Sequence[Slot], task: str) -> Roster:
+    """What the ready replicas of a stage tell of a task, or who told last where none is ready.
+
+    Nobody has a task that was deleted, whatever a replica that notices late tells; containers of the user's are not
+    asked.
+    """
+    stage, variant = outlook.stage, outlook.variant
+    if outlook.dismissed(task) or stage.variant(variant).container is not None:
+        return Roster(stage, task in outlook.tasks(), ())
+    told = [slot for slot in slots if variant in slot.tasks]
+    ready = [slot for slot in told if variant in slot.ready_variants]
+    return Roster(stage, task in outlook.tasks(), [slot.tasks[variant] for slot in ready or told] or None)

@@ -1,0 +1,153 @@
+"""A vision transformer behind a detector, both served: its point is chosen for the objects that the frames hold."""
+
+import httpx
+import numpy as np
+import torch
+
+from tests.model_servers.test_families import a_spec
+from trimtab.local.supervisor import Setup, Supervisor
+from trimtab_model_servers.model import load_model
+from trimtab_model_servers.tokens.shape import Shape
+from trimtab_model_servers.tokens.stored import Stored, save
+from trimtab_model_servers.tokens.tasks import Head
+from trimtab_model_servers.tokens.transformer import VisionTransformer
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.plan import PipelinePlan, first_plan
+from trimtab_protocol import InferRequest, Tensor, rest
+
+SHAPE = Shape(side=224, patch=32, channels=3, width=16, depth=3, heads=2, inner=32)
+CLASSES = 7
+PIXELS = 64
+POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "fast", "accuracy": 0.8, "merging": {"schedule": [12]}}]
+PIPELINE = f"""
+apiVersion: trimtab.dev/v1alpha1
+kind: InferencePipeline
+metadata: {{name: frames}}
+spec:
+  inputs:
+  - {{name: image, datatype: UINT8, shape: [3, {PIXELS}, {PIXELS}]}}
+  outputs:
+  - {{name: count, from: detect.outputs.count}}
+  - {{name: crops, from: detect.outputs.crops}}
+  - {{name: logits, from: classify.outputs.logits}}
+  slo: {{latency: 60s}}
+  budget: {{cores: "2"}}
+  dropPolicy: Predicted
+  departurePolicy: TokenAdaptive
+  stages:
+  - name: detect
+    inputs:
+    - {{name: image, from: request.inputs.image}}
+    outputs:
+    - {{name: count, datatype: INT64}}
+    - {{name: crops, datatype: FP32, shape: [3, 224, 224], countedBy: count, expectedRows: 2}}
+    variants:
+    - name: n
+      family: detector/n
+      parameters: {{max_detections: 2}}
+      storageUri: random://?seed=1
+      accuracy: 0.5
+      resources: {{cpu: 500m, memory: 512Mi}}
+  - name: classify
+    inputs:
+    - {{name: image, from: detect.outputs.crops}}
+    outputs:
+    - {{name: logits, datatype: FP32, shape: [{CLASSES}]}}
+    variants:
+    - name: vit
+      family: vision-transformer
+      storageUri: vit.safetensors
+      accuracy: 0.9
+      maxBatchSize: 4096
+      resources: {{cpu: 500m, memory: 256Mi}}
+      operatingPoints:
+      - {{name: full, accuracy: 0.9}}
+      - {{name: fast, accuracy: 0.8, merging: {{schedule: [12]}}}}
+"""
+FAST_SECONDS, FULL_SECONDS = 1.0, 40.0
+"""As the plan has them: of two deadlines one leaves time for the better point, and one does not."""
+MOST_ROWS = 4096
+"""So many share what a batch takes, that no objects yet to come make the better point too dear."""
+
+
+def write_classifier(path):
+    torch.manual_seed(3)
+    transformer = VisionTransformer(SHAPE).eval().requires_grad_(requires_grad=False)
+    head = Head(torch.randn(CLASSES, SHAPE.width), torch.randn(CLASSES))
+    save(Stored(transformer, {"plain": {"kinds": head}}, {"kinds": tuple("abcdefg")}, "None"), path, {"seed": "3"})
+
+
+def planned(pipeline):
+    detect, classify = (first_plan(stage).model_copy(update={"cores": 0.5}) for stage in pipeline.spec.stages)
+    points = {
+        "batchSize": MOST_ROWS,
+        "serviceSeconds": dict.fromkeys((1, MOST_ROWS), FULL_SECONDS),
+        "fallbacks": [{"name": "fast", "accuracy": 0.8, "serviceSeconds": dict.fromkeys((1, MOST_ROWS), FAST_SECONDS)}],
+    }
+    stages = [detect.model_dump(by_alias=True), classify.model_dump(by_alias=True) | points]
+    spec = {"pipeline": "frames", "generation": 1, "createdAt": 0, "stages": stages}
+    return PipelinePlan.model_validate({"metadata": {"name": "frames"}, "spec": spec})
+
+
+async def asked(client, url, frames, timeout_seconds):
+    image = np.random.default_rng(7).integers(0, 256, (frames, 3, PIXELS, PIXELS), np.uint8)
+    request = InferRequest(
+        "frames",
+        (Tensor.of("image", image),),
+        parameters={"timeout": round(1e6 * timeout_seconds), "binary_data_output": True},
+    )
+    buffers, length = rest.encode_request(request)
+    content = b"".join(map(bytes, buffers))
+    answer = await client.post(url, content=content, headers={rest.HEADER_LENGTH: str(length)})
+    assert answer.status_code == 200, answer.text
+    return rest.decode_response(answer.content, answer.headers.get(rest.HEADER_LENGTH))
+
+
+def directly(weights, point, crops):
+    image = {"name": "image", "datatype": "FP32", "shape": [3, 224, 224]}
+    logits = {"name": "logits", "datatype": "FP32", "shape": [CLASSES]}
+    model = load_model(
+        a_spec(
+            family="vision-transformer",
+            storageUri=str(weights),
+            inputs=[image],
+            outputs=[logits],
+            operatingPoints=POINTS,
+        )
+    )
+    chosen = model.spec.point(point)
+    assert chosen is not None
+    with torch.inference_mode():
+        return model.network.infer({"image": torch.from_numpy(crops)}, chosen)["logits"].numpy()
+
+
+async def test_the_objects_of_frames_are_classified_at_the_point_that_their_deadline_leaves_time_for(tmp_path):
+    write_classifier(tmp_path / "vit.safetensors")
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    pipeline = load_pipeline(tmp_path / "pipeline.yaml")
+    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=planned(pipeline), door=False)
+    async with Supervisor(setup) as local, httpx.AsyncClient(timeout=120, trust_env=False) as client:
+        await local.ready()
+        classified = {"fast": 0, "full": 0}
+        for frames, seconds, point in [(1, FULL_SECONDS / 2, "fast"), (2, 6 * FULL_SECONDS, "full")]:
+            url = f"http://127.0.0.1:{local.rest_port}/v2/models/frames/infer"
+            told = await asked(client, url, frames, seconds)
+            outputs = {one.name: one.array for one in told.outputs}
+            objects = int(outputs["count"].sum())
+
+            assert len(outputs["count"]) == frames
+            assert objects > frames
+            assert outputs["logits"].shape == (objects, CLASSES)
+            assert told.parameters["trimtab.classify.operating_point"] == point
+            assert told.parameters["trimtab.classify.batch_size"] == objects
+            crops = outputs["crops"].copy()
+            alike = {one["name"]: directly(tmp_path / "vit.safetensors", one["name"], crops) for one in POINTS}
+            assert np.allclose(outputs["logits"], alike.pop(point), atol=1e-4)
+            assert not np.allclose(outputs["logits"], next(iter(alike.values())), atol=1e-4)
+            classified[point] += objects
+        metrics = (await client.get(f"http://127.0.0.1:{local.admin_port}/metrics")).text
+
+    for point, rows in classified.items():
+        lines = [line for line in metrics.splitlines() if line.startswith("trimtab_point_rows_total")]
+        mine = [line for line in lines if 'stage="classify"' in line and f'"{point}"' in line]
+        assert [float(line.split()[-1]) for line in mine] == [rows]

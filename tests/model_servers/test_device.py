@@ -1,0 +1,101 @@
+"""A variant that asks for a GPU computes there where torch sees one.
+
+No card is needed here: the meta device has no numbers, but refuses what lies elsewhere as a card does.
+"""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.model_servers.test_families import a_spec
+from tests.tokens.test_family import SHAPE, spec
+from tests.tokens.test_family import weights as weights  # noqa: PLC0414  (a fixture)
+from tests.tokens.test_roll import a_task
+from trimtab_model_servers import device as devices
+from trimtab_model_servers.device import placed
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.classification import Classifier
+from trimtab_model_servers.families.module_class import OutsideNetwork
+from trimtab_model_servers.families.network import CPU
+from trimtab_model_servers.families.registry import build
+from trimtab_model_servers.families.vision_transformer import ServedTransformer
+from trimtab_model_servers.model import load_model
+from trimtab_model_servers.tokens.preparation import prepared
+from trimtab_model_servers.tokens.rules import RULES
+from trimtab_model_servers.tokens.transformer import Course
+from trimtab_pipelines.operating_point import OperatingPoint
+
+META = torch.device("meta")
+POINT = OperatingPoint(accuracy=0.5)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A card that torch sees: what is brought there has shapes, and no numbers."""
+    monkeypatch.setattr(devices, "GPU", META)
+    return lambda: True
+
+
+def test_only_who_asks_for_a_card_gets_one_and_only_where_there_is_one(card):
+    for gpus, seen, where in [(1, True, META), (1, False, CPU), (0, True, CPU)]:
+        network = OutsideNetwork(nn.Linear(4, 2), ("y",))
+
+        assert placed(a_spec(gpus=gpus), network, lambda: seen) == where  # noqa: B023  (called at once)
+        assert network.module.weight.device == where
+
+
+def test_a_residual_network_computes_where_it_was_brought(card):
+    network = build(a_spec(family="torchvision/resnet18", storageUri="random://?seed=1")).network
+    assert isinstance(network, Classifier)
+    placed(a_spec(gpus=1), network, card)
+    found = network.infer({"image": torch.zeros(2, 3, 64, 64, device=META)}, POINT)
+
+    assert (found["logits"].device, found["logits"].shape) == (META, (2, 1000))
+    with pytest.raises(RuntimeError):
+        network.infer({"image": torch.zeros(2, 3, 64, 64)}, POINT)
+
+
+def test_a_transformer_merges_and_takes_prompts_where_it_was_brought(card, weights, tmp_path):
+    served = build(spec(weights, tasksFolder=str(tmp_path))).network
+    assert isinstance(served, ServedTransformer)
+    placed(a_spec(gpus=1), served, card)
+    a_task(tmp_path / "2-late.safetensors", weights)
+    served.reread()
+    images = torch.zeros(3, SHAPE.channels, SHAPE.side, SHAPE.side, dtype=torch.uint8, device=META)
+    rows = torch.zeros(3, dtype=torch.int64, device=META)
+    for ready in served.points.values():
+        bank = served.in_force.banks[ready.way]
+        for rule in RULES.values():
+            course = Course(ready.merged, rule, True, bank.prompts(rows), accumulate=ready.accumulate)
+            features = served.transformer(prepared(images, "ImageNet" if SHAPE.channels == 3 else "Image"), course)
+
+            assert (features.device, features.shape) == (META, (3, SHAPE.width))
+        assert (bank.weight.device, bank.bias.device) == (META, META)
+    assert served.in_force.places.device == META
+    assert "late" in served.in_force.names
+
+
+def test_a_family_that_would_leave_the_card_idle_refuses_it(card):
+    with pytest.raises(ModelError, match="family 'echo' computes on cores alone"):
+        load_model(a_spec(gpus=1))
+
+
+def test_the_metadata_of_who_asks_for_a_card_tell_where_it_computes(weights):
+    asked, other = load_model(spec(weights, gpus=1)), load_model(spec(weights))
+
+    assert asked.facts()["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert "device" not in other.facts()
+
+
+def test_inputs_are_brought_to_where_the_model_computes():
+    class Watched(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.device == META
+            return torch.zeros(len(x), 4)
+
+    from trimtab_model_servers.model import HostedModel  # noqa: PLC0415
+    from trimtab_protocol import Tensor as Wire  # noqa: PLC0415
+
+    model = HostedModel(a_spec(), OutsideNetwork(Watched(), ("y",)), "none", device=META)
+    (answer,), _ = model.compute([Wire.of("x", torch.ones(2, 4).numpy())], model.spec.operating_points[0], ["y"])
+    assert answer.array.shape == (2, 4)

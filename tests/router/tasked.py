@@ -1,0 +1,36 @@
+"""A pipeline whose stage is told the task of each row, and a replica that answers with what it is told."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.builders import a_stage, a_variant
+from tests.router.fakes import FakeReplica, a_pipeline
+from trimtab_pipelines.spec import InferencePipeline
+
+NOT_TOLD = -7.0
+
+
+def a_tasked_pipeline(*, optional: bool = True, **variant: Any) -> InferencePipeline:
+    """One that takes x FP32 [4] and task INT64 [] and gives y FP32 [4]."""
+    may: dict[str, Any] = {"optional": True} if optional else {}
+    told = {"name": "task", "from": "request.inputs.task", **may}
+    reads = [{"name": "x", "from": "request.inputs.x"}, told]
+    stage = a_stage("stage-0", inputs=reads, variants=[a_variant(**variant)])
+    given = [
+        {"name": "x", "datatype": "FP32", "shape": [4]},
+        {"name": "task", "datatype": "INT64", "shape": [], **may},
+    ]
+    return a_pipeline([stage], inputs=given)
+
+
+def number_told(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Answer each row with the number of its task."""
+    task = inputs.get("task", np.full(len(inputs["x"]), NOT_TOLD))
+    return {"y": np.repeat(task.astype(np.float32)[:, None], 4, axis=1)}
+
+
+def a_tasked_replica(tasks: Sequence[str], name: str = "replica-0", **changes: Any) -> FakeReplica:
+    """One that has these tasks, by number."""
+    return FakeReplica(model=number_told, name=name, facts=lambda: {"tasks": ",".join(tasks)}, **changes)

@@ -20,11 +20,12 @@ from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.fetched import FetchLimits
 from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.tokens.foreign import Told
 from trimtab_model_servers.tokens.preparation import Normalisation, prepared
 from trimtab_model_servers.tokens.roll import InForce, Roll
 from trimtab_model_servers.tokens.rules import RULES, Rule
 from trimtab_model_servers.tokens.schedule import in_each_layer
-from trimtab_model_servers.tokens.shape import SHAPES
+from trimtab_model_servers.tokens.shape import SHAPES, Activation
 from trimtab_model_servers.tokens.stored import Stored, load, randomly
 from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
 from trimtab_model_servers.tokens.ways import way, ways
@@ -42,12 +43,23 @@ NO_LABEL = -1
 class TransformerParameters(Parameters):
     """Settings of the family."""
 
-    heads: int | None = Field(default=None, ge=1, description="Heads of attention; else 64 numbers a head")
+    heads: int | None = Field(
+        default=None, ge=1, description="Heads of attention, where neither the weights nor a published size tell"
+    )
+    epsilon: float | None = Field(
+        default=None, gt=0, description="Added to variances; else 1e-5 with a normalisation before the layers, or 1e-6"
+    )
+    activation: Activation | None = Field(default=None, description="Of the perceptrons; else GELU")
     normalisation: Normalisation | None = Field(default=None, description="Of images, where the weights do not say")
     proportional_attention: bool = Field(
         default=True, description="Merged tokens count in attention as often as they stand for a patch"
     )
     size: Literal["tiny", "small", "base", "large"] = Field(default="base", description="Of random weights")
+
+    @property
+    def told(self) -> Told:
+        """What they say of weights that do not tell it themselves."""
+        return Told(self.heads, self.epsilon, self.activation, self.normalisation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +124,7 @@ def build(spec: ModelSpec) -> Built:
     weights = find_weights(spec.storage_uri, spec.digest)
     random = isinstance(weights, Seed)
     stored = (
-        randomly(SHAPES[settings.size], weights.value)
-        if isinstance(weights, Seed)
-        else load(weights, settings.heads, settings.normalisation)
+        randomly(SHAPES[settings.size], weights.value) if isinstance(weights, Seed) else load(weights, settings.told)
     )
     _require_images(spec, stored)
     points = {point.name: _prepared(point, stored) for point in spec.operating_points}

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.tokens.foreign import parted, shape_of, translated
+from trimtab_model_servers.tokens.foreign import UNTOLD, Told, parted, shape_of, translated
 from trimtab_model_servers.tokens.preparation import Normalisation
 from trimtab_model_servers.tokens.shape import Shape
 from trimtab_model_servers.tokens.tasks import Head
@@ -78,13 +78,12 @@ def store_temperatures(path: Path, temperatures: Temperatures) -> None:
     save(replace(load(path), temperatures=temperatures), path, metadata)
 
 
-def load(path: Path, heads: int | None = None, normalisation: Normalisation | None = None) -> Stored:
+def load(path: Path, told: Told = UNTOLD) -> Stored:
     """Read a transformer, whoever wrote it.
 
     Args:
         path: a safetensors file of ours, of torchvision or of timm.
-        heads: of attention, where it is not ours and not 64 numbers a head.
-        normalisation: where it is not ours; None is none.
+        told: what the file does not tell, where it is not ours; images are not normalised unless it says so.
 
     Raises:
         ModelError: naming the file and what is wrong with it.
@@ -94,9 +93,9 @@ def load(path: Path, heads: int | None = None, normalisation: Normalisation | No
         return _ours(path, metadata, tensors)
     named = translated(tensors)
     own, head = parted(named, str(path))
-    transformer = _filled(shape_of(named, str(path), heads), own, path)
+    transformer = _filled(shape_of(named, str(path), told), own, path)
     classes = tuple(str(label) for label in range(len(head.bias)))
-    return Stored(transformer, {PLAIN: {ONLY_TASK: head}}, {ONLY_TASK: classes}, normalisation or "None")
+    return Stored(transformer, {PLAIN: {ONLY_TASK: head}}, {ONLY_TASK: classes}, told.normalisation or "None")
 
 
 def randomly(shape: Shape, seed: int, classes: int = 1000) -> Stored:

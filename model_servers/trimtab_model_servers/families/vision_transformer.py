@@ -6,7 +6,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,15 +20,16 @@ from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.fetched import FetchLimits
 from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.tokens.enrolling import course_of, way_of
 from trimtab_model_servers.tokens.foreign import Told
 from trimtab_model_servers.tokens.preparation import Normalisation, prepared
 from trimtab_model_servers.tokens.roll import InForce, Roll
-from trimtab_model_servers.tokens.rules import RULES, Rule
-from trimtab_model_servers.tokens.schedule import in_each_layer
+from trimtab_model_servers.tokens.rules import RULES
 from trimtab_model_servers.tokens.shape import SHAPES, Activation
 from trimtab_model_servers.tokens.stored import Stored, load, randomly
+from trimtab_model_servers.tokens.task_files import fingerprint
 from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
-from trimtab_model_servers.tokens.ways import way, ways
+from trimtab_model_servers.tokens.ways import way
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tasks import MOST_BYTES, Task
@@ -66,9 +67,8 @@ class TransformerParameters(Parameters):
 class Prepared:
     """An operating point made ready: all that a batch needs to know of it."""
 
-    merged: tuple[int, ...]
-    rule: Rule
-    accumulate: bool
+    course: Course
+    """Without the prompts, which are those of a batch's tasks."""
     way: str
     """Whose heads and prompts it runs with."""
     halved: bool
@@ -83,7 +83,6 @@ class ServedTransformer:
 
     transformer: VisionTransformer
     normalisation: Normalisation
-    proportional: bool
     points: Mapping[str, Prepared]
     roll: Roll
     in_force: InForce
@@ -95,7 +94,7 @@ class ServedTransformer:
         tasks = torch.zeros(len(images), dtype=torch.int64) if asked is None else asked.view(-1)
         places, known = now.places_of(tasks)
         bank = now.banks[ready.way]
-        course = Course(ready.merged, ready.rule, self.proportional, bank.prompts(places), accumulate=ready.accumulate)
+        course = replace(ready.course, prompts=bank.prompts(places))
         with torch.autocast(images.device.type, torch.bfloat16, enabled=ready.halved):
             features = self.transformer(prepared(images, self.normalisation), course)
         logits = bank.logits(features.to(bank.weight.dtype), places)
@@ -127,18 +126,24 @@ def build(spec: ModelSpec) -> Built:
         randomly(SHAPES[settings.size], weights.value) if isinstance(weights, Seed) else load(weights, settings.told)
     )
     _require_images(spec, stored)
-    points = {point.name: _prepared(point, stored) for point in spec.operating_points}
+    proportional = settings.proportional_attention
+    points = {point.name: _prepared(point, stored, proportional=proportional) for point in spec.operating_points}
     roll = Roll(
         stored,
         dict.fromkeys(ready.way for ready in points.values()),
+        mark=_mark(stored, proportional=proportional) if spec.tasks or spec.tasks_folder else "",
         given=[(task.name, None if task.gone else _file(task)) for task in spec.tasks],
         folder=Path(spec.tasks_folder) if spec.tasks_folder else None,
         most_classes=_most_classes(spec),
     )
-    served = ServedTransformer(
-        stored.transformer, stored.normalisation, settings.proportional_attention, points, roll, roll.taken()
-    )
+    served = ServedTransformer(stored.transformer, stored.normalisation, points, roll, roll.taken())
     return Built(served, "random" if random else "stored")
+
+
+def _mark(stored: Stored, *, proportional: bool) -> str:
+    """What files of tasks are marked with: the transformer as it is run, not its tensors alone."""
+    unusual = {} if proportional else {"proportional_attention": False}
+    return fingerprint(stored.transformer, {**stored.settings, **unusual})
 
 
 def _file(task: Task) -> Path:
@@ -154,32 +159,24 @@ def _most_classes(spec: ModelSpec) -> int | None:
     return declared[-1] if declared and declared[-1] > 0 else None
 
 
-def _prepared(point: OperatingPoint, stored: Stored) -> Prepared:
+def _prepared(point: OperatingPoint, stored: Stored, *, proportional: bool) -> Prepared:
     where, shape = f"operating point {point.name!r}", stored.transformer.shape
-    merging = point.merging
-    rule = merging.rule if merging and merging.rule else next(iter(RULES))
-    if rule not in RULES:
-        raise ModelError(f"{where}: unknown merging.rule {rule!r}; there are: {', '.join(RULES)}")
+    if point.merging and point.merging.rule and point.merging.rule not in RULES:
+        raise ModelError(f"{where}: unknown merging.rule {point.merging.rule!r}; there are: {', '.join(RULES)}")
     try:
-        merged = in_each_layer(merging.schedule if merging else (), shape.depth)
+        course = course_of(point, shape.depth, proportional=proportional)
     except ValueError as error:
         raise ModelError(f"{where}: merging.schedule: {error}") from error
-    beyond = next((count for count in merged if count > shape.patches // 2), None)
+    beyond = next((count for count in course.merged if count > shape.patches // 2), None)
     if beyond is not None:
         raise ModelError(
             f"{where}: merging.schedule asks for {beyond} tokens in a layer; of {shape.patches} patches no layer "
             f"merges more than {shape.patches // 2}"
         )
-    known = [way for way in ways(point) if way in stored.heads]
-    if not known:
-        raise ModelError(
-            f"{where}: nobody trained {ways(point)[0]!r} for these tasks; the weights have: {', '.join(stored.heads)}"
-        )
-    accumulate = point.prompts is not None and point.prompts.mode == "Accumulate"
     if point.precision is not None and point.precision not in PRECISIONS:
         raise ModelError(f"{where}: this family computes with {' or '.join(PRECISIONS)}, not {point.precision}")
     cooled = stored.temperatures.get(way(point), {})
-    return Prepared(merged, RULES[rule], accumulate, known[0], point.precision == "BF16", cooled)
+    return Prepared(course, way_of(stored, point), point.precision == "BF16", cooled)
 
 
 def _require_images(spec: ModelSpec, stored: Stored) -> None:

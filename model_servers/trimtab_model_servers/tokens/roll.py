@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.tokens.stored import Stored
-from trimtab_model_servers.tokens.task_files import fingerprint, load_task
+from trimtab_model_servers.tokens.task_files import load_task
 from trimtab_model_servers.tokens.tasks import Bank, Head
 from trimtab_pipelines.tasks import MOST_NUMBER, MOST_TASKS, number_and_name
 
@@ -60,6 +60,7 @@ class Roll:
     Args:
         stored: the transformer with the tasks of its weights.
         ways: the ways its points run.
+        mark: the fingerprint that files of tasks must have.
         given: the pipeline's own tasks, names and files, None for one that is gone; one that does not fit is an error.
         folder: of those that come and go; None for none.
         most_classes: that an answer has room for; None for any number.
@@ -73,13 +74,13 @@ class Roll:
         stored: Stored,
         ways: Collection[str],
         *,
+        mark: str = "",
         given: Sequence[tuple[str, Path | None]] = (),
         folder: Path | None = None,
         most_classes: int | None = None,
     ) -> None:
         self._stored, self._ways, self._most_classes = stored, tuple(ways), most_classes
-        self._mark = fingerprint(stored.transformer) if given or folder else ""
-        self._folder = folder
+        self.mark, self._folder = mark, folder
         self._read: dict[_Version, Heads] = {}
         self._seen: list[_Version] = []
         self._settled: dict[int, tuple[str, Heads]] = {
@@ -147,7 +148,7 @@ class Roll:
     def _heads(self, path: Path, before: Mapping[_Version, Heads]) -> Heads:
         """A file's heads, read once as long as it stays the same."""
         version = _version(path)
-        found = before[version] if version in before else load_task(path, self._stored, self._mark, self._ways)
+        found = before[version] if version in before else load_task(path, self._stored, self.mark, self._ways)
         self._read[version] = found
         return found
 

@@ -1,8 +1,10 @@
 """A task as a file of its own: its head and prompts for every way the transformer runs, and its card."""
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors import safe_open
@@ -10,18 +12,29 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.tokens.stored import Stored
+from trimtab_model_servers.tokens.stored import Settings, Stored
 from trimtab_model_servers.tokens.tasks import Head
 from trimtab_model_servers.tokens.transformer import VisionTransformer
 from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskCard, UnusableTask, card_of
 
+USUAL: Settings = MappingProxyType({})
 
-def fingerprint(transformer: VisionTransformer) -> str:
-    """What tells a transformer from any other: the SHA-256 of its tensors in float16, in the order of their names."""
+
+def fingerprint(
+    transformer: VisionTransformer, settings: Mapping[str, int | float | str] = MappingProxyType({})
+) -> str:
+    """What tells a transformer from any other: a SHA-256.
+
+    Args:
+        transformer: its tensors count in float16, in the order of their names.
+        settings: unusual ones that change what it computes; without any the tensors alone count.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(transformer.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.half().contiguous().numpy().tobytes())
+    if settings:
+        digest.update(json.dumps(settings, sort_keys=True).encode())
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -55,7 +68,10 @@ def load_task(path: Path, stored: Stored, mark: str, ways: Collection[str]) -> d
     """
     card = _card(path)
     if card.transformer != mark:
-        raise ModelError(f"it was trained on another transformer ({card.transformer}); this one is {mark}")
+        raise ModelError(
+            f"it was trained on another transformer, or on this one with other parameters ({card.transformer}); "
+            f"this one is {mark}"
+        )
     shapes = {way: _shapes(way, stored, len(card.classes)) for way in ways}
     tensors = _tensors(path, [f"{way}.{part}" for way, parts in shapes.items() for part in parts])
     return {way: _head(way, tensors, parts) for way, parts in shapes.items()}

@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trimtab_model_servers.described import Fact
 from trimtab_model_servers.errors import ModelError
@@ -28,6 +29,7 @@ from trimtab_model_servers.tokens.rules import RULES
 from trimtab_model_servers.tokens.shape import SHAPES, Activation
 from trimtab_model_servers.tokens.stored import Stored, load, randomly
 from trimtab_model_servers.tokens.task_files import fingerprint
+from trimtab_model_servers.tokens.tasks import Alike
 from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
 from trimtab_model_servers.tokens.ways import way
 from trimtab_pipelines.model_spec import ModelSpec
@@ -94,17 +96,27 @@ class ServedTransformer:
         tasks = torch.zeros(len(images), dtype=torch.int64) if asked is None else asked.view(-1)
         places, known = now.places_of(tasks)
         bank = now.banks[ready.way]
-        course = replace(ready.course, prompts=bank.prompts(places))
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=ready.halved):
-            features = self.transformer(prepared(images, self.normalisation), course)
-        logits = bank.logits(features.to(bank.weight.dtype), places)
+        logits = bank.logits(self._features(images, bank.alike(places), ready), places)
         temperatures = now.by_place(ready.temperatures, 1.0).to(logits.device)
         certainty, label = (logits / temperatures[places, None]).softmax(dim=1).max(dim=1)
         return {
             "label": label.where(known, NO_LABEL),
             "certainty": certainty.where(known, 0.0),
-            "logits": logits,
+            "logits": pad(logits, (0, bank.most_classes - logits.shape[1]), value=-torch.inf),
         }
+
+    def _features(self, images: Tensor, parts: Sequence[Alike], ready: Prepared) -> Tensor:
+        """What the heads read, [B, d]; rows that are not alike go through the transformer one part after the other."""
+        whole = len(parts) == 1
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=ready.halved):
+            found = [
+                self.transformer(
+                    prepared(images if whole else images[part.rows], self.normalisation),
+                    replace(ready.course, prompts=part.prompts),
+                )
+                for part in parts
+            ]
+        return found[0] if whole else torch.cat(found)[torch.argsort(torch.cat([part.rows for part in parts]))]
 
     def reread(self) -> None:
         """Put in force what the folder of tasks holds now; a batch under way ends as it began."""

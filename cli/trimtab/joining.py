@@ -10,7 +10,7 @@ import torch
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
-from trimtab_model_servers.tokens.enrolling import Taught, enrolled
+from trimtab_model_servers.tokens.enrolling import Taught, enrolled, fitting
 from trimtab_model_servers.tokens.prompting import CHUNK, Labelled, Lesson
 from trimtab_model_servers.tokens.task_files import save_task
 from trimtab_model_servers.tokens.tasks import Head
@@ -19,9 +19,24 @@ from trimtab_model_servers.tokens.ways import PLAIN, way
 from trimtab_pipelines.evidence import Accuracy, measured
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.tasks import TaskCard, TaskClass, file_name, number_and_name
+from trimtab_pipelines.tasks import MOST_BYTES, TaskCard, TaskClass, file_name, number_and_name
 
 HELD_OUT = 0.25
+HEADER_BYTES = 2**16
+"""Of a task's file, room for its card."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A task that joined.
+
+    Attributes:
+        accuracy_by_point: on the images held out, by what a replica answers.
+        left_out: ways that its file has no room for; where points run them, the task runs with the next best.
+    """
+
+    accuracy_by_point: Mapping[str, Accuracy]
+    left_out: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +53,7 @@ class Joining:
     lesson: Lesson
     advance: Callable[[float], None]
 
-    def joined(self, task: str, images: Labelled, granted: TaskClass, out: Path) -> Mapping[str, Accuracy]:
+    def joined(self, task: str, images: Labelled, granted: TaskClass, out: Path) -> Joined:
         """Train a task, join it, judge it on the images held out at every point, and write its file.
 
         Raises:
@@ -51,7 +66,9 @@ class Joining:
             try:
                 served = _served(self.spec, folder)
                 number = _number(served, task)
-                taught = _taught(served, self.spec.operating_points)
+                every = _taught(served, self.spec.operating_points)
+                classes = int(learned.labels.max()) + 1
+                taught = fitting(every, classes, served.transformer.shape, MOST_BYTES - HEADER_BYTES)
                 heads = enrolled(served.transformer, served.normalisation, learned, taught, self.lesson, self.advance)
             except ModelError as error:
                 raise ValueError(str(error)) from error
@@ -59,7 +76,7 @@ class Joining:
             _join(served, Path(folder) / file_name(number, task), card, heads)
             judged = {point.name: _judged(served, point, number, held_out) for point in self.spec.operating_points}
         save_task(out, card.model_copy(update={"accuracy_by_point": judged}), heads)
-        return judged
+        return Joined(judged, [each for each in every if each not in taught])
 
 
 def _served(spec: ModelSpec, folder: str) -> ServedTransformer:

@@ -10,6 +10,7 @@ from torchvision.models import VisionTransformer as Torchvision
 
 from trimtab.commands import run
 from trimtab.verbs.train_task import _images_alone, _read
+from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.model import load_model
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
@@ -115,6 +116,39 @@ def test_what_is_served_is_as_accurate_as_the_card_says(tmp_path, capsys, unusua
 
     assert judged == {point["name"]: accuracy(model, point["name"], pixels, labels) for point in points}
     assert 0.5 < judged["full"] < 1.0
+
+
+def test_prompts_and_merging_are_trained_for_and_served_at_each_point(tmp_path, capsys):
+    """The weights' own task has neither, and answers in the same batch as before."""
+    weights(tmp_path)
+    merging = {"schedule": [6]}
+    points = [
+        POINTS[0],
+        {"name": "fine", "accuracy": 0.5, "prompts": {"count": 2}},
+        {"name": "joined", "accuracy": 0.5, "prompts": {"count": 2, "mode": "Accumulate"}},
+        {"name": "merged", "accuracy": 0.5, "merging": merging},
+        {"name": "both", "accuracy": 0.5, "prompts": {"count": 2}, "merging": merging},
+    ]
+    card = train(tmp_path, points=points)
+    model = replica(tmp_path, points=points)
+    pixels, labels = held_out(tmp_path)
+    network = model.network
+    assert isinstance(network, ServedTransformer)
+    used = {point: network.in_force.banks[ready.way].heads for point, ready in network.points.items()}
+    both = torch.tensor([0, 1])
+
+    assert {point for point, heads in used.items() if heads[1].prompts is not None} == {"fine", "joined", "both"}
+    assert len({id(heads[1]) for heads in used.values()}) == len(points)
+    assert len({id(heads[0]) for heads in used.values()}) == 1
+    for point in points:
+        name, chosen = point["name"], model.spec.point(point["name"])
+        plain = model.spec.point("merged" if "merging" in point else "full")
+        with torch.inference_mode():
+            mixed = network.infer({"image": pixels[:2], "task": both}, chosen)
+            own = network.infer({"image": pixels[:1], "task": both[:1]}, plain)
+
+        assert card.accuracy_by_point[name].value == accuracy(model, name, pixels, labels)
+        assert torch.allclose(mixed["logits"][:1], own["logits"], atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.tokens.enrolling import Taught, enrolled, way_of
+from trimtab_model_servers.tokens.enrolling import Taught, enrolled, fitting, way_of
 from trimtab_model_servers.tokens.prompting import Labelled, Lesson, fit_prompts, scored
 from trimtab_model_servers.tokens.shape import Shape
 from trimtab_model_servers.tokens.stored import randomly
@@ -66,6 +66,15 @@ def test_every_way_gets_a_head_and_its_prompts_trained_with_what_goes_on_meanwhi
     assert not torch.equal(heads["merge-4"].weight, heads["plain"].weight)
     for way in ("merge-4", "replace-2+merge-4"):
         assert right(stored, merged, heads[way]) > 0.9
+
+
+def test_ways_for_which_a_file_has_no_room_are_left_out():
+    taught = {"plain": Taught(Course()), "replace-9": Taught(Course(), 9), "merge-4": Taught(Course((4, 4)))}
+    head_bytes, prompts_bytes = 2 * 5 * (SMALL.width + 1), 2 * 9 * SMALL.depth * SMALL.width
+
+    assert list(fitting(taught, 5, SMALL, 3 * head_bytes + prompts_bytes)) == ["plain", "replace-9", "merge-4"]
+    assert list(fitting(taught, 5, SMALL, 2 * head_bytes)) == ["plain", "merge-4"]
+    assert list(fitting(taught, 5, SMALL, 1)) == ["plain"]
 
 
 def test_a_way_that_nobody_trained_is_told_with_the_point_that_runs_it():

@@ -39,7 +39,7 @@ def command(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Of training, for each way the model runs")] = 300,
     seed: SeedOption = 0,
 ) -> int:
-    """Train a new task for a vision transformer: a head, and prompts where its other tasks have some.
+    """Train a new task for a vision transformer: a head, and prompts, for every way that its points run.
 
     The transformer and its other tasks stay as they are. A quarter of the images is held out; on these the task is
     judged at every operating point. The file is named among the variant's `tasks`, or registered at a router that runs.
@@ -58,8 +58,10 @@ def command(
         home = pipeline if pipeline.is_dir() else pipeline.parent
         served = model_spec(document, home, stage, chosen, chosen.resources.cpu)
         joining = Joining(served, Lesson(steps=steps, seed=seed), lambda share: shown.update(bar, completed=share))
-        judged = joining.joined(task, Labelled(*map(torch.from_numpy, found)), granted, out)
-    _tell(task, out, judged)
+        made = joining.joined(task, Labelled(*map(torch.from_numpy, found)), granted, out)
+    for way in made.left_out:
+        console.print(f"not trained: {way}; a task's file has no room for so many classes in every way", markup=False)
+    _tell(task, out, made.accuracy_by_point)
     return 0
 
 

@@ -5,6 +5,7 @@
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.fetched import FetchLimits
 from trimtab_model_servers.store import Seed, find_weights
-from trimtab_model_servers.tokens.enrolling import course_of, way_of
+from trimtab_model_servers.tokens.enrolling import course_of, require_trained
 from trimtab_model_servers.tokens.foreign import Told
 from trimtab_model_servers.tokens.preparation import Normalisation, prepared
 from trimtab_model_servers.tokens.roll import InForce, Roll
@@ -41,6 +42,7 @@ TAKES_TASKS = True
 PRECISIONS = ("FP32", "BF16")
 NO_LABEL = -1
 """The label of a row whose task there is none of; its certainty is 0."""
+log = logging.getLogger(__name__)
 
 
 class TransformerParameters(Parameters):
@@ -72,7 +74,7 @@ class Prepared:
     course: Course
     """Without the prompts, which are those of a batch's tasks."""
     way: str
-    """Whose heads and prompts it runs with."""
+    """What it does, which tells whose heads and prompts it runs with."""
     halved: bool
     """Whether products are computed in BF16; the weights stay as they are, so that no second copy is needed."""
     temperatures: Mapping[str, float] = field(default_factory=dict)
@@ -142,14 +144,26 @@ def build(spec: ModelSpec) -> Built:
     points = {point.name: _prepared(point, stored, proportional=proportional) for point in spec.operating_points}
     roll = Roll(
         stored,
-        dict.fromkeys(ready.way for ready in points.values()),
+        spec.operating_points,
         mark=_mark(stored, proportional=proportional) if spec.tasks or spec.tasks_folder else "",
         given=[(task.name, None if task.gone else _file(task)) for task in spec.tasks],
         folder=Path(spec.tasks_folder) if spec.tasks_folder else None,
         most_classes=_most_classes(spec),
     )
+    _require_trained(spec, roll)
     served = ServedTransformer(stored.transformer, stored.normalisation, points, roll, roll.taken())
     return Built(served, "random" if random else "stored")
+
+
+def _require_trained(spec: ModelSpec, roll: Roll) -> None:
+    """Refuse a point whose prompts no task has; where tasks come while it runs, say that none has them yet."""
+    for point in spec.operating_points:
+        try:
+            require_trained(point, roll.ways)
+        except ModelError as error:
+            if not spec.tasks_folder:
+                raise
+            log.warning("%s; until a task comes that has it, all run there with their plain heads", error)
 
 
 def _mark(stored: Stored, *, proportional: bool) -> str:
@@ -187,8 +201,8 @@ def _prepared(point: OperatingPoint, stored: Stored, *, proportional: bool) -> P
         )
     if point.precision is not None and point.precision not in PRECISIONS:
         raise ModelError(f"{where}: this family computes with {' or '.join(PRECISIONS)}, not {point.precision}")
-    cooled = stored.temperatures.get(way(point), {})
-    return Prepared(course, way_of(stored, point), point.precision == "BF16", cooled)
+    runs = way(point)
+    return Prepared(course, runs, point.precision == "BF16", stored.temperatures.get(runs, {}))
 
 
 def _require_images(spec: ModelSpec, stored: Stored) -> None:

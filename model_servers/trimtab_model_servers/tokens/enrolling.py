@@ -1,6 +1,6 @@
 """A task joins those of a transformer: a head, and prompts where a point has some, for every way it is to run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import count as count_from
 
@@ -47,13 +47,17 @@ def course_of(point: OperatingPoint, depth: int, *, proportional: bool = True) -
 
 def way_of(stored: Stored, point: OperatingPoint) -> str:
     """The way a point runs with what is stored; ModelError, which names the point, where nobody trained one for it."""
-    known = [way for way in ways(point) if way in stored.heads]
-    if not known:
+    require_trained(point, stored.heads)
+    return next(way for way in ways(point) if way in stored.heads)
+
+
+def require_trained(point: OperatingPoint, known: Collection[str]) -> None:
+    """Raise ModelError, which names the point, where none of the ways that will do for it is known."""
+    if not any(way in known for way in ways(point)):
         raise ModelError(
             f"operating point {point.name!r}: nobody trained {ways(point)[0]!r} for these tasks; the weights have: "
-            f"{', '.join(stored.heads)}"
+            f"{', '.join(known)}"
         )
-    return known[0]
 
 
 def answers_of(stored: Stored, point: OperatingPoint, task: str, images: Labelled) -> Tensor:
@@ -104,6 +108,17 @@ def enrolled(
         )
         for way, each in taught.items()
     }
+
+
+def fitting(taught: Mapping[str, Taught], classes: int, shape: Shape, most_bytes: int) -> dict[str, Taught]:
+    """Those whose heads of so many classes find room in a file in float16, in their order; the first always."""
+    kept: dict[str, Taught] = {}
+    total_bytes = 0
+    for way, each in taught.items():
+        head_bytes = 2 * (classes * (shape.width + 1) + each.prompts * shape.depth * shape.width)
+        if not kept or total_bytes + head_bytes <= most_bytes:
+            kept[way], total_bytes = each, total_bytes + head_bytes
+    return kept
 
 
 def _require(shape: Shape, pixels: Tensor, labels: Tensor) -> None:

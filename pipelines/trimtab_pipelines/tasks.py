@@ -1,8 +1,8 @@
 """Tasks that join those a vision transformer's weights hold: how they are named, and what their files tell. Pure.
 
-A task file is one safetensors file: `WAY.weight`, `WAY.bias` and, where others have prompts, `WAY.prompts` for each way
-the transformer runs; its metadata hold the card. Only the header is read here, so that nobody needs torch to know a
-task.
+A task file is one safetensors file: `WAY.weight`, `WAY.bias` and, where the way has prompts, `WAY.prompts` for each way
+that it was trained for, `plain` among them; its metadata hold the card. Only the header is read here, so that nobody
+needs torch to know a task.
 """
 
 import json

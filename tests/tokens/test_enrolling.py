@@ -6,17 +6,15 @@ import pytest
 import torch
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.tokens.enrolling import enrolled, right_of
-from trimtab_model_servers.tokens.prompting import Labelled, Lesson, fit_prompts
+from trimtab_model_servers.tokens.enrolling import Taught, enrolled, fitting, way_of
+from trimtab_model_servers.tokens.prompting import Labelled, Lesson, fit_prompts, scored
 from trimtab_model_servers.tokens.shape import Shape
-from trimtab_model_servers.tokens.stored import load, randomly, save
+from trimtab_model_servers.tokens.stored import randomly
 from trimtab_model_servers.tokens.tasks import Head
 from trimtab_model_servers.tokens.transformer import Course
-from trimtab_pipelines.operating_point import Merging, OperatingPoint, Prompts
+from trimtab_pipelines.operating_point import OperatingPoint, Prompts
 
 SMALL = Shape(side=16, patch=4, channels=1, width=32, depth=2, heads=2, inner=64)
-FULL = OperatingPoint(name="full", accuracy=0)
-MERGED = OperatingPoint(name="merge-4", merging=Merging(schedule=(4,)), accuracy=0)
 LESSON = Lesson(steps=40, batch=16, peak_rate=2e-2)
 
 
@@ -34,42 +32,55 @@ def a_transformer():
     return replace(randomly(SMALL, 3, classes=5), normalisation="Image")
 
 
-def right(stored, point, task, images):
-    return right_of(stored, point, task, images) / len(images.labels)
+def learned(taught, stored, images=None, advance=lambda _: None):
+    return enrolled(stored.transformer, stored.normalisation, images or stripes(), taught, LESSON, advance)
 
 
-def test_a_new_task_is_learned_and_the_others_stay_as_they_were(tmp_path):
-    before = a_transformer()
-    frozen = [parameter.clone() for parameter in before.transformer.parameters()]
-    made = enrolled(before, "stripes", stripes(), (FULL, MERGED), LESSON)
-    save(made, tmp_path / "weights.safetensors", {})
-    again = load(tmp_path / "weights.safetensors")
-
-    assert list(again.tasks) == ["default", "stripes"]
-    assert right(made, FULL, "stripes", stripes()) > 0.9
-    assert torch.equal(made.heads["plain"]["default"].weight, before.heads["plain"]["default"].weight)
-    assert all(torch.equal(a, b) for a, b in zip(frozen, before.transformer.parameters(), strict=True))
+def right(stored, course, head):
+    images = stripes()
+    found = scored(stored.transformer, images.pixels, stored.normalisation, course, head).argmax(dim=1)
+    return float((found == images.labels).float().mean())
 
 
-def test_where_others_have_prompts_the_new_one_gets_as_many_trained_with_what_goes_on_meanwhile():
-    plain = a_transformer()
-    known = plain.heads["plain"]["default"]
-    prompted = Head(known.weight, known.bias, torch.zeros(SMALL.depth, 2, SMALL.width))
-    both = replace(plain, heads={**plain.heads, "replace-2+merge-4": {"default": prompted}})
-    point = OperatingPoint(
-        name="p", merging=Merging(schedule=(4,)), prompts=Prompts(count=2, mode="Replace"), accuracy=0
-    )
+def test_a_new_task_is_learned_and_the_transformer_stays_as_it_was():
+    stored = a_transformer()
+    frozen = [parameter.clone() for parameter in stored.transformer.parameters()]
+    heads = learned({"plain": Taught(Course())}, stored)
+
+    assert right(stored, Course(), heads["plain"]) > 0.9
+    assert all(torch.equal(a, b) for a, b in zip(frozen, stored.transformer.parameters(), strict=True))
+
+
+def test_every_way_gets_a_head_and_its_prompts_trained_with_what_goes_on_meanwhile():
+    stored, merged = a_transformer(), Course((4, 4))
     told: list[float] = []
-    made = enrolled(both, "stripes", stripes(), (FULL, point), LESSON, told.append)
+    taught = {"plain": Taught(Course()), "merge-4": Taught(merged), "replace-2+merge-4": Taught(merged, 2)}
+    heads = learned(taught, stored, advance=told.append)
+    prompts = heads["replace-2+merge-4"].prompts
 
-    prompts = made.heads["replace-2+merge-4"]["stripes"].prompts
-
-    assert list(made.heads) == ["plain", "replace-2+merge-4"]
+    assert list(heads) == list(taught)
     assert told[-1] == 1.0
     assert told == sorted(told)
     assert prompts is not None
     assert prompts.shape == (SMALL.depth, 2, SMALL.width)
-    assert right(made, point, "stripes", stripes()) > 0.9
+    assert not torch.equal(heads["merge-4"].weight, heads["plain"].weight)
+    for way in ("merge-4", "replace-2+merge-4"):
+        assert right(stored, merged, heads[way]) > 0.9
+
+
+def test_ways_for_which_a_file_has_no_room_are_left_out():
+    taught = {"plain": Taught(Course()), "replace-9": Taught(Course(), 9), "merge-4": Taught(Course((4, 4)))}
+    head_bytes, prompts_bytes = 2 * 5 * (SMALL.width + 1), 2 * 9 * SMALL.depth * SMALL.width
+
+    assert list(fitting(taught, 5, SMALL, 3 * head_bytes + prompts_bytes)) == ["plain", "replace-9", "merge-4"]
+    assert list(fitting(taught, 5, SMALL, 2 * head_bytes)) == ["plain", "merge-4"]
+    assert list(fitting(taught, 5, SMALL, 1)) == ["plain"]
+
+
+def test_a_way_that_nobody_trained_is_told_with_the_point_that_runs_it():
+    point = OperatingPoint(name="fine", prompts=Prompts(count=2), accuracy=0)
+    with pytest.raises(ModelError, match=r"operating point 'fine': nobody trained 'replace-2' .*: plain"):
+        way_of(a_transformer(), point)
 
 
 def test_prompts_learn_on_a_course_that_merges():
@@ -93,17 +104,16 @@ def test_prompts_learn_on_a_course_that_merges():
 
 
 @pytest.mark.parametrize(
-    ("task", "images", "words"),
+    ("images", "words"),
     [
-        ("default", stripes(), "there is a task 'default' already"),
-        ("new", stripes(side=8), "this transformer takes"),
-        ("new", Labelled(stripes().pixels, stripes().labels[:5]), "labels; give one each"),
-        ("new", Labelled(stripes().pixels, stripes().labels * 2), "labels must be 0, 1, 2"),
-        ("new", Labelled(stripes().pixels, stripes().labels * 0), "labels must be 0, 1, 2"),
-        ("new", Labelled(stripes().pixels, stripes().labels - 1), "labels must be 0, 1, 2"),
+        (stripes(side=8), "this transformer takes"),
+        (Labelled(stripes().pixels, stripes().labels[:5]), "labels; give one each"),
+        (Labelled(stripes().pixels, stripes().labels * 2), "labels must be 0, 1, 2"),
+        (Labelled(stripes().pixels, stripes().labels * 0), "labels must be 0, 1, 2"),
+        (Labelled(stripes().pixels, stripes().labels - 1), "labels must be 0, 1, 2"),
     ],
-    ids=["twice", "another size", "too few labels", "a gap", "one label", "negative"],
+    ids=["another size", "too few labels", "a gap", "one label", "negative"],
 )
-def test_what_does_not_fit_is_refused_and_says_why(task, images, words):
+def test_what_does_not_fit_is_refused_and_says_why(images, words):
     with pytest.raises(ModelError, match=words):
-        enrolled(a_transformer(), task, images, (FULL,), LESSON)
+        learned({"plain": Taught(Course())}, a_transformer(), images)

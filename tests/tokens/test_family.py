@@ -85,23 +85,24 @@ def test_tasks_mixed_in_one_batch_answer_as_each_alone(weights, point):
 
 
 def test_a_point_uses_the_prompts_trained_for_just_what_it_does(weights):
-    stored, only = load(weights), torch.tensor([0])
+    stored = load(weights)
     network = served(weights)
-    prompts = {name: network.in_force.banks[ready.way].prompts(only) for name, ready in network.points.items()}
+    prompts = {name: network.in_force.banks[ready.way].heads[0].prompts for name, ready in network.points.items()}
     fine, both = prompts["fine"], prompts["both"]
 
     assert prompts["full"] is prompts["fast"] is None
     assert fine is not None
     assert both is not None
-    assert torch.equal(fine[0], prompts_of(stored, "replace-2"))
-    assert torch.equal(both[0], prompts_of(stored, "replace-2+merge-4"))
+    assert torch.equal(fine, prompts_of(stored, "replace-2"))
+    assert torch.equal(both, prompts_of(stored, "replace-2+merge-4"))
 
 
 def test_all_points_run_on_one_copy_of_the_weights(weights):
     network = served(weights)
+    full, fast = (network.in_force.banks[network.points[name].way].heads for name in ("full", "fast"))
 
     assert len({id(network.transformer)}) == 1
-    assert network.points["full"].way == network.points["fast"].way == "plain"
+    assert [id(head.weight) for head in full] == [id(head.weight) for head in fast]
 
 
 def test_a_row_of_no_task_is_told_so_and_its_neighbours_are_answered(weights):

@@ -117,6 +117,40 @@ def test_a_change_is_noticed_while_it_serves(weights, tmp_path):
     asyncio.run(until_listed())
 
 
+def test_a_task_without_a_way_runs_there_with_its_plain_head(weights, tmp_path):
+    a_task(tmp_path / file_name(2, "bare"), weights, ways={"plain": None}, likeliest=1)
+    a_task(tmp_path / file_name(3, "half"), weights, ways={"plain": None, "replace-2": 2})
+    model, pictures = load_model(spec(weights, tasksFolder=str(tmp_path))), images(4)
+    network = model.network
+    assert isinstance(network, ServedTransformer)
+    prompted = {
+        point: [head.prompts is not None for head in network.in_force.banks[ready.way].heads]
+        for point, ready in network.points.items()
+    }
+
+    assert prompted["fine"] == prompted["both"] == [True, True, False, True]
+    for point in ("full", "fast", "fine", "both"):
+        mixed = answers(model, point, pictures, [0, 2, 3, 1])
+        alone = [answers(model, point, pictures[row : row + 1], [task]) for row, task in enumerate([0, 2, 3, 1])]
+
+        assert mixed["label"].tolist() == [int(one["label"]) for one in alone]
+        assert torch.allclose(mixed["certainty"], torch.cat([one["certainty"] for one in alone]), atol=1e-5)
+
+
+def test_prompts_that_no_task_has_are_refused_unless_tasks_may_come_with_some(weights, tmp_path, caplog):
+    points = [*POINTS, {"name": "odd", "accuracy": 0.5, "prompts": {"count": 5}}]
+    listed = [{"name": "new", "storageUri": str(tmp_path / "new.safetensors")}]
+    a_task(tmp_path / "new.safetensors", weights, ways=WAYS | {"replace-5": 5}, likeliest=1)
+    with pytest.raises(ModelError, match="operating point 'odd': nobody trained 'replace-5'"):
+        load_model(spec(weights, operatingPoints=points))
+    model = load_model(spec(weights, operatingPoints=points, tasks=listed))
+    awaiting = load_model(spec(weights, operatingPoints=points, tasksFolder=str(tmp_path / "none")))
+
+    assert labels(model, [2, 0], "odd") == [1, labels(model, [0, 0])[1]]
+    assert labels(awaiting, [0, 1], "odd") == labels(awaiting, [0, 1], "full")
+    assert "'odd': nobody trained 'replace-5'" in caplog.text
+
+
 ODD = [
     ({"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}, b"\0"),
     ({"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]}, b""),
@@ -195,11 +229,12 @@ class _Failing:
         (2, "signs", {}, "there is a task 'signs' already"),
         (1, "late", {}, "number 1 is task 'signs''s already"),
         (2, "late", {"width": 8}, r".weight must have shape \[2, 16\], but is \[2, 8\]"),
-        (2, "late", {"ways": {"plain": None}}, "replace-2.* must have shape .*, but is none"),
+        (2, "late", {"ways": {"replace-2": 2}}, r"plain.weight must have shape \[2, 16\], but is none"),
+        (2, "late", {"ways": {"plain": None, "replace-2": None}}, "replace-2.prompts must have shape .*, but is none"),
         (2, "late", {"ways": WAYS | {"replace-2": 3}}, r"prompts must have shape \[3, 2, 16\], but is \[3, 3, 16\]"),
         (2, "late", {"likeliest": 0, "transformer": "sha256:" + 64 * "0"}, "trained on another transformer"),
     ],
-    ids=["name taken", "number taken", "width", "a way missing", "prompts", "another transformer"],
+    ids=["name taken", "number taken", "width", "no plain head", "no prompts", "prompts", "another transformer"],
 )
 def test_what_does_not_fit_is_left_out_and_told_and_nothing_else_changes(
     weights, tmp_path, number, name, changes, words

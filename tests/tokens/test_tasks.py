@@ -30,13 +30,50 @@ def test_each_row_is_judged_by_its_own_task_alone():
         assert torch.isneginf(logits[row, len(own) :]).all()
 
 
+def test_a_bank_takes_no_memory_beside_its_heads_however_many_classes_one_has():
+    given = heads(5, 2, 9000)
+    held = {one.data_ptr(): one.numel() for one in reached(Bank(given)) if one.dtype == torch.float32}
+
+    assert sum(held.values()) == (5 + 2 + 9000) * (8 + 1)
+
+
+def reached(holder):
+    """All tensors that something holds."""
+    if isinstance(holder, torch.Tensor):
+        return [holder]
+    if isinstance(holder, Head):
+        return reached((holder.weight, holder.bias, holder.prompts))
+    if isinstance(holder, tuple | list):
+        return [tensor for one in holder for tensor in reached(one)]
+    return reached(list(vars(holder).values())) if hasattr(holder, "__dict__") else []
+
+
+def test_logits_are_as_wide_as_the_tasks_of_the_batch_need():
+    bank, features = Bank(heads(5, 2, 9000)), torch.randn(3, 8)
+
+    assert bank.logits(features, torch.tensor([1, 0, 1])).shape == (3, 5)
+    assert bank.logits(features, torch.tensor([1, 1, 1])).shape == (3, 2)
+
+
 def test_each_row_is_given_the_prompts_of_its_task():
     given = heads(5, 2, prompts=2)
-    prompts = Bank(given).prompts(torch.tensor([1, 0, 1]))
+    (alike,) = Bank(given).alike(torch.tensor([1, 0, 1]))
+    (bare,) = Bank(heads(5)).alike(torch.tensor([0]))
 
-    assert prompts is not None
-    assert torch.equal(prompts, torch.stack([given[1].prompts, given[0].prompts, given[1].prompts]))
-    assert Bank(heads(5)).prompts(torch.tensor([0])) is None
+    assert alike.rows.tolist() == [0, 1, 2]
+    assert alike.prompts is not None
+    assert torch.equal(alike.prompts, torch.stack([given[1].prompts, given[0].prompts, given[1].prompts]))
+    assert bare.prompts is None
+
+
+def test_rows_with_prompts_and_rows_without_go_apart():
+    some, none = heads(5, 2, prompts=2), heads(3)
+    first, other = Bank([some[0], *none, some[1]]).alike(torch.tensor([1, 2, 0, 1]))
+
+    assert (first.rows.tolist(), other.rows.tolist()) == ([1, 2], [0, 3])
+    assert first.prompts is not None
+    assert torch.equal(first.prompts, torch.stack([some[1].prompts, some[0].prompts]))
+    assert other.prompts is None
 
 
 def test_prompts_of_one_way_must_be_alike_in_all_tasks():

@@ -1,15 +1,8 @@
-"""The transformer against those of torchvision and timm, and what merging and prompts do on their way through it."""
-
-from typing import Any
+"""What merging and prompts do on their way through the transformer."""
 
 import pytest
-import timm
 import torch
-from torch.nn.functional import linear
-from torchvision.models import VisionTransformer as Torchvision
 
-from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.tokens.foreign import parted, shape_of, translated
 from trimtab_model_servers.tokens.rules import RULES
 from trimtab_model_servers.tokens.schedule import layer_tokens
 from trimtab_model_servers.tokens.shape import Shape
@@ -28,65 +21,6 @@ def a_transformer(shape=SMALL, seed=0, dtype=torch.float32):
 
 def images(count=3, seed=1, dtype=torch.float32, side=32):
     return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def from_foreign(module, heads=None):
-    named = translated(module.state_dict())
-    own, head = parted(named, "it")
-    ours = VisionTransformer(shape_of(named, "it", heads)).eval()
-    ours.load_state_dict(own)
-    return ours, head
-
-
-def shaken(module):
-    torch.manual_seed(2)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    return module.eval()
-
-
-def differs(module, heads=None, side=32):
-    ours, head = from_foreign(module, heads)
-    with torch.inference_mode():
-        got = linear(ours(images(side=side)), head.weight, head.bias)
-        return float((got - module(images(side=side))).abs().max())
-
-
-def test_without_merging_it_is_torchvisions():
-    assert differs(shaken(Torchvision(32, 4, 4, 2, 32, 64, num_classes=10)), heads=2) <= 1e-5
-
-
-def test_without_merging_it_is_torchvisions_base_transformer():
-    torch.manual_seed(0)
-    stock = Torchvision(224, 16, 12, 12, 768, 3072)
-    torch.nn.init.normal_(stock.heads.head.weight, std=0.02)
-    assert differs(stock.eval(), side=224) <= 1e-5
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"reg_tokens": 4},
-        {"reg_tokens": 4, "no_embed_class": True},
-        {"init_values": 0.5, "qk_norm": True},
-        {"global_pool": "avg"},
-        {"qkv_bias": False, "pre_norm": True},
-    ],
-    ids=str,
-)
-def test_without_merging_it_is_timms(options):
-    shape = {"img_size": 32, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 2, "mlp_ratio": 2}
-    given: dict[str, Any] = shape | options
-    stock = timm.models.VisionTransformer(num_classes=10, **given)
-
-    assert differs(shaken(stock), heads=2) <= 1e-5
-
-
-def test_what_is_no_vision_transformer_is_refused_by_name():
-    with pytest.raises(ModelError, match="no vision transformer with a class token"):
-        shape_of({"conv1.weight": torch.zeros(1)}, "weights")
 
 
 def seen(transformer, course):

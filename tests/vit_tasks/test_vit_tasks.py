@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.tokens.transformer import VisionTransformer
+from trimtab_model_servers.tokens.prompting import features_of
+from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
 from trimtab_model_servers.vit_tasks import sources, train
-from trimtab_model_servers.vit_tasks.fit import Training, features_of, fit_head, fit_transformer, initialise
+from trimtab_model_servers.vit_tasks.fit import Training, fit_head, fit_transformer, initialise
 from trimtab_model_servers.vit_tasks.measure import at_points, hits_of, report
 from trimtab_model_servers.vit_tasks.points import COMPARED, FULL, POINTS
 from trimtab_model_servers.vit_tasks.samples import HeldOut
@@ -145,7 +146,7 @@ def test_training_learns_and_heads_learn_on_what_is_frozen():
     assert losses[-1] < losses[0] / 2
     assert all(torch.equal(a, b) for a, b in zip(before, transformer.parameters(), strict=True))
     for head in (own, again):
-        told = (features_of(transformer, images) @ head.weight.T + head.bias).argmax(dim=1)
+        told = (features_of(transformer, images.pixels, "Image", Course()) @ head.weight.T + head.bias).argmax(dim=1)
 
         assert (told == images.labels).float().mean() > 0.9
 

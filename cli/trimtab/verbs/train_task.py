@@ -1,9 +1,8 @@
 """`trimtab train-task`: a new task for a vision transformer that serves others, from a user's labelled images."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -14,20 +13,15 @@ from trimtab.decisions import terminal_table
 from trimtab.options import PipelineArgument, SeedOption, console
 from trimtab.preparation import prepare
 from trimtab_loadtester.labelled import LabelledPayloads
-from trimtab_pipelines.evidence import Accuracy, measured
-from trimtab_pipelines.model_spec import resolve_uri
-from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.quantity import parse_duration
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.tasks import TaskCard, TaskClass
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.tasks import TaskClass
 from trimtab_pipelines.variants import Variant
 from trimtab_pipelines.verdict import Outcome
 
-if TYPE_CHECKING:  # or the help would import torch
-    from trimtab_model_servers.tokens.prompting import Labelled
-    from trimtab_model_servers.tokens.stored import Stored
-
-HELD_OUT = 0.25
 COLUMNS = ("point", "accuracy", "95 % interval", "images")
 
 
@@ -45,85 +39,30 @@ def command(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Of training, for each way the model runs")] = 300,
     seed: SeedOption = 0,
 ) -> int:
-    """Train a new task for a vision transformer: a head, and prompts where its other tasks have some.
+    """Train a new task for a vision transformer: a head, and prompts, for every way that its points run.
 
     The transformer and its other tasks stay as they are. A quarter of the images is held out; on these the task is
     judged at every operating point. The file is named among the variant's `tasks`, or registered at a router that runs.
     """
+    import torch  # noqa: PLC0415  (slow to import)
+
+    from trimtab.joining import Joining  # noqa: PLC0415
+    from trimtab_model_servers.tokens.prompting import Labelled, Lesson  # noqa: PLC0415
+
     document = prepare(pipeline)
     granted = TaskClass(utility=utility, latency_seconds=parse_duration(latency) if latency else None)
-    chosen = _variant(document, variant)
+    stage, chosen = _variant(document, variant)
     found = _read(_images_alone(document), samples, seed, most)
     with Progress(TextColumn("{task.description}"), BarColumn(), console=console) as shown:
         bar = shown.add_task("training", total=1)
         home = pipeline if pipeline.is_dir() else pipeline.parent
-        uri = resolve_uri(chosen.storage_uri, home)
-        made = _trained(chosen, uri, task, found, (steps, seed), lambda share: shown.update(bar, completed=share))
-    judged = _written(made, task, chosen.points, granted, out)
-    _tell(task, out, judged)
+        served = model_spec(document, home, stage, chosen, chosen.resources.cpu)
+        joining = Joining(served, Lesson(steps=steps, seed=seed), lambda share: shown.update(bar, completed=share))
+        made = joining.joined(task, Labelled(*map(torch.from_numpy, found)), granted, out)
+    for way in made.left_out:
+        console.print(f"not trained: {way}; a task's file has no room for so many classes in every way", markup=False)
+    _tell(task, out, made.accuracy_by_point)
     return 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """What training gave, and the images held out of it."""
-
-    stored: "Stored"
-    held_out: "Labelled"
-
-
-def _trained(
-    variant: Variant,
-    uri: str,
-    task: str,
-    found: tuple[NDArray[Any], NDArray[np.int64]],
-    lesson: tuple[int, int],
-    advance: Callable[[float], None],
-) -> _Made:
-    """Train; `advance` is told which share is done."""
-    import torch  # noqa: PLC0415  (slow to import)
-
-    from trimtab_model_servers.errors import ModelError  # noqa: PLC0415
-    from trimtab_model_servers.store import find_weights  # noqa: PLC0415
-    from trimtab_model_servers.tokens.enrolling import enrolled  # noqa: PLC0415
-    from trimtab_model_servers.tokens.prompting import Labelled, Lesson  # noqa: PLC0415
-    from trimtab_model_servers.tokens.stored import load  # noqa: PLC0415
-
-    pixels, labels = map(torch.from_numpy, found)
-    border = max(int(len(labels) * (1.0 - HELD_OUT)), 1)
-    steps, seed = lesson
-    learned = Labelled(pixels[:border], labels[:border])
-    try:
-        stored = load(_file(find_weights(uri, variant.digest)))
-        made = enrolled(stored, task, learned, variant.points, Lesson(steps=steps, seed=seed), advance)
-    except ModelError as error:
-        raise ValueError(str(error)) from error
-    return _Made(made, Labelled(pixels[border:], labels[border:]))
-
-
-def _written(
-    made: _Made, task: str, points: Sequence[OperatingPoint], granted: TaskClass, out: Path
-) -> dict[str, Accuracy]:
-    """Judge the task on the images held out at every point, and write its file."""
-    from trimtab_model_servers.tokens.enrolling import right_of  # noqa: PLC0415
-    from trimtab_model_servers.tokens.task_files import fingerprint, save_task  # noqa: PLC0415
-
-    count = len(made.held_out.labels)
-    judged = {point.name: measured(right_of(made.stored, point, task, made.held_out), count) for point in points}
-    card = TaskCard(
-        **granted.model_dump(by_alias=False),
-        classes=made.stored.tasks[task],
-        transformer=fingerprint(made.stored.transformer),
-        accuracy_by_point=judged,
-    )
-    save_task(out, card, {way: by_task[task] for way, by_task in made.stored.heads.items()})
-    return judged
-
-
-def _file(weights: object) -> Path:
-    if not isinstance(weights, Path):
-        raise ValueError("random weights have learned nothing that a task could build on; give the variant weights")
-    return weights
 
 
 def _tell(task: str, out: Path, judged: Mapping[str, Accuracy]) -> None:
@@ -139,12 +78,13 @@ def _tell(task: str, out: Path, judged: Mapping[str, Accuracy]) -> None:
     Outcome(name="train-task", figures={"task": task, "held_out": held_out} | figures).print()
 
 
-def _variant(document: InferencePipeline, name: str | None) -> Variant:
-    """The variant of that name, or the only vision transformer there is."""
-    known = [v for stage in document.spec.stages for v in stage.variants if v.family == "vision-transformer"]
-    fitting = [one for one in known if name in {None, one.name}]
+def _variant(document: InferencePipeline, name: str | None) -> tuple[Stage, Variant]:
+    """The variant of that name, or the only vision transformer there is, and its stage."""
+    stages = document.spec.stages
+    known = [(stage, one) for stage in stages for one in stage.variants if one.family == "vision-transformer"]
+    fitting = [(stage, one) for stage, one in known if name in {None, one.name}]
     if len(fitting) != 1:
-        names = ", ".join(one.name for one in known) or "none"
+        names = ", ".join(one.name for _, one in known) or "none"
         raise ValueError(f"name one vision transformer with --variant; there are: {names}")
     return fitting[0]
 

@@ -4,14 +4,16 @@
 `label` INT64 [B], `certainty` FP32 [B] and `logits` FP32 [B, most classes]. Weights are ours, torchvision's or timm's.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trimtab_model_servers.described import Fact
 from trimtab_model_servers.errors import ModelError
@@ -19,15 +21,18 @@ from trimtab_model_servers.families.network import CPU, Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.fetched import FetchLimits
 from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.tokens.enrolling import course_of, require_trained
+from trimtab_model_servers.tokens.foreign import Told
 from trimtab_model_servers.tokens.preparation import Normalisation, prepared
 from trimtab_model_servers.tokens.quantised import quantised
 from trimtab_model_servers.tokens.roll import InForce, Roll
-from trimtab_model_servers.tokens.rules import RULES, Rule
-from trimtab_model_servers.tokens.schedule import in_each_layer
-from trimtab_model_servers.tokens.shape import SHAPES
+from trimtab_model_servers.tokens.rules import RULES
+from trimtab_model_servers.tokens.shape import SHAPES, Activation
 from trimtab_model_servers.tokens.stored import Stored, load, randomly
+from trimtab_model_servers.tokens.task_files import fingerprint
+from trimtab_model_servers.tokens.tasks import Alike
 from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
-from trimtab_model_servers.tokens.ways import way, ways
+from trimtab_model_servers.tokens.ways import way
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tasks import MOST_BYTES, NO_TASK, TASK_INPUT, Task
@@ -36,28 +41,39 @@ from trimtab_protocol.extensions import task_facts
 KNOBS = frozenset({"merging", "prompts", "precision"})
 TAKES_TASKS = True
 PRECISIONS = ("FP32", "BF16", "INT8")
+log = logging.getLogger(__name__)
 
 
 class TransformerParameters(Parameters):
     """Settings of the family."""
 
-    heads: int | None = Field(default=None, ge=1, description="Heads of attention; else 64 numbers a head")
+    heads: int | None = Field(
+        default=None, ge=1, description="Heads of attention, where neither the weights nor a published size tell"
+    )
+    epsilon: float | None = Field(
+        default=None, gt=0, description="Added to variances; else 1e-5 with a normalisation before the layers, or 1e-6"
+    )
+    activation: Activation | None = Field(default=None, description="Of the perceptrons; else GELU")
     normalisation: Normalisation | None = Field(default=None, description="Of images, where the weights do not say")
     proportional_attention: bool = Field(
         default=True, description="Merged tokens count in attention as often as they stand for a patch"
     )
     size: Literal["tiny", "small", "base", "large"] = Field(default="base", description="Of random weights")
 
+    @property
+    def told(self) -> Told:
+        """What they say of weights that do not tell it themselves."""
+        return Told(self.heads, self.epsilon, self.activation, self.normalisation)
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """An operating point made ready: all that a batch needs to know of it."""
 
-    merged: tuple[int, ...]
-    rule: Rule
-    accumulate: bool
+    course: Course
+    """Without the prompts, which are those of a batch's tasks."""
     way: str
-    """Whose heads and prompts it runs with."""
+    """What it does, which tells whose heads and prompts it runs with."""
     halved: bool
     """Whether products are computed in BF16; the weights stay as they are, so that no second copy is needed."""
     rounded: bool
@@ -72,7 +88,6 @@ class ServedTransformer:
 
     transformer: VisionTransformer
     normalisation: Normalisation
-    proportional: bool
     points: Mapping[str, Prepared]
     roll: Roll
     in_force: InForce
@@ -87,18 +102,28 @@ class ServedTransformer:
         tasks = torch.zeros(len(images), dtype=torch.int64, device=images.device) if asked is None else asked.view(-1)
         places, known = now.places_of(tasks)
         bank = now.banks[ready.way]
-        course = Course(ready.merged, ready.rule, self.proportional, bank.prompts(places), accumulate=ready.accumulate)
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=ready.halved):
-            transformer = self.twin if ready.rounded and self.twin is not None else self.transformer
-            features = transformer(prepared(images, self.normalisation), course)
-        logits = bank.logits(features.to(bank.weight.dtype), places)
+        logits = bank.logits(self._features(images, bank.alike(places), ready), places)
         temperatures = now.by_place(ready.temperatures, 1.0).to(logits.device)
         certainty, label = (logits / temperatures[places, None]).softmax(dim=1).max(dim=1)
         return {
             "label": label.where(known, NO_TASK),
             "certainty": certainty.where(known, 0.0),
-            "logits": logits,
+            "logits": pad(logits, (0, bank.most_classes - logits.shape[1]), value=-torch.inf),
         }
+
+    def _features(self, images: Tensor, parts: Sequence[Alike], ready: Prepared) -> Tensor:
+        """What the heads read, [B, d]; rows that are not alike go through the transformer one part after the other."""
+        whole = len(parts) == 1
+        transformer = self.twin if ready.rounded and self.twin is not None else self.transformer
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=ready.halved):
+            found = [
+                transformer(
+                    prepared(images if whole else images[part.rows], self.normalisation),
+                    replace(ready.course, prompts=part.prompts),
+                )
+                for part in parts
+            ]
+        return found[0] if whole else torch.cat(found)[torch.argsort(torch.cat([part.rows for part in parts]))]
 
     def reread(self) -> None:
         """Put in force what the folder of tasks holds now; a batch under way ends as it began."""
@@ -124,29 +149,45 @@ def build(spec: ModelSpec) -> Built:
     weights = find_weights(spec.storage_uri, spec.digest)
     random = isinstance(weights, Seed)
     stored = (
-        randomly(SHAPES[settings.size], weights.value)
-        if isinstance(weights, Seed)
-        else load(weights, settings.heads, settings.normalisation)
+        randomly(SHAPES[settings.size], weights.value) if isinstance(weights, Seed) else load(weights, settings.told)
     )
     _require_images(spec, stored)
     if spec.tasks and all(given.name != TASK_INPUT for given in spec.inputs):
         raise ModelError(
             f"the variant has task {spec.tasks[0].name!r}, but its stage no input {TASK_INPUT!r} to ask for it by"
         )
-    points = {point.name: _prepared(point, stored) for point in spec.operating_points}
+    proportional = settings.proportional_attention
+    points = {point.name: _prepared(point, stored, proportional=proportional) for point in spec.operating_points}
     roll = Roll(
         stored,
-        dict.fromkeys(ready.way for ready in points.values()),
+        spec.operating_points,
+        mark=_mark(stored, proportional=proportional) if spec.tasks or spec.tasks_folder else "",
         given=[(task.name, None if task.gone else _file(task)) for task in spec.tasks],
         folder=Path(spec.tasks_folder) if spec.tasks_folder else None,
         most_classes=_most_classes(spec),
     )
-    served = ServedTransformer(
-        stored.transformer, stored.normalisation, settings.proportional_attention, points, roll, roll.taken()
-    )
+    _require_trained(spec, roll)
+    served = ServedTransformer(stored.transformer, stored.normalisation, points, roll, roll.taken())
     if any(ready.rounded for ready in points.values()):
         served.twin = quantised(stored.transformer)
     return Built(served, "random" if random else "stored")
+
+
+def _require_trained(spec: ModelSpec, roll: Roll) -> None:
+    """Refuse a point whose prompts no task has; where tasks come while it runs, say that none has them yet."""
+    for point in spec.operating_points:
+        try:
+            require_trained(point, roll.ways)
+        except ModelError as error:
+            if not spec.tasks_folder:
+                raise
+            log.warning("%s; until a task comes that has it, all run there with their plain heads", error)
+
+
+def _mark(stored: Stored, *, proportional: bool) -> str:
+    """What files of tasks are marked with: the transformer as it is run, not its tensors alone."""
+    unusual = {} if proportional else {"proportional_attention": False}
+    return fingerprint(stored.transformer, {**stored.settings, **unusual})
 
 
 def _file(task: Task) -> Path:
@@ -162,33 +203,25 @@ def _most_classes(spec: ModelSpec) -> int | None:
     return declared[-1] if declared and declared[-1] > 0 else None
 
 
-def _prepared(point: OperatingPoint, stored: Stored) -> Prepared:
+def _prepared(point: OperatingPoint, stored: Stored, *, proportional: bool) -> Prepared:
     where, shape = f"operating point {point.name!r}", stored.transformer.shape
-    merging = point.merging
-    rule = merging.rule if merging and merging.rule else next(iter(RULES))
-    if rule not in RULES:
-        raise ModelError(f"{where}: unknown merging.rule {rule!r}; there are: {', '.join(RULES)}")
+    if point.merging and point.merging.rule and point.merging.rule not in RULES:
+        raise ModelError(f"{where}: unknown merging.rule {point.merging.rule!r}; there are: {', '.join(RULES)}")
     try:
-        merged = in_each_layer(merging.schedule if merging else (), shape.depth)
+        course = course_of(point, shape.depth, proportional=proportional)
     except ValueError as error:
         raise ModelError(f"{where}: merging.schedule: {error}") from error
-    beyond = next((count for count in merged if count > shape.patches // 2), None)
+    beyond = next((count for count in course.merged if count > shape.patches // 2), None)
     if beyond is not None:
         raise ModelError(
             f"{where}: merging.schedule asks for {beyond} tokens in a layer; of {shape.patches} patches no layer "
             f"merges more than {shape.patches // 2}"
         )
-    known = [way for way in ways(point) if way in stored.heads]
-    if not known:
-        raise ModelError(
-            f"{where}: nobody trained {ways(point)[0]!r} for these tasks; the weights have: {', '.join(stored.heads)}"
-        )
-    accumulate = point.prompts is not None and point.prompts.mode == "Accumulate"
     if point.precision is not None and point.precision not in PRECISIONS:
         raise ModelError(f"{where}: this family computes with {' or '.join(PRECISIONS)}, not {point.precision}")
-    cooled = stored.temperatures.get(way(point), {})
+    runs = way(point)
     halved, rounded = (point.precision == precision for precision in ("BF16", "INT8"))
-    return Prepared(merged, RULES[rule], accumulate, known[0], halved, rounded, cooled)
+    return Prepared(course, runs, halved, rounded, stored.temperatures.get(runs, {}))
 
 
 def _require_images(spec: ModelSpec, stored: Stored) -> None:

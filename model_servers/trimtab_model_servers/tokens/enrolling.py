@@ -1,39 +1,60 @@
-"""A task joins those of a transformer: a head, and prompts where others have some, for every way it runs."""
+"""A task joins those of a transformer: a head, and prompts where a point has some, for every way it is to run."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from itertools import count as count_from
 
 import torch
 from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.tokens.preparation import Normalisation
 from trimtab_model_servers.tokens.prompting import Labelled, Lesson, fit_prompts, scored
 from trimtab_model_servers.tokens.rules import RULES
 from trimtab_model_servers.tokens.schedule import in_each_layer
+from trimtab_model_servers.tokens.shape import Shape
 from trimtab_model_servers.tokens.stored import Stored
 from trimtab_model_servers.tokens.tasks import Head
-from trimtab_model_servers.tokens.transformer import Course
-from trimtab_model_servers.tokens.ways import PLAIN, ways
+from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
+from trimtab_model_servers.tokens.ways import ways
 from trimtab_pipelines.operating_point import OperatingPoint
 
 
-def course_of(point: OperatingPoint, depth: int) -> Course:
-    """The course of a point, prompts aside."""
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """What a task learns for one way to run: the course it is served on, and prompts in each layer."""
+
+    course: Course
+    prompts: int = 0
+
+
+def course_of(point: OperatingPoint, depth: int, *, proportional: bool = True) -> Course:
+    """The course of a point, prompts aside.
+
+    Raises:
+        KeyError: there is no such rule.
+        ValueError: the schedule is of another number of layers.
+    """
     merging = point.merging
     rule = RULES[merging.rule if merging and merging.rule else next(iter(RULES))]
     merged = in_each_layer(merging.schedule if merging else (), depth)
-    return Course(merged, rule, accumulate=point.prompts is not None and point.prompts.mode == "Accumulate")
+    accumulate = point.prompts is not None and point.prompts.mode == "Accumulate"
+    return Course(merged, rule, proportional=proportional, accumulate=accumulate)
 
 
 def way_of(stored: Stored, point: OperatingPoint) -> str:
-    """The way a point runs with what is stored; KeyError where nobody trained one for it."""
+    """The way a point runs with what is stored; ModelError, which names the point, where nobody trained one for it."""
+    require_trained(point, stored.heads)
     return next(way for way in ways(point) if way in stored.heads)
 
 
-def right_of(stored: Stored, point: OperatingPoint, task: str, images: Labelled) -> int:
-    """How many images of a task are answered rightly at a point."""
-    return int((answers_of(stored, point, task, images) == images.labels).sum())
+def require_trained(point: OperatingPoint, known: Collection[str]) -> None:
+    """Raise ModelError, which names the point, where none of the ways that will do for it is known."""
+    if not any(way in known for way in ways(point)):
+        raise ModelError(
+            f"operating point {point.name!r}: nobody trained {ways(point)[0]!r} for these tasks; the weights have: "
+            f"{', '.join(known)}"
+        )
 
 
 def answers_of(stored: Stored, point: OperatingPoint, task: str, images: Labelled) -> Tensor:
@@ -48,56 +69,57 @@ def logits_of(stored: Stored, point: OperatingPoint, task: str, pixels: Tensor) 
 
 
 def enrolled(
-    stored: Stored,
-    task: str,
+    transformer: VisionTransformer,
+    normalisation: Normalisation,
     images: Labelled,
-    points: tuple[OperatingPoint, ...],
+    taught: Mapping[str, Taught],
     lesson: Lesson,
     advance: Callable[[float], None] = lambda _: None,
-) -> Stored:
-    """Train a task for every way that points run; the transformer and the other tasks stay as they are.
+) -> dict[str, Head]:
+    """Train a task's heads, by way to run; the transformer stays as it is.
 
     Args:
-        stored: the transformer with its tasks.
-        task: the new one's name.
+        transformer: frozen, in evaluation.
+        normalisation: of images.
         images: to learn from; labels from 0 on without gaps.
-        points: the operating points served; ways that none of them runs are left out.
-        lesson: how long and how fast.
+        taught: by way to run.
+        lesson: how long and how fast, for each way.
         advance: told which share of the training is done.
 
     Raises:
-        ModelError: there is such a task already, images are of another size, or labels do not suit them.
+        ModelError: images are of another size, or labels do not suit them.
     """
-    _require(stored, task, images.pixels, images.labels)
-    classes, shape = int(images.labels.max()) + 1, stored.transformer.shape
-    used = {PLAIN, *(way_of(stored, point) for point in points)}
-    heads = {way: dict(by_task) for way, by_task in stored.heads.items() if way in used}
-    begun = Head(torch.zeros(classes, shape.width), torch.zeros(classes))
-    done = count_from(1)
-    for way, by_task in heads.items():
-        prompts = next(iter(by_task.values())).prompts
-        served = [point for point in points if way == way_of(stored, point)]
-        course = course_of(served[0], shape.depth) if served and way != PLAIN else Course()
-        count = 0 if prompts is None else prompts.shape[1]
-        by_task[task] = fit_prompts(
-            stored.transformer,
+    _require(transformer.shape, images.pixels, images.labels)
+    classes, done = int(images.labels.max()) + 1, count_from(1)
+    begun = Head(torch.zeros(classes, transformer.shape.width), torch.zeros(classes))
+    return {
+        way: fit_prompts(
+            transformer,
             images,
-            stored.normalisation,
-            course,
+            normalisation,
+            each.course,
             begun=begun,
-            count=count,
+            count=each.prompts,
             lesson=lesson,
-            advance=lambda _: advance(next(done) / (lesson.steps * len(heads))),
+            advance=lambda _: advance(next(done) / (lesson.steps * len(taught))),
         )
-    names = tuple(str(label) for label in range(classes))
-    return replace(stored, heads=heads, tasks={**stored.tasks, task: names})
+        for way, each in taught.items()
+    }
 
 
-def _require(stored: Stored, task: str, pixels: Tensor, labels: Tensor) -> None:
-    shape = stored.transformer.shape
+def fitting(taught: Mapping[str, Taught], classes: int, shape: Shape, most_bytes: int) -> dict[str, Taught]:
+    """Those whose heads of so many classes find room in a file in float16, in their order; the first always."""
+    kept: dict[str, Taught] = {}
+    total_bytes = 0
+    for way, each in taught.items():
+        head_bytes = 2 * (classes * (shape.width + 1) + each.prompts * shape.depth * shape.width)
+        if not kept or total_bytes + head_bytes <= most_bytes:
+            kept[way], total_bytes = each, total_bytes + head_bytes
+    return kept
+
+
+def _require(shape: Shape, pixels: Tensor, labels: Tensor) -> None:
     wanted = (shape.channels, shape.side, shape.side)
-    if task in stored.tasks:
-        raise ModelError(f"there is a task {task!r} already; the weights have: {', '.join(stored.tasks)}")
     if tuple(pixels.shape[1:]) != wanted:
         raise ModelError(f"images are {[*pixels.shape[1:]]}; this transformer takes {[*wanted]}")
     if len(labels) != len(pixels):

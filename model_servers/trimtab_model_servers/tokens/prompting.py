@@ -1,7 +1,8 @@
 """Prompts and a head for one task are trained on a frozen transformer, on the course they will be served on.
 
 So they learn to make up for what merging loses there (the papers know prompts without merging alone). Prompts begin
-evenly between ±√(6 / (3·P² + d)), as VPT's do.
+evenly between ±√(6 / (3·P² + d)), as VPT's do. What a head alone reads does not change while it learns, and is computed
+once.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from trimtab_model_servers.tokens.preparation import Normalisation, prepared
 from trimtab_model_servers.tokens.tasks import Head
 from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
 
+CHUNK = 64
+"""Images computed at a time where nothing else bounds them."""
 Advance = Callable[[float], None]
 
 
@@ -32,7 +35,7 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labelled:
-    """Images of one task: pixels uint8 [n, channels, side, side], labels int64 [n]."""
+    """Images of one task: pixels [n, channels, side, side], bytes or numbers in 0…1, and labels int64 [n]."""
 
     pixels: Tensor
     labels: Tensor
@@ -67,10 +70,18 @@ def fit_prompts(
     prompts = nn.Parameter((2 * drawn - 1) * reach, requires_grad=count > 0)
     weight, bias = nn.Parameter(begun.weight.clone()), nn.Parameter(begun.bias.clone())
 
+    batches = torch.randint(len(images.labels), (lesson.steps, lesson.batch), generator=random)
+    drawn, places = torch.unique(batches, return_inverse=True)
+    fixed = None if count else features_of(transformer, images.pixels[drawn], normalisation, course)
+    steps = iter(zip(batches, places, strict=True))
+
     def loss() -> Tensor:
-        chosen = torch.randint(len(images.labels), (lesson.batch,), generator=random)
-        shared = prompts.expand(lesson.batch, -1, -1, -1) if count else None
-        features = transformer(prepared(images.pixels[chosen], normalisation), replace(course, prompts=shared))
+        chosen, place = next(steps)
+        if fixed is not None:
+            features = fixed[place]
+        else:
+            shared = prompts.expand(lesson.batch, -1, -1, -1)
+            features = transformer(prepared(images.pixels[chosen], normalisation), replace(course, prompts=shared))
         return cross_entropy(linear(features, weight, bias), images.labels[chosen], label_smoothing=lesson.smoothing)
 
     groups = [{"params": [weight, bias], "weight_decay": 1e-4}]
@@ -80,15 +91,21 @@ def fit_prompts(
     return Head(weight.detach(), bias.detach(), prompts.detach() if count else None)
 
 
+def features_of(transformer: VisionTransformer, pixels: Tensor, normalisation: Normalisation, course: Course) -> Tensor:
+    """Run all images through a transformer on a course without prompts: float32 [n, d]."""
+    with torch.inference_mode():
+        chunks = [transformer(prepared(part, normalisation), course) for part in torch.split(pixels, CHUNK)]
+    return torch.cat(chunks).clone()
+
+
 def scored(
     transformer: VisionTransformer, pixels: Tensor, normalisation: Normalisation, course: Course, head: Head
 ) -> Tensor:
     """The logits of every image: float32 [n, classes]."""
     found = []
     with torch.inference_mode():
-        for low in range(0, len(pixels), 64):
-            images = prepared(pixels[low : low + 64], normalisation)
-            shared = None if head.prompts is None else head.prompts.expand(len(images), -1, -1, -1)
-            features = transformer(images, replace(course, prompts=shared))
+        for part in torch.split(pixels, CHUNK):
+            shared = None if head.prompts is None else head.prompts.expand(len(part), -1, -1, -1)
+            features = transformer(prepared(part, normalisation), replace(course, prompts=shared))
             found.append(linear(features, head.weight, head.bias))
     return torch.cat(found).clone()

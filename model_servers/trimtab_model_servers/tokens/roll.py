@@ -4,7 +4,7 @@ What is in force is replaced as a whole, so that a batch sees one state of it. A
 told, whatever it holds; nothing else changes by it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.tokens.stored import Stored
-from trimtab_model_servers.tokens.task_files import fingerprint, load_task
+from trimtab_model_servers.tokens.task_files import load_task
 from trimtab_model_servers.tokens.tasks import Bank, Head
+from trimtab_model_servers.tokens.ways import prompts_by_way, tried, way
+from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tasks import MOST_NUMBER, MOST_TASKS, number_and_name
 
 NONE = -1
@@ -32,7 +34,7 @@ class InForce:
     Attributes:
         names: by number; empty where a number has no task.
         places: int64 [numbers], where each number's heads stand in the banks; NONE where it has no task.
-        banks: the heads of all tasks, by way to run.
+        banks: the heads of all tasks, by what a point does (`ways.way`); of each task those that do best there.
         refused: why files are left out, by their names.
     """
 
@@ -64,7 +66,8 @@ class Roll:
 
     Args:
         stored: the transformer with the tasks of its weights.
-        ways: the ways its points run.
+        points: those that it runs.
+        mark: the fingerprint that files of tasks must have.
         given: the pipeline's own tasks, names and files, None for one that is gone; one that does not fit is an error.
         folder: of those that come and go; None for none.
         most_classes: that an answer has room for; None for any number.
@@ -76,19 +79,20 @@ class Roll:
     def __init__(
         self,
         stored: Stored,
-        ways: Collection[str],
+        points: Sequence[OperatingPoint],
         *,
+        mark: str = "",
         given: Sequence[tuple[str, Path | None]] = (),
         folder: Path | None = None,
         most_classes: int | None = None,
     ) -> None:
-        self._stored, self._ways, self._most_classes = stored, tuple(ways), most_classes
-        self._mark = fingerprint(stored.transformer) if given or folder else ""
-        self._folder = folder
+        self._shape, self._trained, self._most_classes = stored.transformer.shape, tuple(stored.heads), most_classes
+        self._tried, self._prompts = {way(point): tried(point) for point in points}, prompts_by_way(points)
+        self.mark, self._folder = mark, folder
         self._read: dict[_Version, Heads] = {}
         self._seen: list[_Version] = []
         self._settled: dict[int, tuple[str, Heads]] = {
-            number: (name, {way: stored.heads[way][name] for way in self._ways})
+            number: (name, {each: by_task[name] for each, by_task in stored.heads.items() if each in self._prompts})
             for number, name in enumerate(stored.tasks)
         }
         self._numbers = len(stored.tasks) + len(given)
@@ -99,6 +103,11 @@ class Roll:
                 self._join(self._settled, number, name, path)
             except ModelError as error:
                 raise ModelError(f"task {name!r} ({path}): {error}") from error
+
+    @property
+    def ways(self) -> Collection[str]:
+        """Those that some task has which is here for good."""
+        return dict.fromkeys((*self._trained, *(each for _, heads in self._settled.values() for each in heads)))
 
     def changed(self) -> bool:
         """Whether the folder holds other files than when it was read last."""
@@ -119,7 +128,9 @@ class Roll:
         numbers = sorted(tasks)
         places = torch.full((max(self._numbers, numbers[-1] + 1),), NONE)
         places[torch.tensor(numbers)] = torch.arange(len(numbers))
-        banks = {way: Bank([tasks[number][1][way] for number in numbers]) for way in self._ways}
+        banks = {
+            each: Bank([_first(tasks[number][1], names) for number in numbers]) for each, names in self._tried.items()
+        }
         names = tuple(tasks[number][0] if number in tasks else "" for number in range(len(places)))
         return InForce(names, places, banks, refused)
 
@@ -152,9 +163,13 @@ class Roll:
     def _heads(self, path: Path, before: Mapping[_Version, Heads]) -> Heads:
         """A file's heads, read once as long as it stays the same."""
         version = _version(path)
-        found = before[version] if version in before else load_task(path, self._stored, self._mark, self._ways)
+        found = before[version] if version in before else load_task(path, self._shape, self.mark, self._prompts)
         self._read[version] = found
         return found
+
+
+def _first(heads: Heads, ways: Iterable[str]) -> Head:
+    return next(heads[each] for each in ways if each in heads)
 
 
 def _version(path: Path) -> _Version:

@@ -6,6 +6,9 @@ from pydantic import Field, model_validator
 
 from trimtab_pipelines.resource import Model
 
+Activation = Literal["GELU", "GELUTanh", "QuickGELU"]
+"""As timm calls them: GELU, its approximation by tanh, and x · sigmoid(1.702 x)."""
+
 
 class Shape(Model):
     """Sizes of a vision transformer, as its weights have them."""
@@ -18,6 +21,7 @@ class Shape(Model):
     heads: int = Field(ge=1, description="Heads of attention")
     inner: int = Field(ge=1, description="Width of the perceptron in each layer")
     epsilon: float = Field(default=1e-6, gt=0, description="Added to variances by the normalisations")
+    activation: Activation = Field(default="GELU", description="Between the two layers of a perceptron")
     registers: int = Field(default=0, ge=0, description="Learned tokens beside the class token")
     embedded: bool = Field(default=True, description="Whether class token and registers have a place embedding")
     pooling: Literal["Token", "Mean"] = Field(default="Token", description="What the head reads")

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.tokens.foreign import parted, shape_of, translated
+from trimtab_model_servers.tokens.foreign import UNTOLD, Told, parted, shape_of, translated
 from trimtab_model_servers.tokens.preparation import Normalisation
 from trimtab_model_servers.tokens.shape import Shape
 from trimtab_model_servers.tokens.tasks import Head
@@ -32,6 +32,8 @@ _TEMPERATURES: TypeAdapter[dict[str, dict[str, float]]] = TypeAdapter(dict[str, 
 Heads = Mapping[str, Mapping[str, Head]]
 """By way to run, then by task."""
 Temperatures = Mapping[str, Mapping[str, float]]
+Settings = Mapping[str, int | float | str]
+"""Parameters that change what a transformer computes, by name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +47,8 @@ class Stored:
         normalisation: of images.
         temperatures: that logits are divided by before they are a certainty, by what a point does (`ways.way`), then
             by task; 1 where none stands.
+        settings: what its file does not tell and changes what it computes, by parameter, where it is not the usual:
+            64 numbers a head, an epsilon of 1e-6, GELU, no normalisation.
     """
 
     transformer: VisionTransformer
@@ -52,6 +56,7 @@ class Stored:
     tasks: Mapping[str, tuple[str, ...]]
     normalisation: Normalisation
     temperatures: Temperatures = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
 
 def save(stored: Stored, path: Path, training: Mapping[str, str]) -> None:
@@ -78,13 +83,12 @@ def store_temperatures(path: Path, temperatures: Temperatures) -> None:
     save(replace(load(path), temperatures=temperatures), path, metadata)
 
 
-def load(path: Path, heads: int | None = None, normalisation: Normalisation | None = None) -> Stored:
+def load(path: Path, told: Told = UNTOLD) -> Stored:
     """Read a transformer, whoever wrote it.
 
     Args:
         path: a safetensors file of ours, of torchvision or of timm.
-        heads: of attention, where it is not ours and not 64 numbers a head.
-        normalisation: where it is not ours; None is none.
+        told: what the file does not tell, where it is not ours; images are not normalised unless it says so.
 
     Raises:
         ModelError: naming the file and what is wrong with it.
@@ -94,9 +98,21 @@ def load(path: Path, heads: int | None = None, normalisation: Normalisation | No
         return _ours(path, metadata, tensors)
     named = translated(tensors)
     own, head = parted(named, str(path))
-    transformer = _filled(shape_of(named, str(path), heads), own, path)
-    classes = tuple(str(label) for label in range(len(head.bias)))
-    return Stored(transformer, {PLAIN: {ONLY_TASK: head}}, {ONLY_TASK: classes}, normalisation or "None")
+    shape, normalisation = shape_of(named, str(path), told), told.normalisation or "None"
+    tasks = {ONLY_TASK: tuple(str(label) for label in range(len(head.bias)))}
+    settings = _unusual(shape, normalisation)
+    return Stored(_filled(shape, own, path), {PLAIN: {ONLY_TASK: head}}, tasks, normalisation, settings=settings)
+
+
+def _unusual(shape: Shape, normalisation: Normalisation) -> Settings:
+    """The settings of foreign weights that are not the usual; files of tasks are marked by them, so that this stays."""
+    settings = {
+        "heads": (shape.heads, max(1, shape.width // 64)),
+        "epsilon": (shape.epsilon, 1e-6),
+        "activation": (shape.activation, "GELU"),
+        "normalisation": (normalisation, "None"),
+    }
+    return {name: found for name, (found, usual) in settings.items() if found != usual}
 
 
 def randomly(shape: Shape, seed: int, classes: int = 1000) -> Stored:

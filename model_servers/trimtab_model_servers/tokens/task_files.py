@@ -1,8 +1,10 @@
 """A task as a file of its own: its head and prompts for every way the transformer runs, and its card."""
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors import safe_open
@@ -10,18 +12,31 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.tokens.stored import Stored
+from trimtab_model_servers.tokens.shape import Shape
+from trimtab_model_servers.tokens.stored import Settings
 from trimtab_model_servers.tokens.tasks import Head
 from trimtab_model_servers.tokens.transformer import VisionTransformer
+from trimtab_model_servers.tokens.ways import PLAIN
 from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskCard, UnusableTask, card_of
 
+USUAL: Settings = MappingProxyType({})
 
-def fingerprint(transformer: VisionTransformer) -> str:
-    """What tells a transformer from any other: the SHA-256 of its tensors in float16, in the order of their names."""
+
+def fingerprint(
+    transformer: VisionTransformer, settings: Mapping[str, int | float | str] = MappingProxyType({})
+) -> str:
+    """What tells a transformer from any other: a SHA-256.
+
+    Args:
+        transformer: its tensors count in float16, in the order of their names.
+        settings: unusual ones that change what it computes; without any the tensors alone count.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(transformer.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.half().contiguous().numpy().tobytes())
+    if settings:
+        digest.update(json.dumps(settings, sort_keys=True).encode())
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -41,24 +56,28 @@ def save_task(path: Path, card: TaskCard, heads: Mapping[str, Head]) -> None:
     save_file(tensors, path, metadata={CARD: card.model_dump_json(exclude_none=True)})
 
 
-def load_task(path: Path, stored: Stored, mark: str, ways: Collection[str]) -> dict[str, Head]:
-    """Read a task's heads by way to run.
+def load_task(path: Path, shape: Shape, mark: str, prompts: Mapping[str, int]) -> dict[str, Head]:
+    """Read a task's heads by way to run: the plain one, and those of the other ways that it has.
 
     Args:
         path: its file.
-        stored: what it joins.
+        shape: of the transformer that it joins.
         mark: the fingerprint of that transformer.
-        ways: those it must have.
+        prompts: in each layer, by the ways that are of use.
 
     Raises:
         ModelError: it does not fit; the message says what would.
     """
     card = _card(path)
     if card.transformer != mark:
-        raise ModelError(f"it was trained on another transformer ({card.transformer}); this one is {mark}")
-    shapes = {way: _shapes(way, stored, len(card.classes)) for way in ways}
+        raise ModelError(
+            f"it was trained on another transformer, or on this one with other parameters ({card.transformer}); "
+            f"this one is {mark}"
+        )
+    shapes = {way: _shapes(shape, len(card.classes), count) for way, count in prompts.items()}
     tensors = _tensors(path, [f"{way}.{part}" for way, parts in shapes.items() for part in parts])
-    return {way: _head(way, tensors, parts) for way, parts in shapes.items()}
+    there = {PLAIN, *(name.rpartition(".")[0] for name in tensors)}
+    return {way: _head(way, tensors, parts) for way, parts in shapes.items() if way in there}
 
 
 def _card(path: Path) -> TaskCard:
@@ -70,11 +89,10 @@ def _card(path: Path) -> TaskCard:
         raise ModelError(str(error)) from error
 
 
-def _shapes(way: str, stored: Stored, classes: int) -> dict[str, tuple[int, ...]]:
-    """The shapes that a task's tensors must have for one way to run, by part."""
-    like = next(iter(stored.heads[way].values())).prompts
-    prompts = {} if like is None else {"prompts": tuple(like.shape)}
-    return {"weight": (classes, stored.transformer.shape.width), "bias": (classes,)} | prompts
+def _shapes(shape: Shape, classes: int, count: int) -> dict[str, tuple[int, ...]]:
+    """The shapes that a task's tensors must have for a way with so many prompts, by part."""
+    prompts = {"prompts": (shape.depth, count, shape.width)} if count else {}
+    return {"weight": (classes, shape.width), "bias": (classes,)} | prompts
 
 
 def _tensors(path: Path, names: Collection[str]) -> dict[str, Tensor]:

@@ -1,11 +1,11 @@
-"""What differs between tasks: heads, and learned prompts. Gathered row by row, so that one batch mixes tasks."""
+"""What differs between tasks: heads, and learned prompts. Each row of a batch gets those of its own task."""
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, pad
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,53 +22,76 @@ class Head:
     bias: Tensor
     prompts: Tensor | None = None
 
+    def on(self, device: torch.device) -> "Head":
+        """The same on a device; itself where it is there."""
+        prompts = None if self.prompts is None else self.prompts.to(device)
+        return Head(self.weight.to(device), self.bias.to(device), prompts)
 
-class Bank:
-    """The heads of all tasks for one way to run, side by side.
 
-    Tasks may have different numbers of classes: those that a task lacks are never the likeliest.
+@dataclass(frozen=True, slots=True, eq=False)
+class Alike:
+    """Rows of a batch that can go through a transformer together.
+
+    Attributes:
+        rows: their places in the batch, int64 [n].
+        prompts: [n, layers, P, d], each row's own; None where they have none.
     """
 
+    rows: Tensor
+    prompts: Tensor | None
+
+
+class Bank:
+    """The heads of all tasks for one way to run, by reference: a bank takes no memory beside them."""
+
     def __init__(self, heads: Sequence[Head]) -> None:
-        """Stack heads in the order of the tasks' numbers.
+        """Take heads in the order of the tasks' numbers.
 
         Raises:
             ValueError: when there is none, or their prompts are of different shapes.
         """
         if not heads:
             raise ValueError("a transformer without any task answers nothing; give it one")
-        shapes = {tuple(head.prompts.shape) if head.prompts is not None else () for head in heads}
+        shapes = {tuple(head.prompts.shape) for head in heads if head.prompts is not None}
         if len(shapes) > 1:
             raise ValueError(f"prompts of one way to run must have one shape in all tasks, but: {sorted(shapes)}")
-        most = max(len(head.bias) for head in heads)
-        self.classes = tuple(len(head.bias) for head in heads)
-        self.weight = torch.stack([_filled(head.weight, most, 0.0) for head in heads])
-        self.bias = torch.stack([_filled(head.bias, most, -torch.inf) for head in heads])
-        given = [head.prompts for head in heads if head.prompts is not None]
-        self._prompts = torch.stack(given) if given else None
+        self.heads = tuple(heads)
+        self.most_classes = max(len(head.bias) for head in heads)
+        self._prompted = torch.tensor([head.prompts is not None for head in heads], device=heads[0].weight.device)
 
     def on(self, device: torch.device) -> "Bank":
         """The same heads on a device."""
-        moved = copy(self)
-        moved.__dict__.update({name: held.to(device) for name, held in vars(self).items() if isinstance(held, Tensor)})
-        return moved
+        return Bank([head.on(device) for head in self.heads])
 
-    def prompts(self, tasks: Tensor) -> Tensor | None:
-        """The prompts of each row's task: tasks int64 [B] to [B, layers, P, d]; None without prompts."""
-        return None if self._prompts is None else self._prompts.index_select(0, tasks)
+    def alike(self, tasks: Tensor) -> list[Alike]:
+        """Divide rows into those whose tasks have prompts and those whose have none: one part where all are alike.
+
+        Args:
+            tasks: int64 [B].
+        """
+        prompted = self._prompted[tasks]
+        parts = [rows for rows in (prompted.nonzero().view(-1), (~prompted).nonzero().view(-1)) if len(rows)]
+        return [Alike(rows, self._prompts(tasks[rows])) for rows in parts]
 
     def logits(self, features: Tensor, tasks: Tensor) -> Tensor:
-        """Each row's logits under its own task: features [B, d], tasks int64 [B] to [B, most classes].
+        """Each row's logits under its own task: features [B, d], tasks int64 [B] to float32 [B, most classes there].
 
-        All rows go through the heads that the batch needs, in one product; each then keeps its own. Heads are small
-        beside the transformer, and gathering their weights row by row would move more than it saves.
+        Those that a task lacks are never the likeliest. Rows go task by task through their head as it lies; nothing of
+        a head is copied, however large it is.
         """
+        order = torch.argsort(tasks)
+        present, counts = torch.unique_consecutive(tasks[order], return_counts=True)
+        heads = [self.heads[task] for task in present.tolist()]
+        most = max(len(head.bias) for head in heads)
+        parts = torch.split(features.float()[order], counts.tolist())
+        every = [
+            pad(linear(rows, head.weight, head.bias), (0, most - len(head.bias)), value=-torch.inf)
+            for rows, head in zip(parts, heads, strict=True)
+        ]
+        return torch.cat(every)[torch.argsort(order)]
+
+    def _prompts(self, tasks: Tensor) -> Tensor | None:
         present, which = torch.unique(tasks, return_inverse=True)
-        weight, bias = self.weight.index_select(0, present), self.bias.index_select(0, present)
-        every = torch.nn.functional.linear(features, weight.flatten(0, 1), bias.flatten())
-        return every.view(len(features), *bias.shape)[torch.arange(len(features), device=tasks.device), which]
-
-
-def _filled(rows: Tensor, count: int, value: float) -> Tensor:
-    missing = rows.new_full((count - len(rows), *rows.shape[1:]), value)
-    return torch.cat([rows, missing])
+        given = [self.heads[task].prompts for task in present.tolist()]
+        there = [prompts for prompts in given if prompts is not None]
+        return torch.stack(there).index_select(0, which) if there else None

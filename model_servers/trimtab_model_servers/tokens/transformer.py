@@ -5,8 +5,9 @@ III-B; ToMe, section 3). Attention is told how many patches a token stands for, 
 keeps the fastest kernels away.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trimtab_model_servers.tokens.rules import RULES, Evidence, Rule
 from trimtab_model_servers.tokens.schedule import clamped
-from trimtab_model_servers.tokens.shape import Shape
+from trimtab_model_servers.tokens.shape import Activation, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class Course:
 
 
 PLAIN = Course()
+_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "GELU": nn.functional.gelu,
+    "GELUTanh": partial(nn.functional.gelu, approximate="tanh"),
+    "QuickGELU": lambda x: x * torch.sigmoid(1.702 * x),
+}
 
 
 @dataclass(slots=True)
@@ -91,16 +97,17 @@ class Attention(nn.Module):
 
 
 class Perceptron(nn.Module):
-    """Two linear layers with a GELU between."""
+    """Two linear layers with an activation between."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.fc1 = nn.Linear(shape.width, shape.inner)
         self.fc2 = nn.Linear(shape.inner, shape.width)
+        self.activation = _ACTIVATIONS[shape.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, N, d] to the same shape."""
-        mapped: Tensor = self.fc2(nn.functional.gelu(self.fc1(x)))
+        mapped: Tensor = self.fc2(self.activation(self.fc1(x)))
         return mapped
 
 

@@ -1,8 +1,11 @@
 """Which trained prompts and head an operating point runs with. Pure; no torch.
 
 A *way* is what they were trained for: how many prompts, in which mode, with how much merging going on meanwhile. A
-point runs with those trained for just what it does, else with those trained without merging.
+point runs with those trained for just what it does, else with those trained without merging. A task that has neither
+runs there with its plain head.
 """
+
+from collections.abc import Iterable
 
 from trimtab_pipelines.operating_point import Merging, OperatingPoint
 
@@ -19,6 +22,19 @@ def ways(point: OperatingPoint) -> tuple[str, ...]:
     """Name the ways that will do for a point, the best first."""
     unmerged = way(point.model_copy(update={"merging": None}))
     return tuple(dict.fromkeys((way(point), unmerged)))
+
+
+def tried(point: OperatingPoint) -> tuple[str, ...]:
+    """Name the ways that a task runs at a point, the best first: the first that it has, of which the last is sure."""
+    return tuple(dict.fromkeys((*ways(point), PLAIN)))
+
+
+def prompts_by_way(points: Iterable[OperatingPoint]) -> dict[str, int]:
+    """Prompts in each layer, of every way that tasks may run at some points."""
+    counted = {
+        each: point.prompts.count if point.prompts else 0 for point in points for each in ways(point) if each != PLAIN
+    }
+    return {PLAIN: 0} | counted
 
 
 def _merged(merging: Merging | None) -> str:

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from trimtab_model_servers import descent
 from trimtab_model_servers.tokens.preparation import prepared
+from trimtab_model_servers.tokens.prompting import features_of
 from trimtab_model_servers.tokens.tasks import Head
 from trimtab_model_servers.tokens.transformer import PLAIN, Course, VisionTransformer
 from trimtab_model_servers.vit_tasks.sources import Images
@@ -65,7 +66,7 @@ def fit_head(
     transformer: VisionTransformer, images: Images, classes: int, training: Training, course: Course = PLAIN
 ) -> Head:
     """Train the head of one task on a frozen transformer, whose features on a course are computed once."""
-    features = features_of(transformer, images, course)
+    features = features_of(transformer, images.pixels, "Image", course)
     random = torch.Generator().manual_seed(training.seed)
     head = nn.Linear(transformer.shape.width, classes)
     nn.init.trunc_normal_(head.weight, std=0.02, generator=random)
@@ -77,14 +78,6 @@ def fit_head(
 
     _descend(list(head.parameters()), loss, training)
     return Head(head.weight.detach(), head.bias.detach())
-
-
-def features_of(transformer: VisionTransformer, images: Images, course: Course = PLAIN, batch: int = 64) -> Tensor:
-    """Run all images through a transformer: [n, d]."""
-    chunks = range(0, len(images), batch)
-    with torch.inference_mode():
-        found = [transformer(prepared(images.pixels[low : low + batch], "Image"), course) for low in chunks]
-    return torch.cat(found).clone()
 
 
 def _descend(

@@ -1,0 +1,170 @@
+"""`trimtab train-task` on a user's own torchvision weights: what is trained and judged is what replicas serve."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torchvision.models import VisionTransformer as Torchvision
+
+from trimtab.commands import run
+from trimtab.verbs.train_task import _images_alone, _read
+from trimtab_model_servers.families.vision_transformer import ServedTransformer
+from trimtab_model_servers.model import load_model
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.model_spec import model_spec
+from trimtab_pipelines.tasks import card_of
+
+SAMPLES = "tests.cli.test_train_task_of_foreign_weights:Tints"
+DOCUMENT = """
+apiVersion: trimtab.dev/v1alpha1
+kind: InferencePipeline
+metadata: {{name: own}}
+spec:
+  inputs:
+  - {{name: image, datatype: UINT8, shape: [3, 32, 32]}}
+  - {{name: task, datatype: INT64, shape: []}}
+  outputs:
+  - {{name: label, from: classify.outputs.label}}
+  slo: {{latency: 1s}}
+  budget: {{cores: "1"}}
+  stages:
+  - name: classify
+    inputs:
+    - {{name: image, from: request.inputs.image}}
+    - {{name: task, from: request.inputs.task}}
+    outputs:
+    - {{name: label, datatype: INT64}}
+    variants:
+    - name: own
+      family: vision-transformer
+      storageUri: stock.safetensors
+      accuracy: 0.5
+      parameters: {parameters}
+      tasks: {tasks}
+      operatingPoints: {points}
+"""
+OWN = {"heads": 2, "normalisation": "ImageNet"}
+POINTS = [{"name": "full", "accuracy": 0.5}, {"name": "rough", "accuracy": 0.5, "precision": "BF16"}]
+
+
+class Tints:
+    """Noise a little redder or bluer, by halves so little that some are told wrongly."""
+
+    def __len__(self):
+        return 240
+
+    def __getitem__(self, index):
+        label = index % 2
+        pixels = np.random.default_rng(index).integers(0, 200, (3, 32, 32))
+        pixels[2 * label] += index % 7
+        return {"image": pixels.astype(np.uint8)}, {"label": label}
+
+
+def weights(folder):
+    torch.manual_seed(7)
+    stock = Torchvision(32, 8, 2, 2, 32, 64, num_classes=5)
+    with torch.no_grad():
+        for parameter in stock.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    save_file(stock.state_dict(), folder / "stock.safetensors")
+
+
+def written(folder, parameters, points, tasks=()):
+    filled = [json.dumps(one) for one in (parameters, list(tasks), points)]
+    text = DOCUMENT.format(**dict(zip(("parameters", "tasks", "points"), filled, strict=True)))
+    (folder / "pipeline.yaml").write_text(text)
+
+
+def train(folder, parameters=OWN, points=POINTS):
+    written(folder, parameters, points)
+    options = ["--samples", SAMPLES, "--steps", "60", "-o", str(folder / "tints.safetensors")]
+    assert run(["train-task", str(folder), "tints", *options]) == 0
+    return card_of((folder / "tints.safetensors").read_bytes())
+
+
+def replica(folder, parameters=OWN, points=POINTS):
+    """A model as a replica loads it, with the task among its variant's."""
+    written(folder, parameters, points, [{"name": "tints", "storageUri": "tints.safetensors"}])
+    document = load_pipeline(folder / "pipeline.yaml")
+    stage = document.spec.stages[0]
+    return load_model(model_spec(document, folder, stage, stage.variants[0], 1.0))
+
+
+def held_out(folder):
+    pixels, labels = _read(_images_alone(load_pipeline(folder / "pipeline.yaml")), SAMPLES, 0, None)
+    return torch.from_numpy(pixels)[180:], torch.from_numpy(labels)[180:]
+
+
+def accuracy(model, point, pixels, labels):
+    chosen = model.spec.point(point)
+    with torch.inference_mode():
+        found = model.network.infer({"image": pixels, "task": torch.ones_like(labels)}, chosen)["label"]
+    return round(float((found == labels).double().mean()), 4)
+
+
+@pytest.mark.parametrize("unusual", [{}, {"proportional_attention": False}], ids=["proportional", "not"])
+def test_what_is_served_is_as_accurate_as_the_card_says(tmp_path, capsys, unusual):
+    weights(tmp_path)
+    merged = {"name": "merged", "accuracy": 0.5, "merging": {"schedule": [6]}}
+    parameters, points = OWN | unusual, [*POINTS, merged]
+    card = train(tmp_path, parameters, points)
+    model = replica(tmp_path, parameters, points)
+    pixels, labels = held_out(tmp_path)
+    judged = {point: one.value for point, one in card.accuracy_by_point.items()}
+
+    assert judged == {point["name"]: accuracy(model, point["name"], pixels, labels) for point in points}
+    assert 0.5 < judged["full"] < 1.0
+
+
+def test_prompts_and_merging_are_trained_for_and_served_at_each_point(tmp_path, capsys):
+    """The weights' own task has neither, and answers in the same batch as before."""
+    weights(tmp_path)
+    merging = {"schedule": [6]}
+    points = [
+        POINTS[0],
+        {"name": "fine", "accuracy": 0.5, "prompts": {"count": 2}},
+        {"name": "joined", "accuracy": 0.5, "prompts": {"count": 2, "mode": "Accumulate"}},
+        {"name": "merged", "accuracy": 0.5, "merging": merging},
+        {"name": "both", "accuracy": 0.5, "prompts": {"count": 2}, "merging": merging},
+    ]
+    card = train(tmp_path, points=points)
+    model = replica(tmp_path, points=points)
+    pixels, labels = held_out(tmp_path)
+    network = model.network
+    assert isinstance(network, ServedTransformer)
+    used = {point: network.in_force.banks[ready.way].heads for point, ready in network.points.items()}
+    both = torch.tensor([0, 1])
+
+    assert {point for point, heads in used.items() if heads[1].prompts is not None} == {"fine", "joined", "both"}
+    assert len({id(heads[1]) for heads in used.values()}) == len(points)
+    assert len({id(heads[0]) for heads in used.values()}) == 1
+    for point in points:
+        name, chosen = point["name"], model.spec.point(point["name"])
+        plain = model.spec.point("merged" if "merging" in point else "full")
+        with torch.inference_mode():
+            mixed = network.infer({"image": pixels[:2], "task": both}, chosen)
+            own = network.infer({"image": pixels[:1], "task": both[:1]}, plain)
+
+        assert card.accuracy_by_point[name].value == accuracy(model, name, pixels, labels)
+        assert torch.allclose(mixed["logits"][:1], own["logits"], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        OWN | {"normalisation": "Half"},
+        OWN | {"heads": 4},
+        OWN | {"epsilon": 1e-3},
+        OWN | {"activation": "QuickGELU"},
+        OWN | {"proportional_attention": False},
+    ],
+    ids=["normalisation", "heads", "epsilon", "activation", "attention"],
+)
+def test_a_task_is_refused_where_the_transformer_runs_with_other_parameters(tmp_path, capsys, other):
+    weights(tmp_path)
+    train(tmp_path)
+
+    with pytest.raises(Exception, match="on this one with other parameters"):
+        replica(tmp_path, other)

@@ -3,6 +3,8 @@
 No card is needed here: the meta device has no numbers, but refuses what lies elsewhere as a card does.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,6 @@ from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.model import load_model
 from trimtab_model_servers.tokens.preparation import prepared
 from trimtab_model_servers.tokens.rules import RULES
-from trimtab_model_servers.tokens.transformer import Course
 from trimtab_pipelines.operating_point import OperatingPoint
 
 META = torch.device("meta")
@@ -62,15 +63,15 @@ def test_a_transformer_merges_and_takes_prompts_where_it_was_brought(card, weigh
     a_task(tmp_path / "2-late.safetensors", weights)
     served.reread()
     images = torch.zeros(3, SHAPE.channels, SHAPE.side, SHAPE.side, dtype=torch.uint8, device=META)
-    rows = torch.zeros(3, dtype=torch.int64, device=META)
     for ready in served.points.values():
-        bank = served.in_force.banks[ready.way]
+        heads = served.in_force.banks[ready.way].heads
+        prompts = None if heads[0].prompts is None else heads[0].prompts.expand(3, -1, -1, -1)
         for rule in RULES.values():
-            course = Course(ready.merged, rule, True, bank.prompts(rows), accumulate=ready.accumulate)
+            course = replace(ready.course, rule=rule, prompts=prompts)
             features = served.transformer(prepared(images, "ImageNet" if SHAPE.channels == 3 else "Image"), course)
 
             assert (features.device, features.shape) == (META, (3, SHAPE.width))
-        assert (bank.weight.device, bank.bias.device) == (META, META)
+        assert {part.device for head in heads for part in (head.weight, head.bias)} == {META}
     assert served.in_force.places.device == META
     assert "late" in served.in_force.names
 

@@ -13,13 +13,10 @@ from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.tokens.shape import Shape
-from trimtab_model_servers.tokens.stored import Settings
 from trimtab_model_servers.tokens.tasks import Head
 from trimtab_model_servers.tokens.transformer import VisionTransformer
 from trimtab_model_servers.tokens.ways import PLAIN
 from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskCard, UnusableTask, card_of
-
-USUAL: Settings = MappingProxyType({})
 
 
 def fingerprint(

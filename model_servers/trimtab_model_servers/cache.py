@@ -127,8 +127,11 @@ def _link(files: Mapping[str, Path], folder: Path) -> None:
         whole.mkdir()
         for file, path in files.items():
             (whole / file).symlink_to(path.resolve())
-        with contextlib.suppress(FileExistsError):  # another process has made it
+        try:
             whole.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process has not made it meanwhile
+                raise
 
 
 def shrink(folder: Path, bound_bytes: int) -> None:

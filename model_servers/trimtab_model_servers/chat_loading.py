@@ -6,10 +6,14 @@ from trimtab_model_servers.chat.encoder import HostedEncoder
 from trimtab_model_servers.chat.hosted import HostedWriter
 from trimtab_model_servers.chat.parts import Built
 from trimtab_model_servers.chat.pulling import Puller
+from trimtab_model_servers.device import idle_gpu
 from trimtab_model_servers.families.registry import build_chat
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol.http import Tls
+
+DEVICE = "device"
+"""What families that know a GPU tell of where they compute."""
 
 
 def load_chat(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> HostedWriter | HostedEncoder:
@@ -18,10 +22,13 @@ def load_chat(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> 
     ``tls`` is what it pulls embeddings from other replicas with.
 
     Raises:
-        ModelError: naming what is wrong with its family, its weights or its stage's tensors.
+        ModelError: naming what is wrong with its family, its weights or its stage's tensors; or it asks for a GPU and
+            would leave it idle.
     """
     torch.set_num_threads(spec.threads)
     built: Built = build_chat(spec)
+    if spec.gpus and (DEVICE not in built.facts or (built.facts[DEVICE] == "cpu" and torch.cuda.is_available())):
+        raise idle_gpu(spec)
     hosted = _hosted(spec, built, worker, tls)
     hosted.warm_up()
     return hosted

@@ -13,6 +13,13 @@ GPU = torch.device("cuda")
 log = logging.getLogger(__name__)
 
 
+def idle_gpu(spec: ModelSpec) -> ModelError:
+    """A variant asks for a GPU that its family would leave idle."""
+    return ModelError(
+        f"family {spec.family!r} computes on cores alone; take resources.gpu out, whose GPU it would leave idle"
+    )
+
+
 def placed(spec: ModelSpec, network: Network, gpu_seen: Callable[[], bool] = torch.cuda.is_available) -> torch.device:
     """Bring a network to where it computes, and tell where that is.
 
@@ -27,9 +34,7 @@ def placed(spec: ModelSpec, network: Network, gpu_seen: Callable[[], bool] = tor
     if not spec.gpus:
         return CPU
     if not isinstance(network, Placeable):
-        raise ModelError(
-            f"family {spec.family!r} computes on cores alone; take resources.gpu out, whose GPU it would leave idle"
-        )
+        raise idle_gpu(spec)
     if not gpu_seen():
         log.warning("model %s asks for a GPU, but torch sees none: it computes on the cores", spec.name)
         return CPU

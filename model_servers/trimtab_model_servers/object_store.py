@@ -9,7 +9,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -48,6 +48,13 @@ Result = TypeVar("Result")
 
 class AbsentError(ModelError):
     """The store answers, and has no such object."""
+
+
+class DeniedError(ModelError):
+    """The store answers, and gives no such object to who asks; who may not list a bucket is told so of absent ones."""
+
+
+_KINDS: Mapping[str, type[ModelError]] = {"NoSuchKey": AbsentError, "AccessDenied": DeniedError}
 
 
 class _PassingError(Exception):
@@ -122,10 +129,10 @@ class _Source:
         return self._found
 
     def is_there(self) -> bool:
-        """Whether the store has it; raises ModelError where it cannot be asked, or it may not be fetched."""
+        """Whether the store gives it; raises ModelError where it cannot be asked, or it may not be fetched."""
         try:
             self.find()
-        except AbsentError:
+        except (AbsentError, DeniedError):
             return False
         return True
 
@@ -256,8 +263,9 @@ def _errors(address: str, limits: FetchLimits) -> Iterator[None]:
         if error.code in _PASSING:
             raise _PassingError(f"{error.code}: {error.message}") from error
         cure = _CURES.get(str(error.code), "check the object store")
-        kind = AbsentError if error.code == "NoSuchKey" else ModelError
-        raise kind(f"{address} at {_endpoint()}: {error.code}: {error.message}; {cure}") from error
+        raise _KINDS.get(str(error.code), ModelError)(
+            f"{address} at {_endpoint()}: {error.code}: {error.message}; {cure}"
+        ) from error
     except (ServerError, InvalidResponseError) as error:
         raise _PassingError(f"{type(error).__name__}: {error}") from error
     except (MinioException, urllib3.exceptions.HTTPError, OSError) as error:

@@ -240,6 +240,16 @@ def test_without_time_the_model_as_it_is_alone_is_judged_and_the_others_are_told
     assert [point.name for point in load_pipeline(mine).spec.stages[0].variants[0].operating_points] == ["full"]
 
 
+def test_whole_numbers_of_eight_bits_are_not_tried_for_a_variant_on_a_gpu(mine, capfd):
+    (mine / "pipeline.yaml").write_text(
+        PIPELINE.replace("parameters:", 'resources: {cpu: "1", gpu: 1}\n      parameters:')
+    )
+    assert run(["points", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]) == 0
+    told = json.loads(capfd.readouterr().out.splitlines()[-1])["figures"]
+
+    assert told["unjudged"] + told["tried"] == len(forms(64, 3, RULES, ["BF16"]))
+
+
 class Clockwork:
     """A bench whose forms take what is said, on a clock of its own, and labels that are all right."""
 

@@ -17,6 +17,8 @@ class ObjectStore:
 
     objects: dict[str, bytes] = field(default_factory=dict)
     access_keys: set[str] = field(default_factory=lambda: {"reader"})
+    may_list: bool = True
+    """Whether who asks may list buckets: a store that lets nobody do so does not say what is absent."""
     stall_after_bytes: int | None = None
     declare_bytes: int | None = None
     requests: list[str] = field(default_factory=list)
@@ -83,6 +85,8 @@ class StoreHandler(BaseHTTPRequestHandler):
         if not any(f"Credential={key}/" in self.headers.get("Authorization", "") for key in state.access_keys):
             return self._refuse(403, "AccessDenied", "Access Denied.", path)
         content = state.objects.get(path)
+        if content is None and not state.may_list:
+            return self._refuse(403, "AccessDenied", "Access Denied.", path)
         if content is None:
             bucket = path.split("/")[1]
             if not any(known.startswith(f"/{bucket}/") for known in state.objects):

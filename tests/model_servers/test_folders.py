@@ -11,6 +11,7 @@ from safetensors.torch import save
 
 from tests.fakes.hub import COMMIT, Hub, hub
 from tests.fakes.object_store import ObjectStore, object_store
+from trimtab_model_servers.cache import _link, linked
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.fetched import FetchLimits
 from trimtab_model_servers.folders import named_by
@@ -87,6 +88,20 @@ def test_a_folder_that_lacks_a_file_is_none_and_the_file_is_named(place, absent,
     with pytest.raises(ModelError, match=absent):
         find_folder(address, None)
     assert not list(cache.glob(".folders/*"))
+
+
+def test_a_folder_of_one_file_is_fetched_by_who_may_read_it_and_list_nothing(store):
+    store.may_list = False
+
+    assert contents(find_folder(put(store, ONE), None)) == ONE
+
+
+def test_a_folder_that_another_process_made_meanwhile_will_do(cache, tmp_path):
+    (tmp_path / "weights").write_bytes(b"w")
+    made = linked({"model.safetensors": tmp_path / "weights"})
+    _link({"model.safetensors": tmp_path / "weights"}, made)
+
+    assert contents(made) == {"model.safetensors": b"w"}
 
 
 def test_what_is_too_large_together_is_not_fetched(place):

@@ -62,7 +62,8 @@ def command(
     stage = document.spec.stages[0]
     variant = stage.variants[0]
     home = file.resolve().parent
-    points = forms(*Bench(document, home, [FULL]).layers, list(RULES), PRECISIONS)
+    precisions = [each for each in PRECISIONS if not (each == "INT8" and variant.resources.gpu)]  # cores alone have it
+    points = forms(*Bench(document, home, [FULL]).layers, list(RULES), precisions)
     source = LabelledPayloads(document, samples, seed)
     count = min(most or len(source), len(source))
     batches = sorted({1, *(size for size in stage.batch_sizes if size <= min(LARGEST_BATCH, count))})

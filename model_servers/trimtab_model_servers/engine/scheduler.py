@@ -19,8 +19,8 @@ from trimtab_model_servers.engine.values import EngineBusy, Image, Keys, Request
 WORDS_REMEMBERED_STEPS = 128
 """For so many steps after one that read a prompt without images, the next such prompt is expected."""
 IMAGES_SHARE, IMAGES_LEAST_TOKENS = 4, 32
-"""Of a step's tokens, prompts with images get at most the fourth part while prompts without are expected, and no more
-than a few beside such a prompt: those take hardly longer than none."""
+"""Of a step's tokens, prompts with images get at most the fourth part while prompts without are expected, but no less
+than a few: those take hardly longer than none."""
 MOST_STEPS_OF_WORDS = 2
 """So many steps in a row are those prompts' alone; who comes during one does not wait for images in the next."""
 
@@ -218,8 +218,7 @@ class Scheduler:
         if alone:
             reading = words
         elif fit and self._steps_since_words < WORDS_REMEMBERED_STEPS:
-            beside = 0 if words else self.limits.step_tokens // IMAGES_SHARE
-            room = min(room, wanted + max(beside, IMAGES_LEAST_TOKENS))
+            room = min(room, wanted + max(self.limits.step_tokens // IMAGES_SHARE, IMAGES_LEAST_TOKENS))
         reached = [one.computed for one in reading]
         for most, only_words in ((half, True), (room, False)):
             left = most - sum(reached) + sum(one.computed for one in reading)

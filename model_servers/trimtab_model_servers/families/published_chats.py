@@ -41,7 +41,10 @@ class PublishedParameters(ChatParameters):
 
     size: Size = Field(default="published", description="`tiny` has the same parts, each very small")
     dtype: Precision = Field(default="float32", description="Of weights and sums; embeddings travel in float32")
-    device: Device = Field(default="cpu", description="`auto` is a GPU where torch sees one, `cuda` asks for one")
+    device: Device | None = Field(
+        default=None,
+        description="`auto` is a GPU where torch sees one, `cuda` asks for one; with resources.gpu `auto`, else `cpu`",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,8 @@ def build(spec: ModelSpec) -> Built:
     parameters = read_parameters(PublishedParameters, spec)
     name, _, part = spec.family.partition("/")
     shape, folder = SHAPES[name](parameters.size), find_folder(spec.storage_uri, spec.digest)
-    weights, kept = folder or _seed(spec), Kept(parameters.dtype, parameters.device)
+    device: Device = parameters.device or ("auto" if spec.gpus else "cpu")
+    weights, kept = folder or _seed(spec), Kept(parameters.dtype, device)
     writes = half_of(shape, "writes", weights, kept) if part in {"whole", "text"} else None
     sees = half_of(shape, "sees", weights, kept) if part in {"whole", "encode"} else None
     return Built(

@@ -13,6 +13,7 @@ from trimtab_model_servers.chat.parts import Built
 from trimtab_model_servers.chat_loading import load_chat
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.published_chats import build
+from trimtab_model_servers.families.published_halves import Kept
 from trimtab_model_servers.families.published_shapes import SHAPES
 from trimtab_model_servers.worker import BatchWorker
 
@@ -100,6 +101,20 @@ def test_a_gpu_that_is_not_there_is_missed_by_name(monkeypatch):
     with pytest.raises(ModelError, match="device is 'cuda', but torch sees no GPU here; write 'cpu' or 'auto'"):
         built("internvl3-8b", "encode", device="cuda")
     assert built("internvl3-8b", "encode", device="auto").facts["device"] == "cpu"
+
+
+def test_a_gpu_that_is_asked_for_is_used_where_there_is_one_and_never_left_idle(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    published: dict[str, Any] = {"family": "internvl3-8b/encode", "parameters": TINY}
+    assert build(a_chat_spec("encode", **published, gpus=1)).facts["device"] == "cpu"
+    with pytest.raises(ModelError, match="family 'lmm-digits/encode' computes on cores alone"):
+        load_chat(a_chat_spec("encode", gpus=1), BatchWorker())
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert Kept("float32", "auto").place.type == "cuda"
+    told = published | {"parameters": TINY | {"device": "cpu"}}
+    with pytest.raises(ModelError, match="whose GPU it would leave idle"):
+        load_chat(a_chat_spec("encode", **told, gpus=1), BatchWorker())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

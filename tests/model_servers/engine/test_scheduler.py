@@ -94,20 +94,20 @@ def test_few_words_have_short_steps_to_themselves_and_images_at_least_every_thir
     assert ["shown" in step for step in read] == [False, False, True] * 2
 
 
-def test_words_beside_images_end_with_a_short_step():
+def test_words_in_every_step_leave_images_a_quarter_of_every_third():
     scheduler = Scheduler(Limits(slots=5, slot_tokens=5_000, step_tokens=256), share_prefixes=False)
     placeholders = 4_000
     image = Image("a", start=1, placeholders=placeholders, tokens=placeholders)
     scheduler.submit(a_request("shown", prompt=placeholders + 9, images=(image,)))
     read = []
-    for number in range(3):
+    for number in range(6):
         scheduler.submit(a_request(f"told {number}", prompt=40, new=1))
         step = planned(scheduler)
         computed(scheduler, step)
         read.append(sum(len(part.tokens) for part in step.chunks))
         scheduler.finish(f"told {number}")
 
-    assert read == [40, 40, 40 + 32]
+    assert read == [40, 40, 40 + 64] * 2
 
 
 def test_steps_that_read_images_are_short_as_long_as_more_words_are_expected():

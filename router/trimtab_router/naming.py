@@ -33,11 +33,13 @@ class Roster:
     Attributes:
         stage: the stage.
         known: whether the plan in force knows the task that is named.
+        own: whether it is a task that the variant declares, or that joined it.
         listed: what each replica tells, names by number; None where none has told anything yet.
     """
 
     stage: Stage
     known: bool
+    own: bool
     listed: Sequence[Sequence[str]] | None
 
     def numbers(self, task: str) -> set[int]:
@@ -111,9 +113,15 @@ def missing(pipeline: str, name: str) -> Refusal:
     return invalid(f"input {name!r} is missing; {pipeline} needs it")
 
 
-def number_at(task: str, listed: Sequence[str]) -> int:
-    """The number of a task at one replica; that of no task where it does not have it, so that nobody else answers."""
-    return listed.index(task) if task in listed else NO_TASK
+def numbers_at(task: str, listed: Sequence[str], given: Array) -> Array:
+    """The numbers of rows of a task at one replica.
+
+    Where that lists other tasks by the numbers given, they become that of no task, so that nobody else answers. What
+    is beyond its list stays: the list may be older than the task, and a number is given away once.
+    """
+    if task in listed:
+        return np.full_like(given, listed.index(task))
+    return np.where(given < len(listed), given.dtype.type(NO_TASK), given)
 
 
 def _numbers(task: str, roster: Roster) -> set[int]:
@@ -126,6 +134,9 @@ def _numbers(task: str, roster: Roster) -> set[int]:
         message = f"{where}: no replica has told yet which number task {task!r} has"
         raise Refusal(Code.UNAVAILABLE, "NoReplica", message, retry_after_seconds=_SOON_SECONDS)
     numbers = roster.numbers(task)
+    if not numbers and roster.own:
+        message = f"{where}: no replica has task {task!r} yet"
+        raise Refusal(Code.UNAVAILABLE, "NoReplica", message, retry_after_seconds=_SOON_SECONDS)
     several = [names for names in listed or () if len(names) > 1]
     if not numbers and several and roster.known:
         raise invalid(f"{where}: no replica has a task {task!r}; there are: {', '.join(filter(None, several[0]))}")

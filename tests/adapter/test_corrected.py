@@ -5,7 +5,7 @@ import pytest
 from tests.adapter.test_escalation import LOOK, POINTS, STAGE
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.deliberation import Deliberation
-from trimtab_adapter.observation import ObservationError, merge_states, read_state
+from trimtab_adapter.observation import ObservationError, State, merge_states, read_state
 from trimtab_adapter.planning.corrected import corrected, drifts
 from trimtab_adapter.planning.decide import decide
 from trimtab_pipelines.plan import ForecastRecord
@@ -85,6 +85,26 @@ def test_tasks_move_with_their_point_and_by_what_is_told_of_them():
     )
     with pytest.raises(ObservationError, match=r"drifted_by_task.full.cats is 1.5; expected 0 to 1"):
         read_state({"stages": {"only": {"variant": "small", "drifted_by_task": {"full": {"cats": 1.5}}}}})
+
+
+def test_a_task_that_was_seen_to_hold_stays_as_measured_though_what_is_told_is_followed_in_hundredths():
+    tasks = {name: {"value": value, "source": "Measured"} for name, value in (("cats", 0.868), ("dogs", 0.9))}
+    asked = a_pipeline([a_stage("only", variants=[a_variant(accuracy=0.8, accuracyByTask=tasks)])]).spec
+    deliberation = Deliberation()
+    told = {"": 0.7, "cats": 0.868, "dogs": 0.6}
+    deliberation.learn(State(accuracies={("only", "small", "default", task): one for task, one in told.items()}))
+    known = deliberation.situation(ForecastRecord(peak_rps=1.0, source="reactive"), None, 0.0, 60.0).accuracies
+    counted = corrected(asked, known)
+
+    point = counted.stages[0].variants[0].points[0]
+    assert {task: one.value for task, one in point.accuracy_by_task.items()} == pytest.approx(
+        {"cats": 0.868, "dogs": 0.6}
+    )
+    assert point.accuracy == pytest.approx(0.7)
+    assert drifts(asked, counted) == (
+        "only: small/default, 0.70 and not 0.80",
+        "only: small/default on dogs, 0.60 and not 0.90",
+    )
 
 
 def test_tasks_of_a_variant_without_points_move_too():

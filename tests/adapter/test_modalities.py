@@ -1,13 +1,16 @@
 """Jobs over subsets of their inputs, by every policy that chooses among them, in simulated time."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.adapter.modalities import DIGITS, DIGITS_TWICE, TVLT, a_scenario, with_stage
 from trimtab_adapter.planning.decide import initial_plan
+from trimtab_adapter.planning.options import batch_sizes, capped
 from trimtab_adapter.simulation.simulate import simulate
+from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.ends import DROPPED, LATE, OK
 from trimtab_pipelines.spec import MOST_ROWS
 
@@ -195,6 +198,15 @@ def test_plans_count_with_no_larger_batches_than_the_policy_sends(policy):
     assert plan.spec.explanation.batch_sizes_capped == (
         f"stage-0: batches of 64 rows at most and not 256: {policy} sends no more",
     )
+
+
+def test_chats_that_are_written_side_by_side_are_no_batch():
+    spec = load_pipeline(Path("pipelines/lmm-digits")).spec
+    writes = next(stage for stage in spec.stages if stage.writes).model_copy(update={"batch_sizes": (96,)})
+    mixing = spec.model_copy(update={"departure_policy": "ModalityMix", "stages": (writes,)})
+
+    assert batch_sizes(mixing, writes, writes.pin) == [96]
+    assert capped(mixing) == ()
 
 
 def test_other_policies_plan_the_batches_that_were_asked_for():

@@ -56,6 +56,14 @@ def test_a_sense_that_fails_is_noticed_within_a_minute_of_twenty_rows_a_second(s
     assert watch.drifted(NOW)[ALL] == pytest.approx(0.45, abs=0.04)
 
 
+def test_rows_that_name_a_task_count_where_a_point_tells_no_tasks_apart():
+    watch = a_watch()
+    assert watch.knows(KEY, "cats")
+    watch.saw(KEY, "cats", np.full(500, 0.4), NOW)
+
+    assert list(watch.drifted(NOW)) == [ALL]
+
+
 def test_where_all_is_as_measured_nothing_is_told():
     rng, watch = np.random.default_rng(0), a_watch()
     told = 0
@@ -240,6 +248,17 @@ def test_one_row_in_a_hundred_is_answered_by_the_best_point_too_once_nobody_wait
     assert (audit.point.name, audit.rows) == ("default", 1)
     top.answer(label=3)
     assert top.desk.watch.audits == {("small", "quick"): 1}
+
+
+def test_a_row_that_is_compared_names_the_task_that_its_own_names():
+    top = Audited()
+    for _ in range(13):
+        top.take(8, top.clock.now + 0.9).task = "cats"
+        top.settle()
+        top.answer(label=3)
+
+    assert top.sent[-1].point.name == "default"
+    assert top.sent[-1].batch[0].work.task == "cats"
 
 
 def test_nobody_waits_behind_a_row_that_is_only_compared_while_others_are_there():

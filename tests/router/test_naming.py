@@ -10,7 +10,9 @@ import pytest
 from tests.builders import a_stage
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
 from tests.router.tasked import NOT_TOLD, a_tasked_pipeline, a_tasked_replica, number_told
+from trimtab_pipelines.tasks import NO_TASK
 from trimtab_protocol import InferRequest, InferResponse, Tensor
+from trimtab_router.naming import numbers_at
 
 TASKS = ("crops", "faces", "", "signs")
 TOLD = "trimtab.stage-0.task"
@@ -83,6 +85,27 @@ async def test_a_task_that_its_replica_has_lost_is_answered_as_none_and_never_as
 
     assert said(late) == [-1.0]
     assert (status, "no replica has a task 'faces'; there are: faces-of-old, signs" in error) == (400, True)
+
+
+async def test_a_task_that_was_declared_and_that_no_replica_has_yet_is_asked_for_again_later():
+    pipeline = a_tasked_pipeline(tasks=[{"name": "stripes", "storageUri": "s3://tasks/stripes.safetensors"}])
+    for facts in ("default", "crops,faces"):
+        async with a_rig(pipeline, {"stage-0": [a_tasked_replica(facts.split(","))]}) as rig:
+            status, error, headers = await rig.rest(naming("stripes"))
+
+        assert (status, headers["x-trimtab-reason"]) == (503, "NoReplica")
+        assert "no replica has task 'stripes' yet" in error
+
+
+@pytest.mark.parametrize(
+    ("listed", "told"),
+    [(("crops", "faces"), 1), (("faces",), 0), (("crops", "other"), NO_TASK), (("crops",), 1), ((), 1)],
+)
+def test_a_number_beyond_what_a_replica_listed_last_stays_and_that_of_another_task_never(listed, told):
+    given = np.full(3, 1, np.int64)
+
+    assert numbers_at("faces", listed, given).tolist() == [told] * 3
+    assert numbers_at("faces", listed, given).dtype == given.dtype
 
 
 async def test_a_model_that_is_told_no_task_answers_its_first_one_alone():

@@ -13,6 +13,8 @@ from trimtab_pipelines.variants import Variant
 
 Watched = tuple[str, str, str, str]
 """Stage, variant, operating point and task; the task is empty where all rows together are meant."""
+ROUNDING = 0.005 + 1e-9
+"""Of observed accuracies, which are followed in hundredths."""
 _Looked = TypeVar("_Looked", SecondLook, TaskLook)
 _Evidence = TypeVar("_Evidence", bound=AccuracyEvidence)
 
@@ -53,10 +55,11 @@ class _Changes:
     def of(cls, variant: Variant, accuracies: Mapping[tuple[str, str], float]) -> "_Changes":
         """From accuracies by operating point and task; those of points and tasks that it does not list are left out."""
         overall = {
-            point.name: accuracies.get((point.name, ""), point.accuracy) - point.accuracy for point in variant.points
+            point.name: _change(accuracies.get((point.name, ""), point.accuracy), point.accuracy)
+            for point in variant.points
         }
         on_tasks = {
-            (point.name, task): accuracies[point.name, task] - before.value
+            (point.name, task): _change(accuracies[point.name, task], before.value)
             for point in variant.points
             for task, before in point.accuracy_by_task.items()
             if (point.name, task) in accuracies
@@ -184,6 +187,11 @@ def _shifted(look: _Looked, first: float, then: float) -> _Looked:
 def _along(evidence: _Evidence, by: float) -> _Evidence:
     ends = {"low": evidence.low, "high": evidence.high}
     return evidence.model_copy(update={end: _moved(value, by) for end, value in ends.items() if value is not None})
+
+
+def _change(observed: float, measured: float) -> float:
+    """By how much it changed; what is told in hundredths and rounds to what was measured did not."""
+    return 0.0 if abs(observed - measured) <= ROUNDING else observed - measured
 
 
 def _moved(value: float, by: float) -> float:

@@ -358,18 +358,24 @@ def _sizes(question: Question, stage: Stage, relaxed: Relaxation, candidate: _Ca
 def batch_sizes(spec: InferencePipelineSpec, stage: Stage, pin: Pin) -> list[int]:
     """The batch sizes to choose from, ascending; none is larger than what the departure policy sends."""
     asked = stage.batch_sizes if pin.batch_size is None else (pin.batch_size,)
-    return sorted({size if spec.most_batch_rows is None else min(size, spec.most_batch_rows) for size in asked})
+    most = _most_rows(spec, stage)
+    return sorted({size if most is None else min(size, most) for size in asked})
 
 
 def capped(spec: InferencePipelineSpec) -> tuple[str, ...]:
     """Say of which stages batches are smaller than asked for, and why."""
-    most = spec.most_batch_rows
     return tuple(
         f"{stage.name}: batches of {most} rows at most and not {largest}: {spec.departure_policy} sends no more"
         for stage in spec.stages
         for largest in [max(stage.batch_sizes if stage.pin.batch_size is None else (stage.pin.batch_size,))]
+        for most in [_most_rows(spec, stage)]
         if most is not None and largest > most
     )
+
+
+def _most_rows(spec: InferencePipelineSpec, stage: Stage) -> int | None:
+    """Rows of a stage's largest batch; None where nothing bounds them. Rows that are written leave one by one."""
+    return None if stage.writes else spec.most_batch_rows
 
 
 def _option(

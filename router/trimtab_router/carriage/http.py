@@ -24,7 +24,7 @@ from trimtab_router.ahead import numbered
 from trimtab_router.carriage.replicas import BatchRequest, Replica
 from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
 from trimtab_router.carriage.shares import Shares
-from trimtab_router.naming import number_at, takes_names
+from trimtab_router.naming import numbers_at, takes_names
 from trimtab_router.refusal import failure
 from trimtab_router.stage.endings import Abandoned, Answered, Broken, Cut, Ending, Lost, NotReady
 from trimtab_router.stage.ports import Wrote
@@ -332,7 +332,7 @@ def _numbered(parcel: Parcel, piece: Slice, name: str) -> Array:
     rows = piece.array(name)
     if name != TASK_INPUT or not piece.work.task:
         return rows
-    return np.full_like(rows, number_at(piece.work.task, parcel.slot.tasks.get(parcel.variant, ())))
+    return numbers_at(piece.work.task, parcel.slot.tasks.get(parcel.variant, ()), rows)
 
 
 def _still_waits_seconds(parcel: Parcel) -> float:

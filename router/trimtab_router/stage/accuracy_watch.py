@@ -131,13 +131,14 @@ class AccuracyWatch:
         self._measured = _measured(stage)
         self._accuracies = {(v.name, p.name, ""): p.accuracy for v in stage.variants for p in v.points}
         self._accuracies |= {which: one.accuracy for which, one in self._measured.items()}
+        self._by_task = {(v.name, p.name) for v in stage.variants for p in v.points if p.accuracy_by_task}
         self._seen: dict[tuple[str, str, str], _Seen] = {}
         self.audits: dict[Key, int] = defaultdict(int)
         """Rows that the best point answered too."""
 
     def knows(self, key: Key, task: str) -> bool:
         """Whether it was measured how certain a point is of rows of a task; of all rows where it is empty."""
-        return (*key, task) in self._measured
+        return (*key, self._told_apart(key, task)) in self._measured
 
     def saw(self, key: Key, task: str, certainties: Array, now: float) -> None:
         """Rows were answered for the first time.
@@ -148,6 +149,7 @@ class AccuracyWatch:
             certainties: of each row; what is no probability says nothing.
             now: seconds.
         """
+        task = self._told_apart(key, task)
         measured, given = self._measured.get((*key, task)), np.asarray(certainties, dtype=np.float64)
         given = given[_told(given)]
         if measured is None or not given.size:
@@ -167,7 +169,8 @@ class AccuracyWatch:
             before: their first look.
             now: seconds.
         """
-        both = (self._measured.get((*key, task)), self._measured.get((key[0], before.point, task)))
+        task, firsts = self._told_apart(key, task), self._told_apart((key[0], before.point), task)
+        both = (self._measured.get((*key, task)), self._measured.get((key[0], before.point, firsts)))
         given, first = (np.asarray(each, dtype=np.float64) for each in (certainties, before.certainties))
         known = _told(given) & _told(first)
         if not known.any() or not all(one is not None and one.calibrated for one in both):
@@ -181,7 +184,9 @@ class AccuracyWatch:
         self, key: Key, best_point: str, task: str, certainty: float, best_certainty: float, *, agrees: bool
     ) -> None:
         """A row had an answer of the best point too, which is the better witness of what is right."""
-        own, best = self._measured.get((*key, task)), self._measured.get((key[0], best_point, task))
+        bests = self._told_apart((key[0], best_point), task)
+        task = self._told_apart(key, task)
+        own, best = self._measured.get((*key, task)), self._measured.get((key[0], best_point, bests))
         if own is None or best is None or not (0.0 <= certainty <= 1.0 and 0.0 <= best_certainty <= 1.0):
             return
         says = certainty - own.certainty + own.accuracy
@@ -210,6 +215,10 @@ class AccuracyWatch:
             for which, change in changes.items()
             if change is not None
         }
+
+    def _told_apart(self, key: Key, task: str) -> str:
+        """The task of rows at a point that tells tasks apart; at any other they are rows like all."""
+        return task if key in self._by_task else ""
 
     def _of(self, key: Key, task: str, now: float) -> list[_Seen]:
         """The point overall, and on a task where one is named."""

@@ -113,7 +113,9 @@ class Audits:
         audit = Audit(self._stage, self._watch, parcel.key, piece.work.wish.task, answered, now)
         inputs = {name: piece.array(name)[row : row + 1].copy() for name in piece.work.inputs}
         runnable = Runnable(self._stage.name, 1, inputs)
-        self.waiting.append((now + KEPT_SECONDS, Work(audit, runnable, deadline=now + KEPT_SECONDS, now=now)))
+        work = Work(audit, runnable, deadline=now + KEPT_SECONDS, now=now)
+        work.task = piece.work.task
+        self.waiting.append((now + KEPT_SECONDS, work))
 
     def ready(self, now: float, most_rows: int) -> list[Slice]:
         """Rows of one batch that may leave now that nobody waits, oldest first; those of one shape."""

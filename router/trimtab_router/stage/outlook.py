@@ -171,8 +171,12 @@ class Outlook:
     def tasks(self) -> frozenset[str]:
         """The tasks that are known, by their accuracies or by name."""
         judged = frozenset(task for point in self.points(self.variant) for task in point.accuracy_by_task)
-        named = (task.name for task in self.stage.variant(self.variant).present_tasks)
-        return judged.union(named, self._enrolled.get(self.variant, ()))
+        return judged | self.own_tasks()
+
+    def own_tasks(self) -> frozenset[str]:
+        """The tasks that the variant declares beside those of its weights, and those that joined it."""
+        declared = frozenset(task.name for task in self.stage.variant(self.variant).present_tasks)
+        return declared.union(self._enrolled.get(self.variant, ()))
 
     def reaches(self, work: Work) -> bool:
         """Whether a point keeps the floor of a work."""

@@ -15,7 +15,8 @@ def roster_of(outlook: Outlook, slots: Sequence[Slot], task: str) -> Roster:
     """
     stage, variant = outlook.stage, outlook.variant
     if outlook.dismissed(task) or stage.variant(variant).container is not None:
-        return Roster(stage, task in outlook.tasks(), ())
+        return Roster(stage, task in outlook.tasks(), False, ())
     told = [slot for slot in slots if variant in slot.tasks]
     ready = [slot for slot in told if variant in slot.ready_variants]
-    return Roster(stage, task in outlook.tasks(), [slot.tasks[variant] for slot in ready or told] or None)
+    known, own = task in outlook.tasks(), task in outlook.own_tasks()
+    return Roster(stage, known, own, [slot.tasks[variant] for slot in ready or told] or None)

@@ -72,8 +72,10 @@ def _sightings(found: Slice, stage: Stage) -> Iterable[_Sighting]:
     variants = _variants(found, stage)
     if not variants:
         return
-    containers = ((name, stage.variant(name).container) for name in variants)
-    model_names = {name: container.model_name or name for name, container in containers if container is not None}
+    found_in = {name: stage.variant(name).container for name in variants}
+    theirs = {name: container for name, container in found_in.items() if container is not None}
+    model_names = {name: container.model_name or name for name, container in theirs.items()}
+    chats = next((container for container in theirs.values() if container.chats), None)
     port = next((entry["port"] for entry in found.get("ports") or () if entry.get("port")), DATA_PORT)
     for entry in found.get("endpoints") or ():
         if not entry.get("addresses"):
@@ -88,6 +90,8 @@ def _sightings(found: Slice, stage: Stage) -> Iterable[_Sighting]:
                 address=f"{_written(address)}:{port}",
                 variants=variants,
                 model_names=model_names,
+                wire="OpenAI" if chats else "HTTP",
+                ready_path=chats.ready_path if chats else None,
             ),
             ready=said is not False,  # per the API, a missing condition means ready
             terminating=terminating,

@@ -111,6 +111,11 @@ class Stage(Model):
     pin: Pin = Pin()
 
     @property
+    def chats(self) -> bool:
+        """Whether its replicas take part in chats, and tell what these hold."""
+        return self.writes or self.encodes
+
+    @property
     def parts(self) -> bool:
         """Whether the plan chooses if its images are encoded apart: it has variants that read them, and others."""
         return any(variant.whole for variant in self.variants)

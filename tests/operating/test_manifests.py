@@ -12,7 +12,7 @@ import yaml
 from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
 from tests.definitions import define
 from tests.operating.scene import SETTINGS, Site
-from tests.router.engines import an_engine_pipeline
+from tests.operating.test_chat_manifests import chatting, engine
 from trimtab_kubernetes import Cluster
 from trimtab_operator.judging.drift import contains
 from trimtab_operator.manifests.hosting_sets import deployment, hosting_set_budget, memory_bytes, service
@@ -84,19 +84,6 @@ def hosting_set(variant: str, settings: Settings = SETTINGS) -> list[dict[str, A
     ]
 
 
-def engine() -> list[dict[str, Any]]:
-    """What runs an engine of others as the text pool of a pipeline that answers chats."""
-    document = an_engine_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
-    document["metadata"] |= {"namespace": "team", "uid": "1234"}
-    pipeline = InferencePipeline.model_validate(document)
-    (stage,) = pipeline.spec.stages
-    (group,) = hosting_groups(stage)
-    return [
-        deployment(pipeline, stage, group, SETTINGS, replicas=1, surge=True),
-        service(pipeline, stage, group, SETTINGS),
-    ]
-
-
 def router(settings: Settings) -> list[dict[str, Any]]:
     """A router's objects; Envoy's own configuration has goldens of its own."""
     written = router_objects(PIPELINE, a_plan(PIPELINE), settings, pod_monitor=True)
@@ -120,6 +107,7 @@ def profiling() -> list[dict[str, Any]]:
         ("gpu", hosting_set("large")),
         ("container", hosting_set("own")),
         ("engine", engine()),
+        ("chatting", chatting()),
         ("model-server-secure", hosting_set("small", SECURE)),
         ("container-secure", hosting_set("own", SECURE)),
         ("router", router(SETTINGS)),

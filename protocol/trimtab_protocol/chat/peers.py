@@ -42,9 +42,13 @@ def completion_request(model: str, inputs: Mapping[str, Array]) -> bytes:
         asked.pop("top_k", None)  # 0 means all of them, which engines write in different ways
     if tenant := options.get("tenant"):
         asked["cache_salt"] = str(tenant)
-    body = {"model": model, "messages": _shown(messages, images), **asked}
-    streams = {"stream": True, "stream_options": {"include_usage": True}}
-    return json.dumps(body | streams, separators=(",", ":")).encode()
+    asked |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    # Images are joined once, at the end: as strings of one value they would be copied thrice, while all others wait.
+    return b"".join([_dumped(asked)[:-1], b',"messages":', *_shown(messages, images), b"}"])
+
+
+def _dumped(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def _json(written: bytes, name: str) -> Any:
@@ -54,37 +58,40 @@ def _json(written: bytes, name: str) -> Any:
         raise InvalidChat(f"{name} must hold JSON", param=name) from error
 
 
-def _shown(messages: Sequence[Any], images: Sequence[bytes]) -> list[dict[str, Any]]:
-    """The messages with each image at its place."""
-    left = iter(images)
+def _shown(messages: Sequence[Any], images: Sequence[bytes]) -> list[bytes]:
+    """The messages with each image at its place, as pieces of JSON."""
+    left, pieces = iter(images), [b"["]
     try:
-        shown = [{"role": message["role"], "content": _content(message["content"], left)} for message in messages]
+        for turn, message in enumerate(messages):
+            pieces += [b"," * (turn > 0), b'{"role":', _dumped(message["role"]), b',"content":']
+            pieces += [*_content(message["content"], left), b"}"]
     except StopIteration:
         raise InvalidChat(f"{MESSAGES} show more images than the {len(images)} there are", param=MESSAGES) from None
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidChat(f"{MESSAGES} must be a list of roles with their content", param=MESSAGES) from error
     if (more := sum(1 for _ in left)) > 0:
         raise InvalidChat(f"{MESSAGES} show {more} fewer images than there are", param=MESSAGES)
-    return shown
+    return [*pieces, b"]"]
 
 
-def _content(parts: Sequence[Mapping[str, Any]] | str, images: Iterator[bytes]) -> Any:
+def _content(parts: Sequence[Mapping[str, Any]] | str, images: Iterator[bytes]) -> list[bytes]:
     """Text alone as text: models that read nothing else have templates that take no list."""
     if isinstance(parts, str):
-        return parts
+        return [_dumped(parts)]
     if len(parts) == 1 and parts[0]["type"] == "text":
-        return str(parts[0]["text"])
-    content: list[dict[str, Any]] = []
-    for part in parts:
+        return [_dumped(str(parts[0]["text"]))]
+    pieces = [b"["]
+    for place, part in enumerate(parts):
+        pieces.append(b"," * (place > 0))
         if part["type"] == "image":
-            content.append({"type": "image_url", "image_url": {"url": _data_url(next(images))}})
+            pieces += [b'{"type":"image_url","image_url":{"url":"', *_data_url(next(images)), b'"}}']
         else:
-            content.append({"type": "text", "text": str(part["text"])})
-    return content
+            pieces.append(_dumped({"type": "text", "text": str(part["text"])}))
+    return [*pieces, b"]"]
 
 
-def _data_url(file: bytes) -> str:
-    return f"data:image/{read_header(file, IMAGES).format};base64,{b64encode(file).decode()}"
+def _data_url(file: bytes) -> tuple[bytes, bytes]:
+    return f"data:image/{read_header(file, IMAGES).format};base64,".encode(), b64encode(file)
 
 
 class Chunks:

@@ -26,7 +26,7 @@ VERBS = {
     "pipeline.",
     "points": "Find operating points for a vision transformer: how many tokens to merge, by which rule, in which "
     "precision.",
-    "train-task": "Train a new task for a vision transformer: a head, and prompts where its other tasks have some.",
+    "train-task": "Train a new task for a vision transformer: a head, and prompts, for every way that its points run.",
     "plan": "Show what would run at a load, and why, without running it.",
     "explain": "Explain the plan for a load: what binds, what comes second, what a little more or less would cost.",
     "simulate": "Simulate a pipeline under a load with the router's own code: what would be late or dropped, and at "
@@ -152,6 +152,8 @@ def _terminable() -> Iterator[list[int]]:
 
     def terminate(number: int, _: object) -> None:
         terminated.append(number)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for what they start in the background
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)  # asyncio and all others know how to end by it
 
     before = signal.signal(signal.SIGTERM, terminate)

@@ -53,6 +53,7 @@ def main() -> int:
                 drain_seconds=drain_seconds,
                 identity=identity,
                 health_port=given.health_port,
+                metrics_port=given.metrics_port,
             )
     except (ModelError, UnusableIdentity, OSError) as error:
         _report(f"trimtab_model_servers: {error}\n")
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         help="certificate, key, ca and name as `replicas` of the door's settings has them: TLS alone at the data port",
     )
     parser.add_argument("--health-port", type=int, help="plain HTTP that says if it is alive and ready, and no more")
+    parser.add_argument("--metrics-port", type=int, help="plain HTTP that says what chats hold and did, and no more")
     for name, port in asdict(_POD_PORTS).items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, help=f"default: {port} with --models-env, else a free one")

@@ -1,6 +1,7 @@
 """What a replica's chats hold and have done, as Prometheus reads it (names: docs/chat-stages.md)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -40,6 +41,27 @@ class _Chats(Collector):
         counting = {name: model for name, model in self._models.items() if isinstance(model, Counting)}
         yield from _gauges({name: model.pending() for name, model in counting.items()})
         yield from _counters({name: model.done() for name, model in counting.items()})
+
+
+class Page:
+    """What was written lately, told again to whoever asks soon after: writing it stops the event loop of all chats.
+
+    Args:
+        write: writes it anew.
+        fresh_seconds: for which it is told again.
+    """
+
+    def __init__(self, write: Callable[[], bytes], fresh_seconds: float = 1.0) -> None:
+        self._write = write
+        self._fresh_seconds = fresh_seconds
+        self._written_at = -inf
+        self._page = b""
+
+    def at(self, now: float) -> bytes:
+        """The page as it is told at a time, seconds on a clock that never goes back."""
+        if now - self._written_at >= self._fresh_seconds:
+            self._page, self._written_at = self._write(), now
+        return self._page
 
 
 def exposition(models: Mapping[str, Hosted]) -> bytes:

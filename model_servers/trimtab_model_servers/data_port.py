@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import ssl
+import time
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -15,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from trimtab_model_servers import chat_port
 from trimtab_model_servers.bodies import read_body
-from trimtab_model_servers.chat_metrics import exposition
+from trimtab_model_servers.chat_metrics import Page, exposition
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.host import Host
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES
@@ -56,6 +57,7 @@ class DataPort:
     def __init__(self, models: Host, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._host = models
         self._max_body_bytes = max_body_bytes
+        self._page = Page(lambda: exposition(models.models))
         self._runners: list[web.ServerRunner] = []
         self.port = 0
 
@@ -68,6 +70,10 @@ class DataPort:
     async def tell_health(self, address: str, port: int) -> int:
         """Say on a plain port of its own whether it is alive and ready, and no more; return the port."""
         return await self._listen(web.Server(self._answer_health, access_log=None), address, port, None)
+
+    async def tell_metrics(self, address: str, port: int) -> int:
+        """Say on a plain port of its own what its chats hold and have done, and no more; return the port."""
+        return await self._listen(web.Server(self._answer_metrics, access_log=None), address, port, None)
 
     async def stop(self) -> None:
         """Close the ports and their connections once their answers are written."""
@@ -89,6 +95,16 @@ class DataPort:
             return self._server_route(request)
         except RefusalError as refusal:
             return _error(request, refusal.status_code, str(refusal))
+
+    async def _answer_metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer whoever draws; however often, no more than one page a second is written, and no connection stays."""
+        if request.path != "/metrics" or request.method != "GET":
+            response = _error(request, 404, f"nothing at {told(request.path, 200)}; GET /metrics is all there is")
+        else:
+            page = self._page.at(time.monotonic())
+            response = web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        response.force_close()
+        return response
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:

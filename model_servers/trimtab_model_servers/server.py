@@ -49,6 +49,7 @@ def run(
     drain_seconds: float = 0.0,
     identity: MutualTls | None = None,
     health_port: int | None = None,
+    metrics_port: int | None = None,
 ) -> None:
     """Serve the models of a folder until SIGTERM or SIGINT, or until one of them fails for good.
 
@@ -62,6 +63,7 @@ def run(
             LONGEST_DRAIN_SECONDS.
         identity: with it the data port speaks TLS with who shows a certificate, and with nobody else.
         health_port: where whoever asks is told, in plain HTTP, whether it is alive and ready, and no more.
+        metrics_port: where whoever asks is told, in plain HTTP, what chats hold and have done, and no more.
 
     Raises:
         ModelError: a model cannot be loaded, the folder holds none, or one failed for good while it served.
@@ -70,7 +72,7 @@ def run(
     keep_freed_memory(LARGEST_KEPT_BYTES, MOST_KEPT_BYTES)
     gc.freeze()  # or each full collection would walk all of torch, and a fork would copy what it walks
     with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
-        doors = _Doors(address, plain_address, ports, identity, health_port)
+        doors = _Doors(address, plain_address, ports, identity, health_port, metrics_port)
         runner.run(_serve(folder, on_ready, doors, drain_seconds))
 
 
@@ -83,12 +85,15 @@ class _Doors:
     ports: ReplicaPorts
     identity: MutualTls | None
     health_port: int | None
+    metrics_port: int | None
 
     async def open(self, port: DataPort) -> None:
-        """Open the data port."""
+        """Open the data port, and the plain ones that are asked for."""
         await port.start(self.address, self.ports.data_port, self.identity)
         if self.health_port is not None:
             await port.tell_health(self.address, self.health_port)
+        if self.metrics_port is not None:
+            await port.tell_metrics(self.address, self.metrics_port)
 
 
 async def _serve(folder: Path, on_ready: Callable[[ReplicaPorts], None], doors: _Doors, drain_seconds: float) -> None:

@@ -17,6 +17,7 @@ from trimtab_operator.judging.replicas import Site, decide_replicas, stage_state
 from trimtab_operator.judging.report import Facts, invalid_report, pipeline_report, plan_report
 from trimtab_operator.judging.report import events as events_of
 from trimtab_operator.manifests.isolation import network_policies
+from trimtab_operator.manifests.monitors import replica_monitors
 from trimtab_operator.manifests.objects import Ref, ref_of
 from trimtab_operator.manifests.routers import router_objects
 from trimtab_operator.settings import Settings
@@ -71,6 +72,7 @@ def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliat
     wanted = [
         *router_objects(pipeline, choice.good, settings, pod_monitor="PodMonitor" in observed.kinds),
         *network_policies(pipeline, settings),
+        *(replica_monitors(pipeline) if "PodMonitor" in observed.kinds else ()),
         *measured.objects,
         *replicas.objects,
     ]

@@ -33,6 +33,9 @@ ADMIN_PORT_NAME = "admin"
 DATA_PORT = 9000
 HEALTH_PORT = 9001
 """Of a model server that asks for certificates at its data port: plain HTTP, whether it is alive and ready, no more."""
+METRICS_PORT = 9002
+"""Of a model server of a stage that writes or encodes: plain HTTP, what its chats hold and have done, no more."""
+METRICS_PORT_NAME = "metrics"
 GUARD_PORT = 9443
 """Of who asks for certificates in the place of a server not of ours; the next one where that server has it."""
 MLSERVER_HTTP_PORT = 8080

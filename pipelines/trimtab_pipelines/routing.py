@@ -12,8 +12,12 @@ class Endpoint(Model):
 
     name: str = Field(min_length=1, description="Unique among the stage's replicas, such as locate-0")
     address: Annotated[str, Field(pattern=r"^[^\s/]+:[0-9]+$")] = Field(description="host:port of its data port")
-    wire: Literal["HTTP"] = Field(
-        default="HTTP", description="Open Inference Protocol V2, binary tensors over HTTP/1.1"
+    wire: Literal["HTTP", "OpenAI"] = Field(
+        default="HTTP",
+        description="HTTP: Open Inference Protocol V2, binary tensors over HTTP/1.1. OpenAI: chats as its API has them",
+    )
+    ready_path: str | None = Field(
+        default=None, pattern=r"^/", description="Where one that speaks OpenAI answers 200 once it can serve"
     )
     variants: tuple[Name, ...] = Field(min_length=1, description="Variants it can serve at once, without a restart")
     model_names: dict[Name, str] = Field(

@@ -10,7 +10,7 @@ from trimtab_pipelines.chat import Chat
 from trimtab_pipelines.evidence import AccuracyBasis
 from trimtab_pipelines.quantity import Cores, Fraction, Seconds
 from trimtab_pipelines.resource import ADVISORY_SUFFIX, Model, Name, Resource, require_unique
-from trimtab_pipelines.stages import ANSWER, PULLED, SHOWN, PipelineOutput, Stage
+from trimtab_pipelines.stages import ANSWER, MESSAGES, PULLED, SHOWN, PipelineOutput, Stage
 from trimtab_pipelines.tensors import RequestInput
 from trimtab_pipelines.variants import Resources
 
@@ -225,7 +225,7 @@ class InferencePipelineSpec(Model):
     @cached_property
     def chats(self) -> Chat | None:
         """How it takes chats; None where it is no pipeline that answers them."""
-        asks = any((i.name, i.datatype, i.shape) == ("messages", "BYTES", ()) for i in self.inputs)
+        asks = any((i.name, i.datatype, i.shape) == (MESSAGES, "BYTES", ()) for i in self.inputs)
         writers = {stage.name for stage in self.stages if stage.writes}
         answers = {output.name for output in self.outputs if output.source.partition(".")[0] in writers}
         return (self.chat or Chat()) if asks and answers >= {name for name, *_ in ANSWER} else None

@@ -13,6 +13,8 @@ from trimtab_pipelines.variants import Variant
 
 ANSWER = (("text", "BYTES", ()), ("finish_reason", "BYTES", ()), ("usage", "INT64", (5,)))
 """What a stage that writes puts out: names, datatypes and shapes of a row."""
+MESSAGES = "messages"
+"""The input of a stage that writes which says what was said so far."""
 PULLED = "references"
 """The input of a stage that writes which says where it pulls images' embeddings from, and the output of one that
 encodes."""
@@ -109,6 +111,11 @@ class Stage(Model):
     pin: Pin = Pin()
 
     @property
+    def chats(self) -> bool:
+        """Whether its replicas take part in chats, and tell what these hold."""
+        return self.writes or self.encodes
+
+    @property
     def parts(self) -> bool:
         """Whether the plan chooses if its images are encoded apart: it has variants that read them, and others."""
         return any(variant.whole for variant in self.variants)
@@ -158,6 +165,7 @@ class Stage(Model):
         self._require_answers()
         self._require_references()
         self._require_parts()
+        self._require_chats()
         self._require_pinned()
         return self
 
@@ -215,6 +223,22 @@ class Stage(Model):
                 f"stage {self.name} has a variant that is whole, so it must say writes: true and have the optional "
                 f"inputs {SHOWN}, from the request, and {PULLED}, from a stage that encodes"
             )
+
+    def _require_chats(self) -> None:
+        """Who speaks OpenAI is asked for whole chats, and has no other way to run."""
+        pulls = any(read.name == PULLED for read in self.inputs)
+        for variant in self.variants:
+            if variant.container is None or not variant.container.chats:
+                continue
+            where = f"stage {self.name}: variant {variant.name} has a container that speaks OpenAI"
+            if not self.writes or (pulls and not variant.whole):
+                raise ValueError(
+                    f"{where}, so the stage must say writes: true, and the variant must read images itself"
+                )
+            if MESSAGES not in {read.name for read in self.inputs}:
+                raise ValueError(f"{where}, so the stage needs an input {MESSAGES}")
+            if len(variant.operating_points) > 1:
+                raise ValueError(f"{where}, which is told of no operating point; leave out operatingPoints")
 
     def _require_modalities(self) -> None:
         inputs = {tensor.name for tensor in self.inputs}

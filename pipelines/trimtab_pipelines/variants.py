@@ -32,19 +32,40 @@ class Toleration(Model):
     toleration_seconds: int | None = Field(default=None, ge=0)
 
 
+OPEN_INFERENCE_READY = "/v2/health/ready"
+
+
 class Container(Model):
-    """A container of the user's own that speaks the Open Inference Protocol V2 over HTTP."""
+    """A container of the user's own, which speaks the Open Inference Protocol V2 or OpenAI's chats over HTTP."""
 
     image: str = Field(min_length=1, max_length=1024)
     command: tuple[str, ...] = Field(default=(), max_length=64)
     args: tuple[str, ...] = Field(default=(), max_length=256)
     env: dict[str, str] = Field(default_factory=dict)
     port: int = Field(default=8080, ge=1, le=65535, description="Port of its HTTP endpoint")
+    speaks: Literal["OpenInference", "OpenAI"] = Field(
+        default="OpenInference",
+        exclude_if=lambda speaks: speaks == "OpenInference",
+        description="OpenInference: the Open Inference Protocol V2. OpenAI: chats are streamed from "
+        "/v1/chat/completions, as vLLM and SGLang serve them; for a stage that writes, where the variant reads images "
+        "itself",
+    )
     model_name: str | None = Field(
         default=None, min_length=1, description="What it calls its model; else the variant's name"
     )
-    ready_path: str = Field(default="/v2/health/ready", pattern=r"^/", description="Answers 200 once it can serve")
+    ready_path: str = Field(default=OPEN_INFERENCE_READY, pattern=r"^/", description="Answers 200 once it can serve")
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+
+    @property
+    def chats(self) -> bool:
+        """Whether it is asked for chats as OpenAI's API has them, and not for tensors."""
+        return self.speaks == "OpenAI"
+
+    @model_validator(mode="after")
+    def _ready_somewhere(self) -> Self:
+        if self.chats and self.ready_path == OPEN_INFERENCE_READY:
+            raise ValueError(f"readyPath: what speaks OpenAI is not asked at {self.ready_path}; name its own: /health")
+        return self
 
 
 class Variant(Model):

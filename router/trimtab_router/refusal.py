@@ -53,6 +53,11 @@ def invalid_for(reason: str, message: str, *, stage: str = "") -> Refusal:
     return Refusal(Code.INVALID_ARGUMENT, reason, message, stage=stage)
 
 
+def oversize(message: str) -> Refusal:
+    """What the caller sends is more than is taken."""
+    return Refusal(Code.PAYLOAD_TOO_LARGE, "PayloadTooLarge", message)
+
+
 def not_found(message: str) -> Refusal:
     """Nothing is served at the path."""
     return Refusal(Code.NOT_FOUND, "NotFound", message)

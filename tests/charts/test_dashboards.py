@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -27,6 +27,7 @@ from benchmarks.dashboards import (
 from tests.charts.helm import VALUES
 from tests.control_plane import tool
 from tests.prometheus import prometheus as a_prometheus
+from trimtab_model_servers.chat_metrics import exposition
 from trimtab_pipelines.codes import Code, is_callers_fault
 from trimtab_pipelines.ends import End
 from trimtab_pipelines.spec import ServiceLevel
@@ -94,6 +95,35 @@ def router_text() -> str:
     return metrics.expose().decode()
 
 
+class Talking:
+    """A model that counts as one does that has chats: some of each so far, and more each time that it is asked."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def pending(self) -> dict[str, int]:
+        fields = ("text_tokens", "image_tokens", "waiting", "running", "busy_slots", "slots", "embedding_bytes", "kept")
+        return dict.fromkeys(fields, 2)
+
+    def done(self) -> dict[str, float]:
+        self._asked += 1
+        fields = ("steps", "encoded_images", "encode_seconds", "pulled_bytes", "pull_seconds")
+        caches = ("cache_hits", "cache_misses", "cache_evictions")
+        return dict.fromkeys((*fields, *caches), float(self._asked))
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+TALKING = cast("Any", Talking())
+
+
+def replica_text() -> str:
+    """What a replica that chats tells, with the labels of its pod, as Prometheus gives them to it."""
+    told = exposition({"whole": TALKING}).decode()
+    return re.sub(r"^(\w+)\{", r'\1{namespace="a",pipeline="p",stage="answer",', told, flags=re.MULTILINE)
+
+
 class Exporter(BaseHTTPRequestHandler):
     """Serves one fixed page of metrics.
 
@@ -102,7 +132,7 @@ class Exporter(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         now = int(time.time() * 1000)
-        page = SAMPLE.sub(rf"\g<1> {now}", router_text() + CONTROL).encode()
+        page = SAMPLE.sub(rf"\g<1> {now}", router_text() + replica_text() + CONTROL).encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4")
         self.end_headers()
@@ -150,7 +180,7 @@ def wait_for_samples(address: str, process: subprocess.Popen[bytes], seconds: fl
 
 
 def known_metrics() -> set[str]:
-    names = set(METRIC.findall(router_text() + CONTROL))
+    names = set(METRIC.findall(router_text() + replica_text() + CONTROL))
     return names | {f"{name}_total" for name in MAY_BE_ABSENT} | MAY_BE_ABSENT
 
 

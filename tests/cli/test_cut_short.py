@@ -28,6 +28,32 @@ def test_up_with_a_load_ends_with_the_code_of_its_signal(tmp_path: Path, number:
     assert_gone(below)
 
 
+WAITS = """
+import asyncio, sys
+from trimtab.commands import reporting_errors
+
+async def waits():
+    print("waits", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("cleaned up", flush=True)
+
+sys.exit(reporting_errors(lambda: asyncio.run(waits())))
+"""
+
+
+def test_what_a_shell_runs_in_the_background_ends_when_it_is_terminated_too() -> None:
+    ignoring = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")  # as shells do for what ends in `&`
+    with subprocess.Popen([*ignoring, sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        process.terminate()
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+
+    assert (process.returncode, output) == (143, "cleaned up\n")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("verb", ["demo", "compare"])
 def test_a_comparison_ends_with_the_code_of_its_signal(

@@ -101,6 +101,29 @@ async def test_a_pod_with_an_identity_tells_its_health_in_plain_text_and_nothing
     assert await asyncio.wait_for(process.wait(), 100) == 0
 
 
+@pytest.mark.timeout(300)
+async def test_a_pod_tells_its_metrics_in_plain_text_at_a_port_of_their_own_and_nothing_else():
+    with held_port() as metrics:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "trimtab_model_servers", "--models-env", "MODELS", *ANY_PORTS),
+            *("--metrics-port", str(metrics)),
+            env=os.environ | {"MODELS": models(a_spec())},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        await process.stdout.readline()
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://127.0.0.1:{metrics}/metrics") as answer:
+            assert (answer.status, answer.headers["Connection"]) == (200, "close")
+            assert "# TYPE trimtab_pending_tokens gauge" in await answer.text()
+        for path in ("/v2", "/v2/models/small", "/v2/health/ready", "/metrics/", "/"):
+            assert await status(session, metrics, path) == 404
+        async with session.post(f"http://127.0.0.1:{metrics}/metrics", data=b"x") as answer:
+            assert answer.status == 404
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), 100) == 0
+
+
 async def only_the_data_port_listens_to_others(ports: ReplicaPorts) -> None:
     """MLServer's own ports load and unload models for anybody."""
     (await asyncio.open_connection("127.0.0.2", ports.data_port))[1].close()

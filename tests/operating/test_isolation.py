@@ -29,6 +29,8 @@ class Pod:
     namespace: str = "team"
     data: int = 9000
     """The number of its port of that name."""
+    metrics: int = 9002
+    """The same."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -68,6 +70,10 @@ def is_peer(peer: dict[str, Any], other: Pod | str) -> bool:
     return selects(peer.get("podSelector", {}), other.labels)
 
 
+def _number(pod: Pod, named: str | int) -> int:
+    return named if isinstance(named, int) else {"data": pod.data, "metrics": pod.metrics}[named]
+
+
 def allows(written: list[dict[str, Any]], direction: str, pod: Pod, other: Pod | str, port: int) -> bool:
     way, peers = {"Egress": ("egress", "to"), "Ingress": ("ingress", "from")}[direction]
     relevant = [
@@ -77,7 +83,7 @@ def allows(written: list[dict[str, Any]], direction: str, pod: Pod, other: Pod |
     ]
     rules = [rule for spec in relevant for rule in spec.get(way, [])]
     return not relevant or any(
-        ("ports" not in rule or port in {pod.data if one["port"] == "data" else one["port"] for one in rule["ports"]})
+        ("ports" not in rule or port in {_number(pod, one["port"]) for one in rule["ports"]})
         and (peers not in rule or any(is_peer(peer, other) for peer in rule[peers]))
         for rule in rules
     )
@@ -205,3 +211,19 @@ def test_routers_fetch_images_from_the_ports_of_the_domains_and_stores_that_are_
     assert allows(stored, "Egress", ROUTER, minio, 443)
     assert not allows(listed, "Egress", ROUTER, METADATA, 80)
     assert not allows(stored, "Egress", SERVER, minio, 9000)
+
+
+def test_prometheus_reads_metrics_of_replicas_that_chat_and_nothing_else_there():
+    peers = replace(DEFAULT, admin_peers=({"podSelector": {"matchLabels": {"trimtab.dev/pipeline": "prometheus"}}},))
+    prometheus = Pod("prometheus", pipeline="prometheus")
+
+    def written(settings: Settings, pipeline: InferencePipeline) -> list[dict[str, Any]]:
+        return network_policies(pipeline.model_copy(update={"metadata": a_pipeline().metadata}), settings)
+
+    for pipeline in (a_chat_pipeline(), parted()):
+        assert allows(written(peers, pipeline), "Ingress", SERVER, prometheus, 9002)
+        assert not allows(written(peers, pipeline), "Ingress", SERVER, prometheus, 9000)
+        for other in (ROUTER, SERVER, *STRANGERS):
+            assert not allows(written(peers, pipeline), "Ingress", SERVER, other, 9002)
+        assert not allows(written(DEFAULT, pipeline), "Ingress", SERVER, prometheus, 9002)
+    assert not allows(policies(settings=peers), "Ingress", SERVER, prometheus, 9002)

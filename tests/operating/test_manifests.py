@@ -12,6 +12,7 @@ import yaml
 from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
 from tests.definitions import define
 from tests.operating.scene import SETTINGS, Site
+from tests.operating.test_chat_manifests import chatting, engine
 from trimtab_kubernetes import Cluster
 from trimtab_operator.judging.drift import contains
 from trimtab_operator.manifests.hosting_sets import deployment, hosting_set_budget, memory_bytes, service
@@ -105,6 +106,8 @@ def profiling() -> list[dict[str, Any]]:
         ("model-server", hosting_set("small")),
         ("gpu", hosting_set("large")),
         ("container", hosting_set("own")),
+        ("engine", engine()),
+        ("chatting", chatting()),
         ("model-server-secure", hosting_set("small", SECURE)),
         ("container-secure", hosting_set("own", SECURE)),
         ("router", router(SETTINGS)),

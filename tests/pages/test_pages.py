@@ -11,6 +11,7 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from trimtab_adapter.metrics import AdapterMetrics
+from trimtab_model_servers.chat_metrics import exposition
 from trimtab_operator.metrics import Metrics as OperatorMetrics
 from trimtab_pipelines.codes import CLIENT_BOUNDS, DOOR_REASONS
 from trimtab_pipelines.documents import load_edge, parse
@@ -99,13 +100,14 @@ def test_every_reason_of_the_door_is_explained():
 
 
 def test_every_metric_has_its_meaning_and_every_one_named_exists():
-    """As Prometheus is told of them: by routers, by the adapter and by the operator."""
+    """As Prometheus is told of them: by routers, by the adapter, by the operator and by replicas that chat."""
     adapter = CollectorRegistry()
     adapter.register(AdapterMetrics())
     told = [
         Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"})).expose(),
         generate_latest(adapter),
         generate_latest(OperatorMetrics().registry),
+        exposition({}),
     ]
     named = {word.partition("{")[0] for word in words(OBSERVE) if word.startswith("trimtab_")}
     known = {name for text in told for name in re.findall(r"^# TYPE (\S+)", text.decode(), re.MULTILINE)}

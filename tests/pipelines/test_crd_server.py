@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
 from tests.router.chats import a_chat_pipeline
+from tests.router.engines import an_engine_pipeline
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import PipelinePlan
@@ -179,6 +180,14 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "encoding something else": (set_stage(encodes=True), "a stage that encodes has the only output references BYTES"),
     "writing something else": (set_stage(writes=True), "a stage that writes has the outputs text BYTES"),
+    "chats for who writes nothing": (
+        set_variant(family="", storageUri="", container={"image": "i", "speaks": "OpenAI", "readyPath": "/health"}),
+        "a container speaks OpenAI only in a stage that writes",
+    ),
+    "an engine that is ready nowhere": (
+        set_variant(family="", storageUri="", container={"image": "i", "speaks": "OpenAI"}),
+        "needs a readyPath of its own, for instance /health",
+    ),
     "certainty": (set_spec(slo={"latency": "1s", "quantile": 1}), "slo.quantile.*less than 1"),
     "unknown mode": (set_spec(mode="Manual"), 'mode: Unsupported value: "Manual": supported values'),
     "no stages": (set_spec(stages=[]), "stages.*at least 1 items"),
@@ -250,6 +259,12 @@ async def test_a_pipeline_with_everything_comes_back_as_it_was(cluster: Cluster,
 async def test_how_chats_are_taken_comes_back_as_it_was(cluster: Cluster, namespace: str):
     images = {"most": 4, "megapixels": 2.5, "size": "1Mi", "domains": ["a.example"], "stores": ["https://s.example/i/"]}
     pipeline = a_chat_pipeline(chat={"images": images}, slo={"latency": "9s", "firstToken": "1s", "perToken": "50ms"})
+
+    assert await returned(cluster, pipeline, namespace) == pipeline.spec
+
+
+async def test_an_engine_of_others_comes_back_as_it_was(cluster: Cluster, namespace: str):
+    pipeline = an_engine_pipeline()
 
     assert await returned(cluster, pipeline, namespace) == pipeline.spec
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
+from tests.router.engines import MODEL, an_engine_pipeline
 from trimtab_pipelines.routing import Endpoint
 from trimtab_router.following.discovery import endpoints_of
 
@@ -68,6 +69,13 @@ def test_a_container_keeps_its_own_names_and_port():
     assert found.stages["second"] == (
         Endpoint(name="pod-0", address="10.0.0.1:8000", variants=("theirs",), model_names={"theirs": "m"}),
     )
+
+
+def test_a_container_that_speaks_openai_is_asked_where_it_says():
+    found = endpoints_of([a_slice(a_pod(), stage="text", variants=("small",), port=8000)], an_engine_pipeline())
+
+    (endpoint,) = found.stages["text"]
+    assert (endpoint.wire, endpoint.ready_path, endpoint.model_names) == ("OpenAI", "/health", {"small": MODEL})
 
 
 def test_a_pod_joins_once_it_is_ready():

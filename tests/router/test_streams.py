@@ -13,7 +13,7 @@ from aiohttp.streams import StreamReader
 from tests.router.chats import ChatReplica
 from trimtab_protocol import Tensor, rest
 from trimtab_protocol.chat.inner import Piece
-from trimtab_router.carriage.streams import Streams, _events
+from trimtab_router.carriage.streams import Order, Streams, _events
 from trimtab_router.stage.endings import Answered, Lost
 
 OTHERS = 8
@@ -65,9 +65,7 @@ async def lost_at(port: int, begin_seconds: float) -> Lost:
     streams = Streams("replica-0", f"127.0.0.1:{port}", lambda: None)
     try:
         ending = await streams.write(
-            "/v2/models/small/generate_stream",
-            b"".join(body),
-            {rest.HEADER_LENGTH: str(length)},
+            Order("/v2/models/small/generate_stream", b"".join(body), {rest.HEADER_LENGTH: str(length)}),
             point="default",
             begin_seconds=begin_seconds,
             gap_seconds=30.0,
@@ -111,9 +109,7 @@ async def test_a_large_chat_arrives_whole():
     )
     streams = Streams("replica-0", f"127.0.0.1:{replica.port}", lambda: None)
     ending = await streams.write(
-        "/v2/models/small/generate_stream",
-        b"".join(body),
-        {rest.HEADER_LENGTH: str(length)},
+        Order("/v2/models/small/generate_stream", b"".join(body), {rest.HEADER_LENGTH: str(length)}),
         point="default",
         begin_seconds=30.0,
         gap_seconds=30.0,

@@ -38,6 +38,8 @@ from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import (
     DATA_PORT,
     HOSTING_LABEL,
+    METRICS_PORT,
+    METRICS_PORT_NAME,
     PIPELINE_LABEL,
     STAGE_LABEL,
     VARIANT_LABEL_PREFIX,
@@ -184,10 +186,14 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: HostingGroup
         "args": [
             *("--models-env", "TRIMTAB_MODELS", "--host", "0.0.0.0", "--data-port", str(DATA_PORT)),  # noqa: S104
             *identity_arguments(settings),
+            *(("--metrics-port", str(METRICS_PORT)) if stage.chats else ()),
         ],
         "env": variables(environment),
         **credentials(first.secret_name),
-        "ports": [{"name": DATA_PORT_NAME, "containerPort": DATA_PORT, "protocol": "TCP"}],
+        "ports": [
+            {"name": DATA_PORT_NAME, "containerPort": DATA_PORT, "protocol": "TCP"},
+            *([{"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"}] if stage.chats else ()),
+        ],
         "resources": resources(group.cores, memory_bytes(group.variants), group.gpus),
         "securityContext": security_of_container(),
         "lifecycle": stop_later(),

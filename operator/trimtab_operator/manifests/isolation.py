@@ -1,10 +1,11 @@
 """Who may connect to a pipeline's pods, and whom these may call. Pure.
 
 Clients reach the routers, only the routers reach model servers, and where one stage pulls what another encoded, these
-reach each other. Routers call their model servers and the API server; model servers call nobody else, unless weights
-come from elsewhere or a container is the user's own: then anybody but the addresses at which clouds hand out the node's
-own credentials. Where chats may show images by their addresses, routers call these at their ports, with the same
-exception. Names may always be looked up.
+reach each other; who may read routers' metrics reads those of replicas that chat, at a port of their own. Routers call
+their model servers and the API server; model servers call nobody else, unless weights come from elsewhere or a
+container is the user's own: then anybody but the addresses at which clouds hand out the node's own credentials. Where
+chats may show images by their addresses, routers call these at their ports, with the same exception. Names may always
+be looked up.
 """
 
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from trimtab_operator.settings import Settings
 from trimtab_pipelines.cluster import (
     COMPONENT,
     DATA_PORT,
+    METRICS_PORT_NAME,
     PIPELINE_LABEL,
     ROUTER_ADMIN_PORT,
     ROUTER_GRPC_PORT,
@@ -53,7 +55,7 @@ def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Ob
         _policy(
             (f"{name}-only", pipeline, MODEL_SERVER),
             _pods(pipeline, MODEL_SERVER, PROFILER),
-            [{"from": callers, **served}],
+            [{"from": callers, **served}, *_metrics(pipeline, settings)],
             _egress(settings, *others, *elsewhere),
         ),
         _policy(
@@ -99,6 +101,13 @@ def _admin(settings: Settings) -> Object:
     release = {"matchLabels": {"kubernetes.io/metadata.name": settings.own_namespace}}
     adapter = {"namespaceSelector": release, "podSelector": {"matchLabels": {COMPONENT: "adapter"}}}
     return {"from": [adapter, *settings.admin_peers], "ports": _ports(ROUTER_ADMIN_PORT)}
+
+
+def _metrics(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
+    """Let whoever may read a router's metrics read those of replicas that chat; without peers nobody, not everybody."""
+    told = settings.admin_peers and any(stage.chats for stage in pipeline.spec.stages)
+    ports = [{"port": METRICS_PORT_NAME, "protocol": "TCP"}]
+    return [{"from": [*settings.admin_peers], "ports": ports}] if told else []
 
 
 def _egress(settings: Settings, *rules: Object) -> list[Object] | None:

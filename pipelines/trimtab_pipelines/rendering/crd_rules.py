@@ -22,9 +22,9 @@ from trimtab_pipelines.spec import (
     Rollout,
     ServiceLevel,
 )
-from trimtab_pipelines.stages import ANSWER, PULLED, SHOWN, Stage
+from trimtab_pipelines.stages import ANSWER, MESSAGES, PULLED, SHOWN, Stage
 from trimtab_pipelines.tasks import Task
-from trimtab_pipelines.variants import Variant
+from trimtab_pipelines.variants import OPEN_INFERENCE_READY, Container, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,12 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
         ),
         _INSIDE_INTERVAL,
     ),
+    Container: (
+        Rule(
+            f"!has(self.speaks) || self.speaks != 'OpenAI' || self.readyPath != '{OPEN_INFERENCE_READY}'",
+            "a container that speaks OpenAI needs a readyPath of its own, for instance /health",
+        ),
+    ),
     Task: (
         Rule(
             "(has(self.gone) && self.gone) != (has(self.storageUri) && self.storageUri != '')",
@@ -142,6 +148,13 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             "!self.variants.exists(v, has(v.whole) && v.whole) || (has(self.writes) && self.writes && "
             f"['{SHOWN}', '{PULLED}'].all(n, self.inputs.exists(i, i.name == n && has(i.optional) && i.optional)))",
             f"a variant is whole only in a stage that writes and has the optional inputs {SHOWN} and {PULLED}",
+        ),
+        Rule(
+            "self.variants.all(v, !has(v.container) || !has(v.container.speaks) || v.container.speaks != 'OpenAI' || "
+            f"(has(self.writes) && self.writes && self.inputs.exists(i, i.name == '{MESSAGES}') && "
+            f"((has(v.whole) && v.whole) || !self.inputs.exists(i, i.name == '{PULLED}'))))",
+            f"a container speaks OpenAI only in a stage that writes and has an input {MESSAGES}, for a variant that "
+            "reads images itself",
         ),
     ),
     OperatingPoint: (

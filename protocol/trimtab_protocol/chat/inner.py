@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from trimtab_pipelines import stages
 from trimtab_protocol.chat.asking import Asked, Message, Part
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.tensors import Array
 
-MESSAGES, OPTIONS, IMAGES = "messages", "options", "images"
+MESSAGES, OPTIONS, IMAGES = stages.MESSAGES, "options", stages.SHOWN
 """The inputs of a chat's pipeline; the last two may be left out."""
 TEXT, FINISH_REASON, USAGE = "text", "finish_reason", "usage"
 """Its outputs."""

@@ -48,6 +48,9 @@ async def _asked(
         raise _nobody()
     current = course.desks[stage.name].variant
     variant = current if current in slot.ready_variants else min(slot.ready_variants)
+    if carriers[stage.name].replicas[slot.name].chats:
+        message = f"stage {stage.name}: variant {variant} has an engine of its own, which does not count beforehand"
+        raise Refusal(Code.UNIMPLEMENTED, "CountsNothing", message, stage=stage.name)
     read = {name: array for name, array in inputs.items() if name != stage.leaves_out(variant)}
     status, body = await carriers[stage.name].count(slot.name, variant, read)
     if status in CALLERS_FAULT:

@@ -34,7 +34,8 @@ from trimtab_protocol.http import (
     request_head,
 )
 from trimtab_protocol.text import told
-from trimtab_router.carriage.streams import CALLERS_FAULT, NOT_READY, Streams
+from trimtab_router.carriage.peers import LET_IDLE_SECONDS, order_of
+from trimtab_router.carriage.streams import CALLERS_FAULT, IDLE_SECONDS, NOT_READY, Order, Streams
 from trimtab_router.stage.endings import Broken, Ending, Lost, NotReady, Rejected
 from trimtab_router.stage.slot import Slot
 
@@ -49,6 +50,8 @@ MAX_PROBE_BYTES = 2**20
 JSON_MULTIPLE = 16
 """How many times its binary size a tensor may have as JSON."""
 BINARY_EXTENSION = "binary_tensor_data"
+_PROBED = ("variants", "model_names", "ready_path")
+"""What of an endpoint a probe asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,8 @@ class Replica:
         self._host, self._port = host.strip("[]"), int(port)
         self._tls = tls
         self._connections = ConnectionPool(self._host, self._port, tls)
-        self._streams = Streams(endpoint.name, endpoint.address, tls)
+        idle_seconds = LET_IDLE_SECONDS if self.chats else IDLE_SECONDS
+        self._streams = Streams(endpoint.name, endpoint.address, tls, idle_seconds=idle_seconds)
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"watch {endpoint.name}")
 
     @property
@@ -118,10 +122,15 @@ class Replica:
         """The endpoint's name."""
         return self.endpoint.name
 
+    @property
+    def chats(self) -> bool:
+        """Whether it is asked for chats as OpenAI's API has them."""
+        return self.endpoint.wire == "OpenAI"
+
     def update(self, endpoint: Endpoint) -> None:
         """Take a new description of the same address."""
         known, self.endpoint = self.endpoint, endpoint
-        if known.variants != endpoint.variants or known.model_names != endpoint.model_names:
+        if any(getattr(known, field) != getattr(endpoint, field) for field in _PROBED):
             self._set_ready(self._ready & frozenset(endpoint.variants))  # what it goes on to offer stays in service
             self._stale.set()
         self._offer()
@@ -174,16 +183,25 @@ class Replica:
         self, batch: BatchRequest, gap_seconds: float, wrote: Callable[[Piece | LastPiece], None]
     ) -> Ending:
         """Have one row written, piece by piece; what goes wrong on the way is told, not raised."""
-        body, headers = _encoded(batch)
+        try:
+            order = await self._order(batch)
+        except ProtocolError as error:
+            return Rejected(told(str(error)))
         return await self._streams.write(
-            self._path(batch.variant, "generate_stream"),
-            b"".join(body),
-            headers,
+            order,
             point=str(batch.parameters[OPERATING_POINT]),
             begin_seconds=batch.timeout_seconds,
             gap_seconds=gap_seconds,
             wrote=wrote,
         )
+
+    async def _order(self, batch: BatchRequest) -> Order:
+        """A row as this replica reads it; raises ProtocolError where one that speaks OpenAI cannot be asked for it."""
+        if self.chats:
+            model = self.endpoint.model_names.get(batch.variant, batch.variant)
+            return await asyncio.to_thread(order_of, model, batch.id, batch.inputs, batch.headers)  # megabytes
+        body, headers = _encoded(batch)
+        return Order(self._path(batch.variant, "generate_stream"), b"".join(body), headers)
 
     async def count(self, batch: BatchRequest) -> tuple[int, bytes]:
         """What a row would cost, without running it: status and body; status 0 where it does not answer."""
@@ -224,6 +242,8 @@ class Replica:
 
     async def facts(self, variant: str) -> dict[str, Any]:
         """What a model's metadata tell beyond the protocol; empty where it does not answer."""
+        if self.chats:
+            return {}
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 connection = await self._connections.take()
@@ -335,7 +355,7 @@ class Replica:
                 for variant in [each for each, ready in answers.items() if ready] if self._tasked else ():
                     await self._facts(probe, variant)
                 new = [variant for variant, ready in answers.items() if ready and variant not in self._ready]
-                for variant in new if self._writes else ():
+                for variant in new if self._writes and not self.chats else ():
                     self.slot.reads_ahead -= {variant}
                     self.slot.reads_ahead |= {variant} if await self._reads_ahead(probe, variant) else frozenset()
         except (ConnectionBroken, TimeoutError) as error:
@@ -356,7 +376,8 @@ class Replica:
         if self._probe is not None:
             self._probe.close()
         self._probe = await HttpConnection.open(self._host, self._port, tls)
-        self._reads_binary = not self.endpoint.model_names or await self._offers_binary(self._probe)
+        if not self.chats:
+            self._reads_binary = not self.endpoint.model_names or await self._offers_binary(self._probe)
         return self._probe
 
     def _note_refused(self, reason: str) -> None:
@@ -365,7 +386,8 @@ class Replica:
         self.refused = reason
 
     async def _ask(self, connection: HttpConnection, variant: str) -> bool:
-        return (await self._get(connection, self._path(variant, "ready"))).status == 200
+        path = self.endpoint.ready_path or self._path(variant, "ready")
+        return (await self._get(connection, path)).status == 200
 
     async def _reads_ahead(self, connection: HttpConnection, variant: str) -> bool:
         """Whether a model says that it begins on a prompt before all of its images are there."""

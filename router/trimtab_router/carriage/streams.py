@@ -9,13 +9,15 @@ import contextlib
 import io
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import aiohttp
 
 from trimtab_protocol import ProtocolError
 from trimtab_protocol.chat.inner import Event, Failed, LastPiece, Piece, event_of, outputs_of
+from trimtab_protocol.chat.peers import failure_in
 from trimtab_protocol.http import Tls
 from trimtab_protocol.server_sent import EventReader
 from trimtab_protocol.tensors import Array
@@ -27,8 +29,32 @@ NOT_READY = frozenset({404, 429, 503})
 CONNECT_SECONDS = 2.0
 MOST_ERROR_BYTES = 2**16
 _LONGEST_READ_BYTES, _LONGEST_WHOLE_BYTES = 2**16, 2**20
+IDLE_SECONDS = 15.0
 TURNS_OF_OTHERS = 2
 """Of the event loop: in the first a first piece is read, in the second its caller is told."""
+
+
+def _read_inner(kind: str, data: bytes) -> Sequence[Event]:
+    return (event_of(kind, data),)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One row to be written, as its replica reads it, and how what comes back is read.
+
+    Attributes:
+        path: of the request.
+        body: the same.
+        headers: the same.
+        read: what one event of the answer says, by its kind and its data.
+        not_ready: statuses by which the replica says that it cannot serve now.
+    """
+
+    path: str
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+    read: Callable[[str, bytes], Sequence[Event]] = _read_inner
+    not_ready: frozenset[int] = NOT_READY
 
 
 class Streams:
@@ -38,12 +64,14 @@ class Streams:
         name: of the replica.
         address: HOST:PORT.
         tls: what connections are secured with.
+        idle_seconds: after which a connection that nobody uses is closed.
     """
 
-    def __init__(self, name: str, address: str, tls: Tls) -> None:
+    def __init__(self, name: str, address: str, tls: Tls, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._name = name
         self._address = address
         self._tls = tls
+        self._idle_seconds = idle_seconds
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -53,9 +81,7 @@ class Streams:
 
     async def write(
         self,
-        path: str,
-        body: bytes,
-        headers: dict[str, str],
+        order: Order,
         *,
         point: str,
         begin_seconds: float,
@@ -65,9 +91,7 @@ class Streams:
         """Have one row written; what goes wrong on the way is told, not raised.
 
         Args:
-            path: of the request.
-            body: the same.
-            headers: the same.
+            order: the row.
             point: the operating point asked for.
             begin_seconds: within which the first piece must come.
             gap_seconds: within which something must come after it.
@@ -75,21 +99,29 @@ class Streams:
         """
         heard = _Heard(wrote)
         try:
-            async with asyncio.timeout(begin_seconds) as patience, self._post(path, body, headers, heard) as response:
-                if response.status != 200:
-                    message = message_in(await response.content.read(MOST_ERROR_BYTES))
-                    return self._by_code(response.status, message or f"HTTP status {response.status}")
-                async for said in _events(response, patience, gap_seconds):
-                    if isinstance(said, Failed):
-                        return self._failed(said, heard)
-                    outputs = heard.hear(said)
-                    if outputs is not None:
-                        return Answered((outputs,), point)
-            return self._gone("it ended its answer without a last word", heard)
+            return await self._written(order, heard, begin_seconds, gap_seconds, point)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             return self._gone(_why(error), heard)
         except ProtocolError as error:
-            return self._failed(Failed(str(error), 500), heard)
+            return self._failed(Failed(str(error), 500), heard, order)
+
+    async def _written(
+        self, order: Order, heard: "_Heard", begin_seconds: float, gap_seconds: float, point: str
+    ) -> Ending:
+        async with (
+            asyncio.timeout(begin_seconds) as patience,
+            self._post(order.path, order.body, order.headers, heard) as response,
+        ):
+            if response.status != 200:
+                message = message_in(await response.content.read(MOST_ERROR_BYTES))
+                return self._by_code(response.status, message or f"HTTP status {response.status}", order)
+            async for said in _events(response, patience, gap_seconds, order.read):
+                if isinstance(said, Failed):
+                    return self._failed(said, heard, order)
+                outputs = heard.hear(said)
+                if outputs is not None:
+                    return Answered((outputs,), point)
+        return self._gone("it ended its answer without a last word", heard)
 
     async def delete(self, url: str, seconds: float) -> None:
         """Ask for something to be deleted; whether it was is not told."""
@@ -125,7 +157,7 @@ class Streams:
             leaving.on_request_headers_sent.append(_leaves)
             self._session = aiohttp.ClientSession(
                 trace_configs=[leaving],
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._idle_seconds),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
@@ -133,16 +165,16 @@ class Streams:
             )
         return self._session
 
-    def _failed(self, failed: Failed, heard: "_Heard") -> Ending:
+    def _failed(self, failed: Failed, heard: "_Heard", order: Order) -> Ending:
         if heard.begun:
             return Cut(f"model server {self._name}: {told(failed.message)}", lost=False)
-        return self._by_code(failed.code, failed.message)
+        return self._by_code(failed.code, failed.message, order)
 
-    def _by_code(self, code: int, message: str) -> NotReady | Rejected | Broken:
-        if code in NOT_READY:
+    def _by_code(self, code: int, message: str, order: Order) -> NotReady | Rejected | Broken:
+        if code in order.not_ready:
             return NotReady()
         if code in CALLERS_FAULT:
-            return Rejected(told(message))
+            return Rejected(told(message), code)
         return Broken(f"model server {self._name} answered {code}: {told(message)}")
 
     def _gone(self, why: str, heard: "_Heard") -> Lost | Cut:
@@ -183,7 +215,10 @@ def _why(error: Exception) -> str:
 
 
 async def _events(
-    response: aiohttp.ClientResponse, patience: asyncio.Timeout, gap_seconds: float
+    response: aiohttp.ClientResponse,
+    patience: asyncio.Timeout,
+    gap_seconds: float,
+    read: Callable[[str, bytes], Sequence[Event]] = _read_inner,
 ) -> AsyncIterator[Piece | LastPiece | Failed]:
     """What a stream says; each time something came there is time again for more.
 
@@ -198,8 +233,8 @@ async def _events(
                 await asyncio.sleep(0)
         for kind, data in reader.feed(piece):
             begun = True
-            said: Event = event_of(kind, data)
-            yield said
+            for said in read(kind, data):
+                yield said
         if begun:
             patience.reschedule(loop.time() + gap_seconds)
 
@@ -207,6 +242,6 @@ async def _events(
 def message_in(body: bytes) -> str:
     """What an answer that is none says; empty where it says nothing."""
     try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return failure_in(json.loads(body))[0]
+    except (ValueError, AttributeError, RecursionError):
         return ""

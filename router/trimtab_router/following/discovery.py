@@ -70,12 +70,21 @@ def _sightings(found: EndpointSlice, stage: Stage) -> Iterable[_Sighting]:
     variants = _variants(found, stage)
     if not variants:
         return
-    containers = ((name, stage.variant(name).container) for name in variants)
-    model_names = {name: container.model_name or name for name, container in containers if container is not None}
+    found_in = {name: stage.variant(name).container for name in variants}
+    theirs = {name: container for name, container in found_in.items() if container is not None}
+    model_names = {name: container.model_name or name for name, container in theirs.items()}
+    chats = next((container for container in theirs.values() if container.chats), None)
     port = next(iter(found.ports.values()), DATA_PORT)
     for each in found.backends:
         yield _Sighting(
-            Endpoint(name=each.name, address=f"{each.host}:{port}", variants=variants, model_names=model_names),
+            Endpoint(
+                name=each.name,
+                address=f"{each.host}:{port}",
+                variants=variants,
+                model_names=model_names,
+                wire="OpenAI" if chats else "HTTP",
+                ready_path=chats.ready_path if chats else None,
+            ),
             ready=each.serving if each.terminating else each.ready,
             terminating=each.terminating,
         )

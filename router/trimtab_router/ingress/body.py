@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from trimtab_pipelines.codes import Code
 from trimtab_protocol import Buffer
 from trimtab_router.admission.budget import Reservation
-from trimtab_router.refusal import Refusal, invalid
+from trimtab_router.refusal import Refusal, invalid, oversize
 
 _PIECE_BYTES = 256 * 1024
 """Unpacked at a time, between which others have their turn."""
@@ -129,7 +129,7 @@ class Unpacking:
 def too_large(what: str, most_bytes: int, advice: str = "") -> Refusal:
     """The refusal of a body beyond a bound."""
     message = f"{what}; at most {most_bytes} bytes are taken{'; ' + advice if advice else ''}"
-    return Refusal(Code.PAYLOAD_TOO_LARGE, "PayloadTooLarge", message)
+    return oversize(message)
 
 
 async def _continue(request: web.BaseRequest) -> None:

@@ -44,6 +44,7 @@ _STATUS = {  # https://grpc.github.io/grpc/core/md_doc_statuscodes.html
     Code.RESOURCE_EXHAUSTED: 8,
     Code.PAYLOAD_TOO_LARGE: 8,
     Code.METHOD_NOT_ALLOWED: 12,
+    Code.UNIMPLEMENTED: 12,
     Code.INTERNAL: 13,
     Code.UNAVAILABLE: 14,
     Code.UNAUTHENTICATED: 16,

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "/v1/"
 _CHAT, _MODELS = "/v1/chat/completions", "/v1/models"
-_HOPELESS = frozenset({Code.DEADLINE_EXCEEDED, Code.INTERNAL})
+_HOPELESS = frozenset({Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.UNIMPLEMENTED})
 """What clients need not try again: they would by themselves, twice."""
 
 

@@ -40,9 +40,10 @@ class NotReady:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The replica says that rows of the batch are at fault."""
+    """The replica says that rows of the batch are at fault; `code`: by which HTTP status."""
 
     message: str
+    code: int = 400
 
 
 @dataclass(frozen=True, slots=True)

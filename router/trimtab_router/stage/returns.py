@@ -15,10 +15,11 @@ from typing import assert_never
 
 import numpy as np
 
+from trimtab_pipelines.codes import Code
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.stages import PULLED, Stage
 from trimtab_protocol.tensors import Array
-from trimtab_router.refusal import failure, invalid
+from trimtab_router.refusal import failure, invalid, oversize
 from trimtab_router.stage.endings import Abandoned, Answered, Broken, Cut, Ending, Lost, NotReady, Rejected
 from trimtab_router.stage.ports import Tally
 from trimtab_router.stage.queue import DeadlineQueue
@@ -239,7 +240,9 @@ class Returns:
         if piece.provisional is not None:
             piece.work.accept(piece.start, piece.stop)
         elif not piece.work.closed:
-            piece.work.owner.work_refused(invalid(f"stage {self._stage.name}: {rejected.message}"))
+            message = f"stage {self._stage.name}: {rejected.message}"
+            too_large = rejected.code == Code.PAYLOAD_TOO_LARGE.value
+            piece.work.owner.work_refused(oversize(message) if too_large else invalid(message))
 
     def _retry_broken(self, parcel: Parcel, broken: Broken) -> None:
         self._tally.troubled(broken.message)

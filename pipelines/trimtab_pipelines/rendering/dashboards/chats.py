@@ -1,9 +1,24 @@
-"""Pipelines that answer chats: when answers begin, how they go on, what they are made of. Pure."""
+"""Pipelines that answer chats: when answers begin, how they go on, what they are made of, what replicas hold. Pure."""
 
 from trimtab_pipelines import router_metrics as names
 from trimtab_pipelines.rendering.dashboards.panels import Panel, R, S, mean, quantile, zero
 
 SHOWN = f'{S},modality="image"'
+
+
+def _rate(metric: str) -> str:
+    return f"sum by (stage) (rate({metric}{{{S}}}[{R}]))"
+
+
+def _each(metric: str, of: str) -> str:
+    """How much of one there was for each of another; nothing while there was none."""
+    return f"{_rate(metric)} / ({_rate(of)} > 0)"
+
+
+def _share(metric: str, other: str) -> str:
+    """The share of one in both; nothing while there was neither."""
+    return f"{_rate(metric)} / (({_rate(metric)} + {_rate(other)}) > 0)"
+
 
 CHATS = (
     Panel(
@@ -75,5 +90,43 @@ CHATS = (
         "Rows a second that nobody waited for any more while they were being written.",
         "ops",
         {"{{stage}}": f"sum by (stage) (rate({names.CANCELLED}{{{S}}}[{R}]))"},
+    ),
+    Panel(
+        "Tokens still to be computed",
+        "Held by the stage's replicas: of words, and of images that are still to be encoded.",
+        "short",
+        {"{{stage}} {{kind}}": f"sum by (stage, kind) (trimtab_pending_tokens{{{S}}})"},
+    ),
+    Panel(
+        "Slots given away",
+        "Of those that all replicas of the stage have for keys and values. At 100 % chats wait in their replicas.",
+        "percentunit",
+        {
+            "{{stage}}": f"sum by (stage) (trimtab_slots_used{{{S}}}) / (sum by (stage) (trimtab_slots{{{S}}}) > 0)",
+        },
+    ),
+    Panel(
+        "Embeddings held",
+        "By the stage's replicas: for chats, or to be pulled.",
+        "bytes",
+        {"{{stage}}": f"sum by (stage) (trimtab_embedding_bytes{{{S}}})"},
+    ),
+    Panel(
+        "Images that a replica had",
+        "Of those it was shown: encoded, or being encoded, for the same tenant already.",
+        "percentunit",
+        {"{{stage}}": _share("trimtab_embedding_cache_hits_total", "trimtab_embedding_cache_misses_total")},
+    ),
+    Panel(
+        "Encoding an image",
+        "Seconds of the stage's replicas that each took on average.",
+        "s",
+        {"{{stage}}": _each("trimtab_encode_seconds_total", "trimtab_encoded_images_total")},
+    ),
+    Panel(
+        "Pulling embeddings",
+        "Bytes a second, while any were pulled.",
+        "Bps",
+        {"{{stage}}": _each("trimtab_embedding_transfer_bytes_total", "trimtab_embedding_transfer_seconds_total")},
     ),
 )

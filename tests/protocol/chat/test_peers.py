@@ -1,0 +1,85 @@
+"""Chunks of engines that speak OpenAI, as pieces: which token is how likely, and what went wrong."""
+
+import json
+from typing import Any
+
+import pytest
+
+from trimtab_protocol import ProtocolError
+from trimtab_protocol.chat.inner import Failed, LastPiece, Piece, Usage, texts
+from trimtab_protocol.chat.peers import Chunks, completion_request
+
+
+def said(chunks: Chunks, **told: Any) -> list[Any]:
+    return chunks.read("message", json.dumps(told).encode())
+
+
+def worded(text: str, *tokens: tuple[str, float]) -> dict[str, Any]:
+    likely = {"content": [{"token": token, "logprob": logprob} for token, logprob in tokens]}
+    return {"index": 0, "delta": {"content": text}, "logprobs": likely if tokens else None, "finish_reason": None}
+
+
+@pytest.mark.parametrize(
+    ("choice", "pieces"),
+    [
+        (worded("ab"), [Piece("ab")]),
+        (worded(""), []),
+        (worded("ab", ("a", -1.0), ("b", -2.0)), [Piece("a", 1, -1.0), Piece("b", 1, -2.0)]),
+        (worded("ä", ("\\xc3", -1.0), ("\\xa4", -2.0)), [Piece("ä", 2, -3.0)]),
+        (worded("", ("\\xc3", -1.0)), [Piece("", 1, -1.0)]),
+        ({"index": 0, "delta": {"role": "assistant"}}, []),
+    ],
+)
+def test_each_token_is_a_piece_where_its_text_is_known(choice: dict[str, Any], pieces: list[Piece]) -> None:
+    assert said(Chunks(images=False), choices=[choice]) == pieces
+
+
+@pytest.mark.parametrize(
+    ("images", "details", "usage"),
+    [
+        (False, None, Usage(prompt=9, completion=2, text=9)),
+        (True, None, Usage(prompt=9, completion=2)),
+        (True, {"image_tokens": 4, "cached_tokens": 3}, Usage(prompt=9, completion=2, image=4, cached=3, text=5)),
+    ],
+    ids=["text", "images that are not told apart", "told apart"],
+)
+def test_what_an_answer_took_is_what_the_engine_tells_and_no_guess(
+    images: bool,  # noqa: FBT001 - a parameter of the test
+    details: dict[str, int] | None,
+    usage: Usage,
+) -> None:
+    chunks = Chunks(images=images)
+    told = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": details}
+
+    assert said(chunks, choices=[worded("") | {"finish_reason": "length"}], usage=None) == []
+    assert said(chunks, choices=[], usage=told) == []
+    assert chunks.read("message", b"[DONE]") == [LastPiece("", "length", usage)]
+
+
+@pytest.mark.parametrize(
+    ("told", "failed"),
+    [
+        ({"error": {"message": "m", "code": 400}}, Failed("m", 400)),
+        ({"error": {"message": "m", "code": "server_error"}}, Failed("m", 500)),
+        ({"object": "error", "message": "m", "code": 503}, Failed("m", 503)),
+        ({"error": "m"}, Failed("m", 500)),
+        ({"error": {"type": "x"}}, Failed("it did not say why", 500)),
+    ],
+)
+def test_an_error_is_one_in_each_form_that_engines_write(told: dict[str, Any], failed: Failed) -> None:
+    assert said(Chunks(images=False), **told) == [failed]
+
+
+def test_what_is_no_chunk_is_named() -> None:
+    with pytest.raises(ProtocolError, match="no chunk of a chat completion: \\[1\\]"):
+        Chunks(images=False).read("message", b"[1]")
+
+
+def test_an_engines_cache_of_prompts_keeps_tenants_apart() -> None:
+    def asked(**options: Any) -> dict[str, Any]:
+        messages = texts([b'[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]'])
+        body = completion_request("m", {"messages": messages, "options": texts([json.dumps(options).encode()])})
+        return dict(json.loads(body))
+
+    assert asked(tenant="a", urgency_seconds=1.0, top_k=0)["cache_salt"] == "a"
+    assert asked(unknown=1).keys() == {"model", "messages", "stream", "stream_options"}

@@ -1,0 +1,119 @@
+"""An engine that speaks OpenAI's chats over real HTTP, as vLLM and SGLang do, and stages that such an engine serves."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from tests.builders import a_variant
+from tests.router.chats import ChatReplica, Written, a_chat_pipeline, a_writer
+from trimtab_pipelines.routing import Endpoint
+from trimtab_pipelines.spec import InferencePipeline
+
+MODEL = "org/their-11b"
+CONTAINER = {"image": "vllm:1", "port": 8000, "speaks": "OpenAI", "readyPath": "/health", "modelName": MODEL}
+
+
+def a_served(name: str = "small", **changes: Any) -> dict[str, Any]:
+    """A variant that an engine serves."""
+    return a_variant(name, family="", storageUri="", container=CONTAINER | changes)
+
+
+def an_engine_pipeline(**changes: Any) -> InferencePipeline:
+    """A pipeline whose whole stage that writes is an engine's."""
+    return a_chat_pipeline([a_writer(variants=[a_served()])], **changes)
+
+
+@dataclass
+class Engine(ChatReplica):
+    """Streams the words of the last message as chunks; `ready` it says at /health; it has one model, by their name.
+
+    Each of `answers` is answered once instead: a status and a body. `details` is what it tells of prompts, `last` may
+    replace its last chunks.
+    """
+
+    ready: bool = True
+    answers: list[tuple[int, Any]] = field(default_factory=list)
+    details: Mapping[str, int] | None = None
+    last: tuple[str, ...] | None = None
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    paths: set[str] = field(default_factory=set)
+
+    def endpoint(self, **changes: Any) -> Endpoint:
+        return super().endpoint(wire="OpenAI", ready_path="/health", model_names={"small": MODEL}, **changes)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.paths.add(request.path)
+        if request.path == "/health":
+            self.probes += 1
+            return web.Response(status=200 if self.ready else 503)
+        if request.path != "/v1/chat/completions":
+            return web.json_response({"detail": "Not Found"}, status=404)
+        request._client_max_size = 0
+        asked = json.loads(await request.read())
+        self.asked.append(asked)
+        self.ids.append(request.headers["x-request-id"])
+        if asked["model"] != MODEL:
+            return web.json_response({"error": {"message": f"no model {asked['model']}", "code": 404}}, status=404)
+        if self.answers:
+            status, told = self.answers.pop(0)
+            return web.json_response(told, status=status)
+        chat = Written(asked["messages"], asked, [], {})
+        self.written.append(chat)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            return await self._write(request, chat)
+        except (asyncio.CancelledError, ConnectionError):
+            chat.ended = chat.ended or "left"
+            raise
+        finally:
+            self.running -= 1
+
+    async def _write(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        await self.gate.wait()
+        await response.write(_chunk({"role": "assistant", "content": ""}))
+        content = chat.messages[-1]["content"]
+        words = (content if isinstance(content, str) else content[0]["text"]).split()
+        words = words[: chat.options.get("max_tokens", len(words))]
+        for number, word in enumerate(words):
+            if self.stepped:
+                await self.steps.acquire()
+            if number == self.break_after:
+                return await self._break(request, response, chat)
+            text = word + " " * (number + 1 < len(words))
+            likely = {"content": [{"token": text, "logprob": -0.5}]} if "logprobs" in chat.options else None
+            await response.write(_chunk({"content": text}, logprobs=likely))
+        for last in self._last(len(words), "length" if "max_tokens" in chat.options else "stop"):
+            await response.write(last)
+        chat.ended = "whole"
+        return response
+
+    def _last(self, words: int, reason: str) -> list[bytes]:
+        if self.last is not None:
+            return [f"data: {last}\n\n".encode() for last in self.last]
+        usage = {"prompt_tokens": 12, "completion_tokens": words, "total_tokens": 12 + words}
+        told = {"choices": [], "usage": usage | {"prompt_tokens_details": self.details}}
+        return [_chunk({}, finish_reason=reason), _event(told), b"data: [DONE]\n\n"]
+
+    async def _break(self, request: web.BaseRequest, response: web.StreamResponse, chat: Written) -> web.StreamResponse:
+        if self.breaks != "error":
+            return await super()._break(request, response, chat)
+        chat.ended, self.break_after = self.breaks, None
+        await response.write(_event({"error": {"message": "CUDA out of memory", "type": "server_error", "code": 500}}))
+        return response
+
+
+def _chunk(delta: Mapping[str, Any], finish_reason: str | None = None, **fields: Any) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason} | fields
+    return _event({"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice]})
+
+
+def _event(told: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(told).encode() + b"\n\n"

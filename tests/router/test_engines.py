@@ -1,0 +1,171 @@
+"""Chats through the whole router to an engine that speaks OpenAI itself, over real HTTP and server-sent events."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.router.chats import a_chat, a_png, data_url, events, words_of
+from tests.router.engines import MODEL, Engine, an_engine_pipeline
+from tests.router.fakes import Rig, a_rig
+from tests.router.test_chats import CHAT, ask, tell
+from trimtab_protocol import InferRequest, Tensor
+
+
+@asynccontextmanager
+async def engine(batch_size: int = 1, **changes: Any) -> AsyncIterator[tuple[Engine, Rig]]:
+    made = Engine(**changes)
+    async with a_rig(an_engine_pipeline(), {"text": [made]}, batchSize=batch_size) as rig:
+        yield made, rig
+
+
+async def test_a_whole_answer_and_what_the_engine_was_asked():
+    async with engine(details={"cached_tokens": 4, "image_tokens": 8}) as (theirs, rig):
+        chat = a_chat("one two", a_png(), max_tokens=1, seed=5, temperature=0.5, top_k=0, stop="x")
+        status, told, _ = await ask(rig, chat, **{"x-request-id": "abc"})
+
+        assert status == 200, told
+        assert told["choices"][0]["message"]["content"] == "one"
+        assert told["choices"][0]["finish_reason"] == "length"
+        assert told["usage"] == {
+            "prompt_tokens": 12,
+            "completion_tokens": 1,
+            "total_tokens": 13,
+            "prompt_tokens_details": {"cached_tokens": 4, "image_tokens": 8, "text_tokens": 4},
+        }
+        image = {"type": "image_url", "image_url": {"url": data_url(a_png())}}
+        assert theirs.asked == [
+            {
+                "model": MODEL,
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "one two"}, image]}],
+                "max_tokens": 1,
+                "temperature": 0.5,
+                "stop": ["x"],
+                "seed": 5,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ]
+        assert theirs.paths == {"/health", CHAT}
+        assert await rig.outcomes() == {"ok": 1}
+
+
+async def test_words_reach_the_caller_as_the_engine_writes_them():
+    async with engine(stepped=True) as (theirs, rig):
+        theirs.steps.release()
+        asked = a_chat("one two", stream=True, logprobs=True, stream_options={"include_usage": True})
+        async with rig.session.post(rig.url + CHAT, json=asked) as answer:
+            while b'"one "' not in await answer.content.readuntil(b"\n\n"):
+                pass
+            assert theirs.running == 1
+            theirs.steps.release()
+            rest = events(await answer.read())
+
+        assert words_of(rest) == "two"
+        assert rest[0]["choices"][0]["logprobs"]["content"][0]["logprob"] == -0.5
+        assert (rest[-1], rest[-2]["usage"]["completion_tokens"]) == ("[DONE]", 2)
+        assert await rig.metric("trimtab_tokens_total", direction="in") == 12
+
+
+async def test_who_hangs_up_ends_it_at_the_engine_and_each_choice_has_an_id_of_its_own():
+    async with engine(batch_size=2, stepped=True) as (theirs, rig):
+        asked = a_chat("one two three", stream=True, n=2)
+        theirs.steps.release()
+        async with rig.session.post(rig.url + CHAT, json=asked, headers={"x-request-id": "abc"}) as answer:
+            await answer.content.readuntil(b"one")
+            await rig.until(lambda: theirs.running == 2)
+        await rig.until(lambda: theirs.running == 0)
+
+        assert [written.ended for written in theirs.written] == ["left", "left"]
+        assert len(set(theirs.ids)) == 2
+        assert all(name.startswith("abc-") for name in theirs.ids)
+
+
+@pytest.mark.parametrize(("status", "ours"), [(400, 400), (413, 413), (422, 400)])
+async def test_what_the_engine_refuses_is_the_callers_to_know(status: int, ours: int):
+    refusal = {"error": {"message": "the prompt has 9000 tokens; at most 8192 fit", "type": "BadRequestError"}}
+    async with engine(answers=[(status, refusal)]) as (theirs, rig):
+        got, told, _ = await ask(rig, a_chat())
+
+        assert (got, "at most 8192 fit" in told["error"]["message"], len(theirs.asked)) == (ours, True, 1)
+        assert await rig.outcomes() == {"refused": 1}
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_engine_that_has_no_room_now_is_asked_again(status: int):
+    async with engine(answers=[(status, {"error": {"message": "no room"}})] * 2) as (theirs, rig):
+        assert words_of(await tell(rig, a_chat("one two"))) == "one two"
+
+        assert len(theirs.asked) == 3
+        assert await rig.metric("trimtab_retries_total", reason="ReplicaNotReady") == 2
+        assert await rig.outcomes() == {"ok": 1}
+
+
+async def test_an_engine_without_the_model_fails_at_once_and_is_not_waited_for():
+    async with engine(answers=[(404, {"object": "error", "message": "no such model", "code": 404})] * 9) as (_, rig):
+        status, told, _ = await ask(rig, a_chat())
+
+        assert (status, told["error"]["code"]) == (500, "ModelServerError")
+
+
+@pytest.mark.parametrize("breaks", ["error", "die", "end"])
+async def test_who_has_read_words_is_told_that_no_more_come(breaks: str):
+    async with engine(break_after=1, breaks=breaks) as (theirs, rig):
+        told = await tell(rig, a_chat("one two"))
+
+        assert words_of(told) == "one "
+        assert told[-1]["error"]["code"] == "AnswerCut"
+        assert "CUDA" not in told[-1]["error"]["message"]
+        assert [written.ended for written in theirs.written] == [breaks]
+
+
+async def test_who_has_read_nothing_gets_a_whole_answer_after_all():
+    async with engine(break_after=1, breaks="error") as (theirs, rig):
+        status, told, _ = await ask(rig, a_chat("one two"))
+
+        assert (status, told["choices"][0]["message"]["content"]) == (200, "one two")
+        assert [written.ended for written in theirs.written] == ["error", "whole"]
+
+
+END = '{"choices": [{"index": 0, "delta": {}, "finish_reason": "%s"}]}'
+
+
+@pytest.mark.parametrize(
+    "last",
+    [(END % "stop", "[DONE]"), ("[DONE]",), (END % "abort", "[DONE]"), ("{}", "[DONE]"), ("no JSON",)],
+    ids=["no usage", "no reason", "given up", "no chunk", "no JSON"],
+)
+async def test_an_answer_that_is_none_is_never_given_for_one(last: tuple[str, ...]):
+    async with engine(last=last) as (_, rig):
+        status, told, _ = await ask(rig, a_chat())
+
+        assert (status, told["error"]["type"]) == (500, "server_error")
+
+
+async def test_nobody_can_tell_beforehand_what_it_would_take():
+    async with engine() as (theirs, rig):
+        status, told, headers = await ask(rig, a_chat("hi", dry_run=True))
+
+        assert (status, told["error"]["code"], headers["x-should-retry"]) == (501, "CountsNothing", "false")
+        assert theirs.asked == []
+
+
+async def test_it_is_asked_for_nothing_before_it_says_that_it_is_ready():
+    theirs = Engine(ready=False)
+    async with a_rig(an_engine_pipeline(), {"text": [theirs]}, ready=False) as rig:
+        await rig.until(lambda: theirs.probes > 2)
+        assert not rig.router.ready
+        theirs.ready = True
+        await rig.until_ready()
+
+
+async def test_tensors_that_are_no_chat_are_refused_before_the_engine_is_asked():
+    said = b'[{"role": "user", "content": [{"type": "image"}]}]'
+    async with engine() as (theirs, rig):
+        for messages in (b"{", b"{}", b"[1]", said):
+            tensor = Tensor("messages", "BYTES", np.array([messages], dtype=object))
+            status, told, _ = await rig.rest(InferRequest("sample", (tensor,)))
+            assert status == 400, told
+        assert theirs.asked == []

@@ -33,8 +33,8 @@ import asyncio, sys
 from trimtab.commands import reporting_errors
 
 async def waits():
-    print("waits", flush=True)
     try:
+        print("waits", flush=True)
         await asyncio.Event().wait()
     finally:
         print("cleaned up", flush=True)

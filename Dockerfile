@@ -32,7 +32,9 @@ COPY cli/trimtab /opt/trimtab/lib/trimtab
 COPY loadtester/trimtab_loadtester /opt/trimtab/lib/trimtab_loadtester
 COPY profiler/trimtab_profiler /opt/trimtab/lib/trimtab_profiler
 COPY pipelines/digits /opt/trimtab/pipelines/digits
+COPY pipelines/digits-av /opt/trimtab/pipelines/digits-av
 COPY pipelines/lmm-digits /opt/trimtab/pipelines/lmm-digits
+COPY pipelines/vit-tasks /opt/trimtab/pipelines/vit-tasks
 RUN python3 -m compileall -q /opt/trimtab/lib
 
 FROM runtime AS trainer

@@ -13,12 +13,15 @@ SHIPPED = re.findall(r"^COPY (\S+) /opt/trimtab/pipelines/(\S+)$", (ROOT / "Dock
 FILES = [file for folder, _ in SHIPPED for file in sorted((ROOT / folder).glob("*.yaml"))]
 
 
-def test_the_image_has_pipelines():
-    assert (
-        {folder.rpartition("/")[2] for folder, _ in SHIPPED}
-        == {name for _, name in SHIPPED}
-        >= {"digits", "lmm-digits"}
-    )
+def test_the_image_has_every_pipeline_that_names_weights_beside_it():
+    beside = {
+        file.parent.name for file in ROOT.glob("pipelines/*/*.yaml") if "storageUri: weights/" in file.read_text()
+    }
+    let_in = {line.removeprefix("!pipelines/") for line in (ROOT / ".dockerignore").read_text().splitlines()}
+
+    assert {folder.rpartition("/")[2] for folder, _ in SHIPPED} == {name for _, name in SHIPPED} == beside
+    assert beside >= {"digits", "digits-av", "lmm-digits"}
+    assert beside <= let_in
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.name}")

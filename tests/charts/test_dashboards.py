@@ -372,6 +372,14 @@ def test_the_panels_of_chats_show_words_tokens_and_images(tmp_path: Path, title:
     asked_of_one(tmp_path, title, series, figures)
 
 
+@pytest.mark.parametrize(
+    "title", ["Slots given away: {{stage}}", "Encoding an image: {{stage}}", "Images that a replica had: {{stage}}"]
+)
+def test_where_no_replica_chats_there_is_nothing_of_it(tmp_path: Path, title: str):
+    received = {'trimtab_requests_received_total{namespace="a",pipeline="p"}': "0+60x30"}
+    asked_of_one(tmp_path, title, received, {'{stage="no stage"}': 0})
+
+
 def asked_of_one(folder: Path, title: str, series: dict[str, str], figures: dict[str, float]) -> None:
     """What a panel shows of one pipeline beside another, by Prometheus' own rule tester."""
     query = next(filled_in(one.query, "a", "p", "5m") for one in dashboard_expressions() if one.title == title)

@@ -95,38 +95,54 @@ CHATS = (
         "Tokens still to be computed",
         "Held by the stage's replicas: of words, and of images that are still to be encoded.",
         "short",
-        {"{{stage}} {{kind}}": f"sum by (stage, kind) (trimtab_pending_tokens{{{S}}})"},
+        {
+            "{{stage}} {{kind}}": zero(
+                f"sum by (stage, kind) (trimtab_pending_tokens{{{S}}})", stage="no stage", kind="none"
+            )
+        },
     ),
     Panel(
         "Slots given away",
         "Of those that all replicas of the stage have for keys and values. At 100 % chats wait in their replicas.",
         "percentunit",
         {
-            "{{stage}}": f"sum by (stage) (trimtab_slots_used{{{S}}}) / (sum by (stage) (trimtab_slots{{{S}}}) > 0)",
+            "{{stage}}": zero(
+                f"sum by (stage) (trimtab_slots_used{{{S}}}) / (sum by (stage) (trimtab_slots{{{S}}}) > 0)",
+                stage="no stage",
+            )
         },
     ),
     Panel(
         "Embeddings held",
         "By the stage's replicas: for chats, or to be pulled.",
         "bytes",
-        {"{{stage}}": f"sum by (stage) (trimtab_embedding_bytes{{{S}}})"},
+        {"{{stage}}": zero(f"sum by (stage) (trimtab_embedding_bytes{{{S}}})", stage="no stage")},
     ),
     Panel(
         "Images that a replica had",
         "Of those it was shown: encoded, or being encoded, for the same tenant already.",
         "percentunit",
-        {"{{stage}}": _share("trimtab_embedding_cache_hits_total", "trimtab_embedding_cache_misses_total")},
+        {
+            "{{stage}}": zero(
+                _share("trimtab_embedding_cache_hits_total", "trimtab_embedding_cache_misses_total"), stage="no stage"
+            )
+        },
     ),
     Panel(
         "Encoding an image",
         "Seconds of the stage's replicas that each took on average.",
         "s",
-        {"{{stage}}": _each("trimtab_encode_seconds_total", "trimtab_encoded_images_total")},
+        {"{{stage}}": zero(_each("trimtab_encode_seconds_total", "trimtab_encoded_images_total"), stage="no stage")},
     ),
     Panel(
         "Pulling embeddings",
         "Bytes a second, while any were pulled.",
         "Bps",
-        {"{{stage}}": _each("trimtab_embedding_transfer_bytes_total", "trimtab_embedding_transfer_seconds_total")},
+        {
+            "{{stage}}": zero(
+                _each("trimtab_embedding_transfer_bytes_total", "trimtab_embedding_transfer_seconds_total"),
+                stage="no stage",
+            )
+        },
     ),
 )

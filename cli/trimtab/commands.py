@@ -125,7 +125,9 @@ def reporting_errors(work: Callable[[], object]) -> int:
         except UsersMistake as error:
             return _fail(str(error), 2)
         except (Failed, OSError, ValueError) as error:
-            return _fail(str(error) or type(error).__name__, 1)
+            if not terminated:
+                return _fail(str(error) or type(error).__name__, 1)
+            code = 1  # what was cut short may fail on its way out; that is no reason of its own
         except KeyboardInterrupt:
             code = 130 if terminated else _fail("interrupted", 130)
         finally:

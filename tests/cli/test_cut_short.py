@@ -43,6 +43,32 @@ sys.exit(reporting_errors(lambda: asyncio.run(waits())))
 """
 
 
+FAILS = """
+import sys, time
+from trimtab.commands import reporting_errors
+
+def waits():
+    try:
+        print("waits", flush=True)
+        time.sleep(60)
+    finally:
+        raise OSError("a pipe is broken")
+
+sys.exit(reporting_errors(waits))
+"""
+
+
+def test_what_fails_because_it_was_terminated_was_terminated() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", FAILS], stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        process.terminate()
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+
+    assert (process.returncode, errors) == (143, "trimtab: terminated\n")
+
+
 def test_what_a_shell_runs_in_the_background_ends_when_it_is_terminated_too() -> None:
     ignoring = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")  # as shells do for what ends in `&`
     with subprocess.Popen([*ignoring, sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:

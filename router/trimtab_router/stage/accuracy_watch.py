@@ -138,7 +138,7 @@ class AccuracyWatch:
 
     def knows(self, key: Key, task: str) -> bool:
         """Whether it was measured how certain a point is of rows of a task; of all rows where it is empty."""
-        return (*key, self._told_apart(key, task)) in self._measured
+        return self._measured_of(key, task) is not None
 
     def saw(self, key: Key, task: str, certainties: Array, now: float) -> None:
         """Rows were answered for the first time.
@@ -149,8 +149,7 @@ class AccuracyWatch:
             certainties: of each row; what is no probability says nothing.
             now: seconds.
         """
-        task = self._told_apart(key, task)
-        measured, given = self._measured.get((*key, task)), np.asarray(certainties, dtype=np.float64)
+        measured, given = self._measured_of(key, task), np.asarray(certainties, dtype=np.float64)
         given = given[_told(given)]
         if measured is None or not given.size:
             return
@@ -169,8 +168,7 @@ class AccuracyWatch:
             before: their first look.
             now: seconds.
         """
-        task, firsts = self._told_apart(key, task), self._told_apart((key[0], before.point), task)
-        both = (self._measured.get((*key, task)), self._measured.get((key[0], before.point, firsts)))
+        both = (self._measured_of(key, task), self._measured_of((key[0], before.point), task))
         given, first = (np.asarray(each, dtype=np.float64) for each in (certainties, before.certainties))
         known = _told(given) & _told(first)
         if not known.any() or not all(one is not None and one.calibrated for one in both):
@@ -184,16 +182,14 @@ class AccuracyWatch:
         self, key: Key, best_point: str, task: str, certainty: float, best_certainty: float, *, agrees: bool
     ) -> None:
         """A row had an answer of the best point too, which is the better witness of what is right."""
-        bests = self._told_apart((key[0], best_point), task)
-        task = self._told_apart(key, task)
-        own, best = self._measured.get((*key, task)), self._measured.get((key[0], best_point, bests))
+        own, best = self._measured_of(key, task), self._measured_of((key[0], best_point), task)
         if own is None or best is None or not (0.0 <= certainty <= 1.0 and 0.0 <= best_certainty <= 1.0):
             return
         says = certainty - own.certainty + own.accuracy
         sure = min(max(best_certainty - best.certainty + best.accuracy, 0.0), 1.0)
         right = sure if agrees else (1.0 - sure) * min(max(says, 0.0), 1.0)
-        for which in {"", task}:
-            if seen := self._seen.get((*key, which)):
+        for which in self._counting(key, task):
+            if seen := self._seen.get(which):
                 seen.mending.add(np.array([right - says]))
         self.audits[key] += 1
 
@@ -216,13 +212,20 @@ class AccuracyWatch:
             if change is not None
         }
 
+    def _measured_of(self, key: Key, task: str) -> _Measured | None:
+        return self._measured.get((*key, self._told_apart(key, task)))
+
     def _told_apart(self, key: Key, task: str) -> str:
         """The task of rows at a point that tells tasks apart; at any other they are rows like all."""
         return task if key in self._by_task else ""
 
+    def _counting(self, key: Key, task: str) -> list[tuple[str, str, str]]:
+        """What rows count for: the point overall, and on their task where it tells tasks apart."""
+        return [(*key, which) for which in sorted({"", self._told_apart(key, task)})]
+
     def _of(self, key: Key, task: str, now: float) -> list[_Seen]:
-        """The point overall, and on a task where one is named."""
-        found = [self._seen.setdefault((*key, which), _Seen()) for which in sorted({"", task})]
+        """What is known of all that rows count for."""
+        found = [self._seen.setdefault(which, _Seen()) for which in self._counting(key, task)]
         for seen in found:
             seen.seen_at = now
         return found

@@ -2,13 +2,12 @@
 
 import base64
 import json
-import time
 from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
 
-from benchmarks.cluster.observing import Watched, until, watching
+from benchmarks.cluster.observing import Watched, served, until
 from benchmarks.cluster.setting import ROOT, CommandError, Setting, pipeline_document
 from benchmarks.cluster.visiting import connection
 from trimtab.local.router_client import Counters
@@ -42,14 +41,10 @@ async def chatted(setting: Setting, layout: str) -> Chatted:
         stage |= {"variants": stage["variants"][:1], "batchSizes": [SLOTS]}
         stage["variants"][0]["resources"] |= {"cpu": STAGE_CPU}
     document["spec"] |= {"slo": PATIENT, "budget": {"cores": "1"}}
-    name, began = document["metadata"]["name"], time.monotonic()
-    await setting.apply(document)
-    async with watching(setting, name) as watched:
-        await watched.ready(READY_SECONDS)
-        ready_seconds, source = time.monotonic() - began, ChatSource()
+    source = ChatSource()
+    async with served(setting, document, READY_SECONDS) as (watched, ready_seconds):
         told = [(chat.answer, await answers(watched, chat)) for chat in map(source.chat, range(CHATS))]
         counters = await until(lambda: _settled(watched), "the sums of all chats", SETTLED_SECONDS)
-    await setting.cluster.delete("InferencePipeline", setting.namespace, name)
     wrong = sum(answer != right for right, both in told for answer in both)
     return Chatted(2 * len(told), wrong, counters.received - counters.outcomes["ok"], ready_seconds)
 

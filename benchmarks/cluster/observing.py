@@ -177,6 +177,21 @@ async def watching(setting: Setting, name: str) -> AsyncIterator[Watched]:
         yield Watched(setting, name, client)
 
 
+@asynccontextmanager
+async def served(setting: Setting, pipeline: Object, seconds: float) -> AsyncIterator[tuple[Watched, float]]:
+    """A pipeline once it is ready, and how many seconds that took; it is taken away when the block has run through.
+
+    Raises:
+        NotYetError: it is not ready within so many seconds; the message tells its complaints.
+    """
+    name, began = pipeline["metadata"]["name"], time.monotonic()
+    await setting.apply(pipeline)
+    async with watching(setting, name) as watched:
+        await watched.ready(seconds)
+        yield watched, time.monotonic() - began
+    await setting.cluster.delete("InferencePipeline", setting.namespace, name)
+
+
 def changes(seen: list[Seen], what: Callable[[Seen], Mapping[str, Any]]) -> int:
     """Count how often a stage's value differed from the one before, all stages together."""
     return sum(

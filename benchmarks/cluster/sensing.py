@@ -1,11 +1,10 @@
 """Shell: digits-av in the cluster: jobs with and without a sense, through its door."""
 
-import time
 from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.cluster.jobs import Met, asked
-from benchmarks.cluster.observing import watching
+from benchmarks.cluster.observing import served
 from benchmarks.cluster.setting import ROOT, CommandError, Setting, pipeline_document
 from trimtab_loadtester.wire import RestWire
 from trimtab_pipelines.plan import PipelinePlanSpec
@@ -33,11 +32,8 @@ async def sensed(setting: Setting) -> Sensed:
     (stage,) = document["spec"]["stages"]
     stage["variants"][0]["resources"] |= {"cpu": STAGE_CPU}
     document["spec"] |= {"slo": PATIENT, "budget": {"cores": "1"}}
-    name, began = document["metadata"]["name"], time.monotonic()
-    await setting.apply(document)
-    async with watching(setting, name) as watched:
-        await watched.ready(READY_SECONDS)
-        ready_seconds = time.monotonic() - began
+    name = document["metadata"]["name"]
+    async with served(setting, document, READY_SECONDS) as (watched, ready_seconds):
         found = await watched.plan()
         if found is None:
             raise CommandError(f"{name} is ready, but it has no plan")
@@ -45,5 +41,4 @@ async def sensed(setting: Setting) -> Sensed:
         spec = InferencePipeline.model_validate(document).spec.stages[0]
         async with RestWire(watched.address, name, setting.credentials.access()) as wire:
             met = await asked(wire, spec, planned)
-    await setting.cluster.delete("InferencePipeline", setting.namespace, name)
     return Sensed(met, len(planned), ready_seconds)

@@ -104,6 +104,10 @@ class ChatReplica(FakeReplica):
         self.written.append(chat)
         if self.dies_reading:
             return await self._break(request, web.StreamResponse(), chat)
+        return await self._counted(request, chat)
+
+    async def _counted(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
+        """Write an answer, under way until it ends or its caller leaves."""
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:

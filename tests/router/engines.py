@@ -1,6 +1,5 @@
 """An engine that speaks OpenAI's chats over real HTTP, as vLLM and SGLang do, and stages that such an engine serves."""
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -64,15 +63,7 @@ class Engine(ChatReplica):
             return web.json_response(told, status=status)
         chat = Written(asked["messages"], asked, [], {})
         self.written.append(chat)
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        try:
-            return await self._write(request, chat)
-        except (asyncio.CancelledError, ConnectionError):
-            chat.ended = chat.ended or "left"
-            raise
-        finally:
-            self.running -= 1
+        return await self._counted(request, chat)
 
     async def _write(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})

@@ -153,6 +153,21 @@ async def test_a_pipeline_of_the_same_name_in_another_namespace_is_another(tmp_p
             assert (await post(rig, token)).status == status, named
 
 
+async def assert_two_clients(edge: EdgeSettings, first: Any, second: Any) -> None:
+    """Each may have one request under way, and neither's counts for the other."""
+    replica = FakeReplica()
+    async with a_rig(PIPELINE, {"stage-0": [replica]}, edge=edge) as rig:
+        replica.gate.clear()
+        asking = [asyncio.create_task(post(rig, first))]
+        await replica.arrived.wait()
+        assert (await post(rig, first)).headers["x-trimtab-reason"] == "ClientConcurrency"
+        asking.append(asyncio.create_task(post(rig, second)))
+        await rig.until(lambda: rig.router.budget.requests == 2)
+        replica.gate.set()
+
+        assert [(await one).status for one in asking] == [200, 200]
+
+
 async def test_clients_of_one_name_are_two_where_two_issuers_name_them(tmp_path):
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
@@ -162,35 +177,17 @@ async def test_clients_of_one_name_are_two_where_two_issuers_name_them(tmp_path)
         an_issuer(folders[0], signers[0]),
         an_issuer(folders[1], signers[1], issuer="https://other.example"),
     )
-    edge, replica = EdgeSettings.model_validate({"jwt": issuers, "clients": {"concurrency": 1}}), FakeReplica()
+    edge = EdgeSettings.model_validate({"jwt": issuers, "clients": {"concurrency": 1}})
     first = bearer(signers[0].token(folders[0], claims()))
     second = bearer(signers[1].token(folders[1], claims(iss="https://other.example")))
-    async with a_rig(PIPELINE, {"stage-0": [replica]}, edge=edge) as rig:
-        replica.gate.clear()
-        asking = [asyncio.create_task(post(rig, first))]
-        await replica.arrived.wait()
-        assert (await post(rig, first)).headers["x-trimtab-reason"] == "ClientConcurrency"
-        asking.append(asyncio.create_task(post(rig, second)))
-        await rig.until(lambda: rig.router.budget.requests == 2)
-        replica.gate.set()
-
-        assert [(await one).status for one in asking] == [200, 200]
+    await assert_two_clients(edge, first, second)
 
 
 async def test_clients_whose_long_names_end_otherwise_are_two(tmp_path):
-    signer, replica = Signer.make("good"), FakeReplica()
+    signer = Signer.make("good")
     edge = EdgeSettings.model_validate({"jwt": (an_issuer(tmp_path, signer),), "clients": {"concurrency": 1}})
     first, second = (bearer(signer.token(tmp_path, claims(sub="a" * 127 + last))) for last in "bc")
-    async with a_rig(PIPELINE, {"stage-0": [replica]}, edge=edge) as rig:
-        replica.gate.clear()
-        asking = [asyncio.create_task(post(rig, first))]
-        await replica.arrived.wait()
-        assert (await post(rig, first)).headers["x-trimtab-reason"] == "ClientConcurrency"
-        asking.append(asyncio.create_task(post(rig, second)))
-        await rig.until(lambda: rig.router.budget.requests == 2)
-        replica.gate.set()
-
-        assert [(await one).status for one in asking] == [200, 200]
+    await assert_two_clients(edge, first, second)
 
 
 async def test_keys_and_tokens_are_taken_beside_each_other(tmp_path):

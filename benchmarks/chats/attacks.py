@@ -124,6 +124,11 @@ def _turns(count: int) -> Callable[[Ground], bytes]:
     return lambda ground: json.dumps({"model": ground.model, "messages": turns}).encode()
 
 
+def _small_parts(turns: int) -> Callable[[Ground], bytes]:
+    messages = [{"role": "user", "content": [{"type": "text", "text": ""}] * 200}] * turns
+    return lambda ground: json.dumps({"model": ground.model, "messages": messages}, separators=(",", ":")).encode()
+
+
 def _parts_that_are_none(turns: int) -> Callable[[Ground], bytes]:
     messages = [{"role": "user", "content": [1] * 4096}] * turns
     return lambda ground: json.dumps({"model": ground.model, "messages": messages}, separators=(",", ":")).encode()
@@ -158,6 +163,7 @@ READ: Final = (
         "many quotes behind backslashes", _raw(_BEGUN + b"A" * 300 + b'\\"' * (2 * MEBIBYTE) + b'"}'), 400, _INVALID
     ),
     Attack("a hundred turns of parts that are none", _parts_that_are_none(100), 400, _INVALID),
+    Attack("a hundred turns of parts without a word", _small_parts(100), 400, _INVALID),
     Attack("stops that are none", _asking(stop=[1] * 300_000), 400, _INVALID),
     Attack("twenty thousand turns", _turns(20_000), 400, _INVALID),
     Attack("a billion answers", _asking(n=10**9), 400, _INVALID),

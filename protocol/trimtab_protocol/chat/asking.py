@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from trimtab_protocol.chat.errors import InvalidChat, not_supported
 
 MOST_CHOICES = 8
 MOST_MESSAGES = 1024
 MOST_PARTS = 4096
+"""Of all messages together: each costs a router some microseconds, and others wait for as long."""
 MOST_STOPS = 4
 _SEEDS = 2**63
 _IMAGE_TYPES = {"image_url", "input_image", "image"}
@@ -69,7 +71,7 @@ class Message(_Read):
     """One turn of the chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[tuple[Part, ...], Field(max_length=MOST_PARTS), FailFast(), BeforeValidator(_as_parts)] = ()
+    content: Annotated[tuple[Part, ...], FailFast(), BeforeValidator(_as_parts)] = ()
     tool_calls: Any = None
 
 
@@ -85,11 +87,24 @@ def _as_stops(written: object) -> object:
     return (written,) if isinstance(written, str) else written
 
 
+def _few_enough(messages: object) -> object:
+    """Messages as they are, once they are counted: no part of too many is looked at."""
+    if not isinstance(messages, list):
+        return messages
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    for what, found, most in (("messages", len(messages), MOST_MESSAGES), ("parts", parts, MOST_PARTS)):
+        if found > most:
+            told = {"found": found, "what": what, "most": most}
+            raise PydanticCustomError("too_long", "the chat has {found} {what}; send at most {most}", told)
+    return messages
+
+
 class Asked(_Read):
     """The fields that are honoured; the others are in `_Refused`, or ignored."""
 
     model: str = Field(max_length=256)
-    messages: Annotated[tuple[Message, ...], Field(min_length=1, max_length=MOST_MESSAGES), FailFast()]
+    messages: Annotated[tuple[Message, ...], Field(min_length=1), FailFast(), BeforeValidator(_few_enough)]
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     min_tokens: int | None = Field(default=None, ge=0, lt=2**31)

@@ -123,3 +123,19 @@ def test_rows_share_what_is_the_same():
         "images": (3, 1),
     }
     assert all(row[0] is file for row in inputs["images"])
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ([said("")[0] | {"content": [{"type": "text", "text": ""}] * 41}] * 100, "has 4100 parts; send at most 4096"),
+        ([{"role": "user", "content": ""}] * 1025, "has 1025 messages; send at most 1024"),
+        ([{"role": "user", "content": [7] * 4097}], "has 4097 parts; send at most 4096"),
+    ],
+)
+def test_too_many_parts_are_counted_over_all_messages_before_any_is_read(messages, why):
+    with pytest.raises(InvalidChat, match=why) as refused:
+        asked(messages=messages)
+
+    assert refused.value.param == "messages"
+    assert len(asked(messages=said(*[{"type": "text", "text": "a"}] * 4096)).messages[0].content) == 4096

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 from PIL import Image
 
+from trimtab.commands import reporting_errors
 from trimtab.options import console
 from trimtab_model_servers.vit_tasks import finer
 from trimtab_model_servers.vit_tasks.samples import SEED
@@ -138,4 +139,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reporting_errors(main))

@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from benchmarks.chats import phases
 from benchmarks.chats.replica import started, whole
+from trimtab.commands import reporting_errors
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
@@ -61,4 +62,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reporting_errors(main))

@@ -25,6 +25,7 @@ from benchmarks.chats.grounds import serving, store
 from benchmarks.hostile.course import forget_peaks, peak_bytes
 from benchmarks.hostile.door import Door
 from benchmarks.hostile.wire import connected, head, post, status_of
+from trimtab.commands import reporting_errors
 from trimtab.options import console
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
@@ -204,4 +205,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reporting_errors(main))

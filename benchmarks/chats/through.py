@@ -32,6 +32,7 @@ from benchmarks.chats.replica import WEIGHTS, request_of
 from benchmarks.clients.serving import chat_pipeline, chat_plan
 from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin_threads
 from benchmarks.hostile.door import Door
+from trimtab.commands import reporting_errors
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
 from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
@@ -225,4 +226,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reporting_errors(main))

@@ -25,6 +25,7 @@ from benchmarks.clients.http_tools import HTTP_TOOLS
 from benchmarks.clients.serving import served, served_chats
 from benchmarks.clients.target import Target
 from benchmarks.clients.tools import AbsentError
+from trimtab.commands import reporting_errors
 from trimtab_pipelines.verdict import Outcome, bar
 
 Client = Callable[[Target], str]
@@ -129,4 +130,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reporting_errors(main))

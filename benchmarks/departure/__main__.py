@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.departure.orders import CARRIED_RPS, CHEAPER, NEW, OLD, ORDERS, SERVED, simulated
 from benchmarks.departure.page import HEADS, Curves, Points, dropped, render, rows
 from benchmarks.departure.served import served
+from trimtab.commands import reporting_errors
 from trimtab.decisions import terminal_table
 from trimtab.options import console
 from trimtab.report.summary import Card
@@ -87,4 +88,4 @@ def _cards(outcome: Outcome) -> list[Card]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reporting_errors(main))

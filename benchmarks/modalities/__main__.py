@@ -22,6 +22,7 @@ from benchmarks.loads import KnownLoads, Settings, digest_of
 from benchmarks.modalities import phases
 from benchmarks.modalities.phases import Bench, Found
 from benchmarks.modalities.run import HEADS
+from trimtab.commands import reporting_errors
 from trimtab.decisions import terminal_table
 from trimtab.options import console
 from trimtab_pipelines.documents import load_pipeline, load_profiles
@@ -102,4 +103,4 @@ async def _measured(given: argparse.Namespace) -> Outcome:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reporting_errors(main))

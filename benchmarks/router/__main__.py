@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from benchmarks.cores import CLIENT_CORE, pin
 from benchmarks.router import parts
+from trimtab.commands import reporting_errors
 from trimtab_pipelines.verdict import Bar, Outcome
 from trimtab_protocol import event_loop
 
@@ -41,4 +42,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reporting_errors(main))

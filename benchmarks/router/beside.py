@@ -33,6 +33,7 @@ from benchmarks.router.processes import (
     served,
     until_ready,
 )
+from trimtab.commands import reporting_errors
 from trimtab_pipelines.processes.announced import RouterPorts
 from trimtab_pipelines.verdict import Outcome, bar
 from trimtab_protocol import event_loop
@@ -139,4 +140,4 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reporting_errors(main))

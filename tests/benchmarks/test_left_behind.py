@@ -69,3 +69,17 @@ def test_a_soak_of_a_pipeline_that_is_not_there_ends_in_one_line():
     assert command.returncode == 1
     assert "nowhere" in errors
     assert "Traceback" not in errors
+
+
+def test_chats_that_are_terminated_say_so_and_leave_nobody():
+    with started("-m", "benchmarks.chats", "--only", "decoder-only") as command:
+        own = psutil.Process(command.pid)
+        while not (below := own.children(recursive=True)) and command.poll() is None:
+            pass
+        command.terminate()
+        _, errors = command.communicate(timeout=PATIENT_SECONDS)
+        left = still_there(below)
+
+    assert (command.returncode, left) == (143, [])
+    assert errors.endswith("trimtab: terminated\n")
+    assert "Traceback" not in errors

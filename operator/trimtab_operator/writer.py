@@ -39,6 +39,8 @@ class Writer:
 
     def __init__(self, cluster: Cluster, store: Store, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._cluster, self._store, self._metrics, self._clock = cluster, store, metrics, clock
+        self._untaken: dict[tuple[Key, str], str] = {}
+        """By pipeline and kind: a status, and what the cluster made of it, where that is not the same."""
 
     async def carry_out(self, key: Key, decided: Reconciliation) -> int:
         """Write what differs from what is known to be there; return how many writes that took.
@@ -151,16 +153,26 @@ class Writer:
         self._store.objects.remove(found)
 
     async def _status(self, key: Key, status: Object | None, own: tuple[str, ...]) -> int:
+        """Write a status where it differs; not again where the cluster keeps another form of it and nothing is new."""
         if status is None:
             return 0
-        live = self._store.get(key, ref_of(status))
+        place, live = (key, status["kind"]), self._store.get(key, ref_of(status))
         if live is None or not status_differs(live, status, own):
+            self._untaken.pop(place, None)
+            return 0
+        if self._untaken.get(place) == _met(live, status):
             return 0
         try:
-            await self._apply(status, "status")
+            applied = await self._apply(status, "status")
         except NotFound:
             log.info("%s %s/%s is gone", status["kind"], *key)
             self._store.objects.remove(live)
+        else:
+            if status_differs(applied, status, own):
+                log.warning(
+                    "the status of %s %s/%s is kept otherwise than it was written: is its CRD older?", place[1], *key
+                )
+                self._untaken[place] = _met(applied, status)
         return 1
 
     async def _tell(self, event: Object) -> int:
@@ -171,6 +183,11 @@ class Writer:
         except (Conflict, Rejected) as error:
             log.info("event %s: %s", event["metadata"]["name"], error)
         return 1
+
+
+def _met(live: Object, wanted: Object) -> str:
+    """A mark of what is there and what should be."""
+    return fingerprint([live.get("status"), wanted["status"]])
 
 
 def _over(found: Object, manifest: Object) -> Object:

@@ -87,6 +87,51 @@ async def test_what_a_webhook_changes_is_written_now_and_then_and_told_of(cluste
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
 
 
+class OlderDefinition:
+    """A cluster whose resource definitions know no `url` in a status, so that it takes that away."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self.written = cluster, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    async def apply(self, body: dict[str, Any], **options: Any) -> dict[str, Any]:
+        if options.get("subresource") == "status" and body["kind"] == "InferencePipeline":
+            self.written += 1
+            body = {**body, "status": {key: value for key, value in body["status"].items() if key != "url"}}
+        return await self._cluster.apply(body, **options)
+
+
+async def test_a_status_that_is_kept_otherwise_is_written_once_for_each_news(cluster: Cluster, namespace: str) -> None:
+    older = OlderDefinition(cluster)
+    site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
+    site.controller._cluster = site.controller._writer._cluster = older  # type: ignore[assignment]
+    await serve(site)
+    before = older.written
+
+    assert await site.look() == 0
+    assert older.written == before
+    await site.apply_plan(2)
+    await site.settle()
+    assert older.written > before
+    assert await site.look() == 0
+
+
+@pytest.mark.parametrize("written", [{"cores": "many", "since": "2026-01-01T00:00:00Z"}, {"cores": "2", "since": "soon"}])
+async def test_room_that_another_hand_wrote_unreadably_is_judged_anew(
+    cluster: Cluster, namespace: str, written: dict[str, str]
+) -> None:
+    site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
+    await serve(site)
+    status = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline", "status": {"schedulable": written}}
+    status["metadata"] = {"name": "sample", "namespace": namespace}
+    await cluster.apply(status, manager="somebody", subresource="status")
+    await site.settle()
+
+    assert (await site.conditions())["PlanApplied"][0] == "True"
+
+
 async def test_what_somebody_puts_right_meanwhile_is_told_of_no_more(cluster: Cluster, namespace: str) -> None:
     """Nothing has to be written then, and nothing is to be tried again at once, for ever."""
     changing = Changing(cluster)

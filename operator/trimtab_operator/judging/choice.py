@@ -118,9 +118,17 @@ def _at_least_one_each(site: Site, room: Room) -> Room:
 
 
 def _written(site: Site) -> Schedulable | None:
+    """What was written down; None too where another's hand left what cannot be read, so that it is judged anew."""
     status: dict[str, Any] = site.pipeline.status or {}
-    found = status.get("schedulable")
-    return Schedulable.model_validate(found) if found else None
+    if not status.get("schedulable"):
+        return None
+    try:
+        found = Schedulable.model_validate(status["schedulable"])
+        parse_quantity(found.cores)
+        seconds_of(found.since)
+    except ValueError:
+        return None
+    return found
 
 
 def _look_again(site: Site, plans: Plans, schedulable: Schedulable | None, now: float) -> float | None:

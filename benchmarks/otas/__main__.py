@@ -8,8 +8,10 @@ from pathlib import Path
 
 from benchmarks.evaluating import concluded, simulated, start_of, trace_of
 from benchmarks.otas import load, page
+from benchmarks.otas.ceiling import Ceiling, ceiling
 from benchmarks.otas.cells import BURSTY, SYNTHETIC, Measured, Source, measure
 from benchmarks.otas.evaluation import Evaluation, cells, judge
+from benchmarks.otas.methods import OURS
 from trimtab.commands import reporting_errors
 
 FACTORS = (0.75, 1.0, 1.25)
@@ -26,13 +28,21 @@ def _evaluate(given: argparse.Namespace) -> int:
     source = Source(load.bursty_rps(trace, start_seconds, given.seconds))
     wanted = cells(FACTORS, given.seeds, (SYNTHETIC, BURSTY))
     found = simulated(partial(measure, source), wanted, given.processes, _named)
-    evaluation = Evaluation(found, "made up" if trace is None else f"{trace.name}, from second {start_seconds}")
+    loads = [cell for cell in wanted if cell.method == OURS]
+    ceilings = simulated(partial(ceiling, source), loads, given.processes, _bounded)
+    evaluation = Evaluation(
+        found, ceilings, "made up" if trace is None else f"{trace.name}, from second {start_seconds}"
+    )
     rows = page.result_rows(evaluation)
     return concluded(given.out / "otas.html", page.render(evaluation), page.HEADS, rows, judge(evaluation))
 
 
 def _named(one: Measured) -> str:
     return f"{one.cell.workload} {one.cell.method}"
+
+
+def _bounded(one: Ceiling) -> str:
+    return f"the most of {one.cell.workload} × {one.cell.factor:g}"
 
 
 def _parse() -> argparse.Namespace:

@@ -71,8 +71,7 @@ class Measured:
 
 def measure(source: Source, cell: Cell) -> Measured:
     """Simulate a cell."""
-    rates = load.synthetic_rps(source.seconds, cell.seed) if cell.workload == SYNTHETIC else source.bursty_rps
-    queries = load.requests(rates, cell.factor, cell.seed)
+    queries = requests_of(source, cell)
     found = simulate(_scenario(METHODS[cell.method], queries, source.seconds))
     utilities = np.array([QUERIES[kind].utility for kind in queries.types])
     right = np.where(found.ends == OK, found.accuracy, 0.0)
@@ -87,6 +86,12 @@ def measure(source: Source, cell: Cell) -> Measured:
         over_time=_over_time(found, points),
         accuracies=[float(q) for q in np.quantile(found.accuracy[found.ends == OK], np.linspace(0, 1, 21))],
     )
+
+
+def requests_of(source: Source, cell: Cell) -> load.Requests:
+    """The queries of a cell, whatever its method."""
+    rates = load.synthetic_rps(source.seconds, cell.seed) if cell.workload == SYNTHETIC else source.bursty_rps
+    return load.requests(rates, cell.factor, cell.seed)
 
 
 def _shares(points: Sequence[str]) -> dict[str, float]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from benchmarks.evaluating import concluded, simulated, start_of, trace_of
 from benchmarks.otas import load, page
 from benchmarks.otas.ceiling import Ceiling, ceiling
-from benchmarks.otas.cells import BURSTY, SYNTHETIC, Measured, Source, measure
+from benchmarks.otas.cells import BURSTY, SYNTHETIC, Source, measure
 from benchmarks.otas.evaluation import Evaluation, cells, judge
+from benchmarks.otas.measured import Measured
 from benchmarks.otas.methods import OURS
 from trimtab.commands import reporting_errors
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.otas.cells import Cell, Source, requests_of
+from benchmarks.otas.cells import Source, requests_of
 from benchmarks.otas.load import Requests
+from benchmarks.otas.measured import Cell
 from benchmarks.otas.paper import FULL_BATCH, GAMMAS, QUERIES, Option, Query
 from trimtab_adapter.solvers import highs
 from trimtab_adapter.solvers.linear import Linear, Rows

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.otas.ceiling import Ceiling
-from benchmarks.otas.cells import SYNTHETIC, Cell, Measured
+from benchmarks.otas.cells import SYNTHETIC
+from benchmarks.otas.measured import Cell, Measured
 from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, PETS_EVICTS, TOME, VPT
 from benchmarks.otas.paper import PAPER
 from trimtab_pipelines.verdict import Bar, Outcome, bar

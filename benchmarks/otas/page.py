@@ -6,8 +6,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from benchmarks.evaluating import laid_out
-from benchmarks.otas.cells import BIN_SECONDS, BURSTY, SYNTHETIC
+from benchmarks.otas.cells import BURSTY, SYNTHETIC
 from benchmarks.otas.evaluation import Evaluation
+from benchmarks.otas.measured import BIN_SECONDS
 from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, PETS_EVICTS, TOME, VPT
 from benchmarks.otas.paper import ASSUMED
 from trimtab.report import layout

@@ -5,8 +5,9 @@ import pytest
 
 from benchmarks.otas import load
 from benchmarks.otas.ceiling import ceiling
-from benchmarks.otas.cells import BURSTY, SYNTHETIC, Cell, Source, measure
+from benchmarks.otas.cells import BURSTY, SYNTHETIC, Source, measure
 from benchmarks.otas.evaluation import Evaluation, judge
+from benchmarks.otas.measured import Cell
 from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, PROMPTS, TOME, VPT
 from benchmarks.otas.page import render
 

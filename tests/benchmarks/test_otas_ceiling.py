@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks.otas import load
 from benchmarks.otas.ceiling import SLOT_SECONDS, ceiling, most_utility
-from benchmarks.otas.cells import BURSTY, Cell, Source, measure
+from benchmarks.otas.cells import BURSTY, Source, measure
 from benchmarks.otas.load import Requests
+from benchmarks.otas.measured import Cell
 from benchmarks.otas.methods import METHODS, OURS
 from benchmarks.otas.paper import FULL_BATCH, Option, Query
 

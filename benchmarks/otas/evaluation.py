@@ -14,6 +14,7 @@ from benchmarks.otas.paper import PAPER
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 PAPER_LOAD = 1.0
+Figures = dict[str, float | int | str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,12 @@ def cells(factors: Sequence[float], seeds: int, workloads: Sequence[str]) -> lis
     ]
 
 
-def judge(evaluation: Evaluation) -> Outcome:
-    """Judge ours against the paper's gains over its baselines, and against OTAS as printed in every setting."""
-    figures: dict[str, float | int | str | None] = {
+def judge(evaluation: Evaluation, more: Figures | None = None, bars: Sequence[Bar] = ()) -> Outcome:
+    """Judge ours against the paper's gains over its baselines, and against OTAS as printed in every setting.
+
+    Figures and bars of what was served come after those of what was simulated.
+    """
+    figures: Figures = {
         "trace": evaluation.trace,
         "cells": len(evaluation.measured),
         "queries": sum(one.queries for one in evaluation.measured),
@@ -96,15 +100,15 @@ def judge(evaluation: Evaluation) -> Outcome:
     for workload in evaluation.workloads:
         figures[f"{workload}_ceiling_utility"] = evaluation.ceiling(workload)
         for method, made in METHODS.items():
-            key = f"{workload}_{_key(method)}"
+            key = f"{workload}_{key_of(method)}"
             figures[f"{key}_utility"] = evaluation.mean(workload, method, lambda one: one.utility)
             figures[f"{key}_type_1"] = evaluation.type_share(workload, method, 0)
             if method != OURS:
-                figures[f"{workload}_gain_over_{_key(method)}"] = evaluation.gain(workload, method)
-                figures[f"{workload}_most_gain_over_{_key(method)}"] = evaluation.most_gain(workload, method)
+                figures[f"{workload}_gain_over_{key_of(method)}"] = evaluation.gain(workload, method)
+                figures[f"{workload}_most_gain_over_{key_of(method)}"] = evaluation.most_gain(workload, method)
             if made.is_the_papers:
                 figures[f"{key}_of_ceiling"] = evaluation.of_ceiling(workload, method)
-    return Outcome(name="reproduce-otas", figures=figures, bars=_bars(evaluation))
+    return Outcome(name="reproduce-otas", figures=figures | (more or {}), bars=(*_bars(evaluation), *bars))
 
 
 def _bars(evaluation: Evaluation) -> tuple[Bar, ...]:
@@ -128,6 +132,7 @@ def _paper(name: str) -> float:
     return next(100 * value for key, value in PAPER.items() if name in key)
 
 
-def _key(method: str) -> str:
+def key_of(method: str) -> str:
+    """A method's name as figures have it."""
     words = "".join(letter if letter.isalnum() else " " for letter in method.lower().replace("λ", "price"))
     return "_".join(words.split())

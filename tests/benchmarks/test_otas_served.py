@@ -117,9 +117,8 @@ def test_the_papers_loads_are_to_a_machine_what_they_are_to_the_papers_card():
 
 
 def test_every_method_that_is_served_is_one_of_the_routers_and_has_its_point():
-    points = {
-        point.name for point in load_pipeline(SOURCE / "pipeline.yaml").spec.stage("classify").variant(VARIANT).points
-    }
+    transformer = load_pipeline(SOURCE / "pipeline.yaml").spec.stage("classify").variant(VARIANT)
+    points = {point.name for point in transformer.points}
 
     assert {method.policy for method in SERVED} <= set(POLICIES)
     assert {method.point for method in SERVED if method.point} <= points

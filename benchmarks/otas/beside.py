@@ -62,11 +62,13 @@ class Beside:
         served: each load by each method.
         capacity_rps: queries a second of the plain point on this machine.
         scale: what the paper's rates were multiplied by.
+        points: of the transformer, the fastest first.
     """
 
     served: Sequence[Served]
     capacity_rps: float
     scale: float
+    points: Sequence[str]
 
     @cached_property
     def evaluation(self) -> Evaluation:
@@ -77,17 +79,6 @@ class Beside:
     def methods(self) -> list[str]:
         """Who was served, ours first."""
         return list(dict.fromkeys(one.cell.method for one in self.served))
-
-    @property
-    def points(self) -> list[str]:
-        """Every point that gave an answer, the least accurate first."""
-        accuracies: dict[str, float] = {}
-        for one in self.served:
-            promised = one.run.results.records["expected_accuracy"]
-            points = np.array(one.run.points)
-            for point in set(one.run.points) - accuracies.keys() - {""}:
-                accuracies[point] = float(np.nanmean(promised[points == point]))
-        return sorted(accuracies, key=lambda point: accuracies[point])
 
     def rows(self) -> list[tuple[str, ...]]:
         """Rows of the table, one a load and method."""

@@ -14,6 +14,8 @@ from benchmarks.otas.methods import OTAS, OURS
 TYPES = ("right in time", "wrong in time", "late", "evicted")
 TYPE_COLOURS = ("#3f9a5f", "#e0b43e", "#e08a2e", "#cf4b4b")
 METHOD_COLOURS = ("#3f7fd9", "#9b7fd9", "#868d98", "#5f6670", "#b0691c", "#e08a2e", "#5a9a6a")
+NAMES_PIXELS = 130
+"""Below a chart whose bars are methods: the longest name stands there aslant."""
 POINT_COLOURS = ("#8c2d2d", "#cf4b4b", "#e08a2e", "#e0b43e", "#868d98", "#7fb0f0", "#3f7fd9", "#1f4f99")
 
 
@@ -30,7 +32,7 @@ def types(evaluation: Evaluation, methods: Sequence[str]) -> go.Figure:
             figure.add_trace(bars, row=1, col=column)
     figure.update_layout(barmode="stack")
     figure.update_yaxes(title_text="queries, %", row=1, col=1)
-    return laid_out(figure)
+    return laid_out(figure, below=NAMES_PIXELS)
 
 
 def by_load(evaluation: Evaluation, methods: Sequence[str]) -> go.Figure:
@@ -128,4 +130,4 @@ def beside(found: Beside) -> go.Figure:
             figure.add_trace(bars, row=1, col=column)
     figure.update_layout(barmode="group")
     figure.update_yaxes(title_text="utility", row=1, col=1)
-    return laid_out(figure)
+    return laid_out(figure, below=NAMES_PIXELS)

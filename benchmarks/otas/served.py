@@ -6,7 +6,7 @@ simulated as it was served, from the profile of this machine.
 
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from benchmarks.tokens_served.queries import QUERIES, Queries
 from benchmarks.tokens_served.tasks import drawn
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_pipelines.plan import PointPlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_router.stage.policies.view import DropPolicy
 from trimtab_router.wish import Wish
@@ -93,7 +94,12 @@ async def serve_all(source: Source, deadline_seconds: float, folder_of_profiles:
                 found.append(Served(cell, run, simulated))
                 tell(f"{workload}, {method.name}: utility {run.utility:.1f} of {len(run.results.records)} queries")
             tell(f"{number} of {len(METHODS)} served")
-    return Beside(found, capacity_rps, scale_of(capacity_rps))
+    return Beside(found, capacity_rps, scale_of(capacity_rps), fastest_first(running.points))
+
+
+def fastest_first(points: Sequence[PointPlan]) -> list[str]:
+    """Their names, by the seconds of a full batch."""
+    return [point.name for point in sorted(points, key=lambda point: point.service_seconds[BATCH])]
 
 
 def scale_of(capacity_rps: float) -> float:

@@ -12,7 +12,7 @@ from benchmarks.otas.measured import Cell, Measured
 from benchmarks.otas.methods import METHODS, OTAS, OURS, PETS
 from benchmarks.otas.page import render
 from benchmarks.otas.served import METHODS as SERVED
-from benchmarks.otas.served import scale_of
+from benchmarks.otas.served import fastest_first, scale_of
 from benchmarks.tokens_served.driving import SOURCE, VARIANT, point_named, written
 from benchmarks.tokens_served.outcome import Run
 from trimtab_loadtester.results import Record, Results, RunFacts, Visit
@@ -56,7 +56,7 @@ def a_comparison():
         found.append(served(workload, OURS, good, fast, answer(3.0, "merge-32")))
         found.append(served(workload, OTAS, good, answer(2.5, "full", right=False), dropped(3.0)))
         found.append(served(workload, PETS, good, fast, answer(3.0, "full", latency_seconds=0.9, promised=0.8)))
-    return Beside(found, capacity_rps=58.0, scale=0.1)
+    return Beside(found, capacity_rps=58.0, scale=0.1, points=["merge-32", "full"])
 
 
 def test_a_served_load_is_summed_up_as_a_simulated_one_is():
@@ -88,7 +88,6 @@ def test_methods_are_told_beside_ours_and_beside_what_was_simulated():
     assert figures["served_bursty_gain_over_pets_like"] == pytest.approx(0.5)
     assert figures["served_bursty_tokenadaptive_utility_simulated"] == 1.5
     assert figures["served_synthetic_pets_like_type_3"] == pytest.approx(1 / 3)
-    assert found.points == ["merge-32", "full"], "the least accurate first"
 
 
 def test_few_queries_show_nothing_whatever_they_say():
@@ -132,7 +131,9 @@ def test_who_drops_nobody_is_laid_out_so(tmp_path):
     assert written(SOURCE, tmp_path / "usual", "Otas", 2.0).spec.drop_policy == "Predicted"
 
 
-def test_a_point_is_found_by_its_name():
-    points = [PointPlan(name=name, accuracy=0.5, service_seconds={8: 0.1}) for name in ("full", "merge-32")]
+def test_points_are_found_by_name_and_told_by_speed():
+    seconds = {"full": 0.3, "merge-32": 0.1, "merge-16": 0.2}
+    points = [PointPlan(name=name, accuracy=0.5, service_seconds={8: each}) for name, each in seconds.items()]
 
     assert point_named(points, "merge-32") is points[1]
+    assert fastest_first(points) == ["merge-32", "merge-16", "full"]

@@ -150,7 +150,7 @@ reproduce-mosel: venv ## MOSEL's five models under its load, its policies beside
 	$(PY) -m benchmarks.mosel --data $(DATA) --out $(OUT)/mosel $(if $(TRACE),--trace $(TRACE)) $(MOSEL)
 
 .PHONY: reproduce-otas
-reproduce-otas: venv ## OTAS's model under its loads, its policy and baselines beside ours, in the simulator; out/otas/otas.html
+reproduce-otas: venv ## OTAS's model under its loads, its policy and baselines beside ours, in the simulator; out/otas/otas.html (OTAS="--served")
 	$(PY) -m benchmarks.otas --data $(DATA) --out $(OUT)/otas $(if $(TRACE),--trace $(TRACE)) $(OTAS)
 
 .PHONY: reproduce-modserve

@@ -1,18 +1,17 @@
 """One cell of the evaluation: a load, times a factor, by one method, in the simulator."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.otas import load
+from benchmarks.otas.measured import Cell, Measured, of_simulated
 from benchmarks.otas.methods import METHODS, Method
 from benchmarks.otas.paper import FULL_BATCH, LOAD_SECONDS, QUERIES, Option
 from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.outcome import Simulated
 from trimtab_adapter.simulation.simulate import Scenario, simulate
-from trimtab_pipelines.ends import LATE, OK
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import LatencyFit, Measurement, ModelProfile, PointProfile
 from trimtab_pipelines.spec import InferencePipeline
@@ -20,8 +19,8 @@ from trimtab_router.wish import Wish
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHARES = (0.1, 0.2, 0.35, 0.5, 0.7)
-BIN_SECONDS = 5.0
 SYNTHETIC, BURSTY = "synthetic", "bursty"
+STAGE = "classify"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,70 +35,18 @@ class Source:
         return int(self.bursty_rps.size)
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What to simulate."""
-
-    workload: str
-    method: str
-    factor: float = 1.0
-    seed: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What came of a cell.
-
-    Attributes:
-        cell: which.
-        queries: how many came.
-        utility: expected, of what was right and in time.
-        types: the paper's four, shares of all queries: right in time, wrong in time, late, evicted.
-        shares: of the queries answered, by point.
-        over_time: the same in stretches of `BIN_SECONDS`, and the load in it.
-        accuracies: quantiles of the expected accuracy of answers.
-    """
-
-    cell: Cell
-    queries: int
-    utility: float
-    types: tuple[float, float, float, float]
-    shares: Mapping[str, float]
-    over_time: Sequence[tuple[float, Mapping[str, float]]]
-    accuracies: Sequence[float]
-
-
 def measure(source: Source, cell: Cell) -> Measured:
     """Simulate a cell."""
-    rates = load.synthetic_rps(source.seconds, cell.seed) if cell.workload == SYNTHETIC else source.bursty_rps
-    queries = load.requests(rates, cell.factor, cell.seed)
+    queries = requests_of(source, cell)
     found = simulate(_scenario(METHODS[cell.method], queries, source.seconds))
     utilities = np.array([QUERIES[kind].utility for kind in queries.types])
-    right = np.where(found.ends == OK, found.accuracy, 0.0)
-    in_time, late = float((found.ends == OK).mean()), float((found.ends == LATE).mean())
-    points = [given.get("classify", "") for given in found.points]
-    return Measured(
-        cell=cell,
-        queries=found.ends.size,
-        utility=float((utilities * right).sum()),
-        types=(float(right.mean()), in_time - float(right.mean()), late, 1.0 - in_time - late),
-        shares=_shares([point for point in points if point]),
-        over_time=_over_time(found, points),
-        accuracies=[float(q) for q in np.quantile(found.accuracy[found.ends == OK], np.linspace(0, 1, 21))],
-    )
+    return of_simulated(cell, found, utilities, STAGE)
 
 
-def _shares(points: Sequence[str]) -> dict[str, float]:
-    names, counts = np.unique(np.array(points, dtype=str), return_counts=True)
-    return {str(name): count / len(points) for name, count in zip(names, counts, strict=True)}
-
-
-def _over_time(found: Simulated, points: Sequence[str]) -> list[tuple[float, Mapping[str, float]]]:
-    bins = (found.arrivals_seconds // BIN_SECONDS).astype(int)
-    by_bin: list[list[str]] = [[] for _ in range(int(bins.max()) + 1)]
-    for place, point in zip(bins.tolist(), points, strict=True):
-        by_bin[place].append(point)
-    return [(len(each) / BIN_SECONDS, _shares([point for point in each if point])) for each in by_bin]
+def requests_of(source: Source, cell: Cell) -> load.Requests:
+    """The queries of a cell, whatever its method."""
+    rates = load.synthetic_rps(source.seconds, cell.seed) if cell.workload == SYNTHETIC else source.bursty_rps
+    return load.requests(rates, cell.factor, cell.seed)
 
 
 def _scenario(method: Method, queries: load.Requests, seconds: int) -> Scenario:
@@ -107,7 +54,7 @@ def _scenario(method: Method, queries: load.Requests, seconds: int) -> Scenario:
     wishes = [Wish(timeout_seconds=query.seconds, utility=query.utility, task=query.task) for query in QUERIES]
     return Scenario(
         pipeline=pipeline,
-        profiles={"classify": profile_of(method.options)},
+        profiles={STAGE: profile_of(method.options)},
         arrivals_seconds=queries.at_seconds,
         duration_seconds=float(seconds),
         plan=plan_of(method, pipeline),
@@ -120,7 +67,7 @@ def _scenario(method: Method, queries: load.Requests, seconds: int) -> Scenario:
 def pipeline_of(method: Method) -> InferencePipeline:
     """One stage that runs the model at the method's points."""
     stage = {
-        "name": "classify",
+        "name": STAGE,
         "inputs": [{"name": "x", "from": "request.inputs.x"}],
         "outputs": [{"name": "y", "datatype": "FP32"}, {"name": "certainty", "datatype": "FP32"}],
         "certainty": "certainty",
@@ -176,7 +123,7 @@ def profile_of(options: Sequence[Option]) -> ModelProfile:
             PointProfile(variant="vit", operating_point=_name(option), cores=1.0, measurements=measured, fit=fit)
         )
     hardware = {"processor": "the paper's card", "nodeCores": 1}
-    spec = {"pipeline": "otas", "stage": "classify", "hardware": hardware, "points": [p.model_dump() for p in points]}
+    spec = {"pipeline": "otas", "stage": STAGE, "hardware": hardware, "points": [p.model_dump() for p in points]}
     return ModelProfile.model_validate({"metadata": {"name": "otas-classify"}, "spec": spec})
 
 
@@ -194,7 +141,7 @@ def plan_of(method: Method, pipeline: InferencePipeline) -> PipelinePlan:
         for option in options
     ]
     best = {key: value for key, value in points[0].items() if key != "name"}
-    stage = {"name": "classify", "variant": "vit", "batchSize": FULL_BATCH, "replicas": 1, "fallbacks": points[1:]}
+    stage = {"name": STAGE, "variant": "vit", "batchSize": FULL_BATCH, "replicas": 1, "fallbacks": points[1:]}
     stage |= {"operatingPoint": points[0]["name"]} | best
     spec = {"pipeline": pipeline.name, "generation": 1, "createdAt": 0.0, "stages": [stage]}
     return PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})

@@ -6,19 +6,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.otas.cells import SYNTHETIC, Cell, Measured
+from benchmarks.otas.ceiling import Ceiling
+from benchmarks.otas.cells import SYNTHETIC
+from benchmarks.otas.measured import Cell, Measured
 from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, PETS_EVICTS, TOME, VPT
 from benchmarks.otas.paper import PAPER
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 PAPER_LOAD = 1.0
+Figures = dict[str, float | int | str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The measured cells; `trace` says what the bursty load is."""
+    """The measured cells, and what each load allows; `trace` says what the bursty load is."""
 
     measured: Sequence[Measured]
+    ceilings: Sequence[Ceiling]
     trace: str
     _by_cell: dict[tuple[str, str, float], list[Measured]] = field(default_factory=lambda: defaultdict(list))
 
@@ -52,6 +56,19 @@ class Evaluation:
         """The first seed at the paper's load."""
         return min(self._by_cell[workload, method, PAPER_LOAD], key=lambda one: one.cell.seed)
 
+    def ceiling(self, workload: str, factor: float = PAPER_LOAD) -> float:
+        """The most utility that any policy could have with the paper's list: the mean over seeds."""
+        wanted = (workload, factor)
+        return float(np.mean([one.utility for one in self.ceilings if (one.cell.workload, one.cell.factor) == wanted]))
+
+    def of_ceiling(self, workload: str, method: str, factor: float = PAPER_LOAD) -> float:
+        """Which share of that a method has."""
+        return self.mean(workload, method, lambda one: one.utility, factor) / self.ceiling(workload, factor)
+
+    def most_gain(self, workload: str, rival: str, factor: float = PAPER_LOAD) -> float:
+        """By how much more utility than another any policy could have, as a share of that."""
+        return 1.0 / self.of_ceiling(workload, rival, factor) - 1.0
+
     def gain(self, workload: str, rival: str, factor: float = PAPER_LOAD, ours: str = OURS) -> float:
         """By how much more utility ours has than another, as a share of that."""
         pairs = (self.mean(workload, method, lambda one: one.utility, factor) for method in (ours, rival))
@@ -70,21 +87,28 @@ def cells(factors: Sequence[float], seeds: int, workloads: Sequence[str]) -> lis
     ]
 
 
-def judge(evaluation: Evaluation) -> Outcome:
-    """Judge ours against the paper's gains over its baselines, and against OTAS as printed in every setting."""
-    figures: dict[str, float | int | str | None] = {
+def judge(evaluation: Evaluation, more: Figures | None = None, bars: Sequence[Bar] = ()) -> Outcome:
+    """Judge ours against the paper's gains over its baselines, and against OTAS as printed in every setting.
+
+    Figures and bars of what was served come after those of what was simulated.
+    """
+    figures: Figures = {
         "trace": evaluation.trace,
         "cells": len(evaluation.measured),
         "queries": sum(one.queries for one in evaluation.measured),
     }
     for workload in evaluation.workloads:
-        for method in METHODS:
-            key = f"{workload}_{_key(method)}"
+        figures[f"{workload}_ceiling_utility"] = evaluation.ceiling(workload)
+        for method, made in METHODS.items():
+            key = f"{workload}_{key_of(method)}"
             figures[f"{key}_utility"] = evaluation.mean(workload, method, lambda one: one.utility)
             figures[f"{key}_type_1"] = evaluation.type_share(workload, method, 0)
             if method != OURS:
-                figures[f"{workload}_gain_over_{_key(method)}"] = evaluation.gain(workload, method)
-    return Outcome(name="reproduce-otas", figures=figures, bars=_bars(evaluation))
+                figures[f"{workload}_gain_over_{key_of(method)}"] = evaluation.gain(workload, method)
+                figures[f"{workload}_most_gain_over_{key_of(method)}"] = evaluation.most_gain(workload, method)
+            if made.is_the_papers:
+                figures[f"{key}_of_ceiling"] = evaluation.of_ceiling(workload, method)
+    return Outcome(name="reproduce-otas", figures=figures | (more or {}), bars=(*_bars(evaluation), *bars))
 
 
 def _bars(evaluation: Evaluation) -> tuple[Bar, ...]:
@@ -108,6 +132,7 @@ def _paper(name: str) -> float:
     return next(100 * value for key, value in PAPER.items() if name in key)
 
 
-def _key(method: str) -> str:
+def key_of(method: str) -> str:
+    """A method's name as figures have it."""
     words = "".join(letter if letter.isalnum() else " " for letter in method.lower().replace("λ", "price"))
     return "_".join(words.split())

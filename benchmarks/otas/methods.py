@@ -26,6 +26,11 @@ class Method:
     evicts: bool = True
     looks: bool = False
 
+    @property
+    def is_the_papers(self) -> bool:
+        """Whether it has nothing to choose among but the paper's list."""
+        return not self.looks and all(option in GAMMAS for option in self.options)
+
 
 def by_table(view: View, points: Sequence[Point]) -> Point:
     """The paper's table I."""

@@ -14,7 +14,7 @@ answered in time. The others use it, and find it first where none is known for t
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ import aiohttp
 from benchmarks.loads import KnownLoads, Settings, digest_of
 from benchmarks.modalities.searching import sought
 from benchmarks.tokens_served.direct import Direct
-from benchmarks.tokens_served.driving import BATCH, CORES, STAGE, VARIANT, serving, shape_of
+from benchmarks.tokens_served.driving import BATCH, CORES, SOURCE, plain, profiled, serving, shape_of
 from benchmarks.tokens_served.looks import HEADS as LOOK_HEADS
 from benchmarks.tokens_served.looks import LEAST_SPEED, MOST_LOST, Rows, compared, in_turns, ways
 from benchmarks.tokens_served.outcome import HEADS, Run
@@ -32,15 +32,11 @@ from benchmarks.tokens_served.tasks import Tasks
 from trimtab.commands import reporting_errors
 from trimtab.decisions import terminal_table
 from trimtab.options import console
-from trimtab_pipelines.documents import load_endpoints, load_pipeline, load_profiles
-from trimtab_pipelines.plan import PointPlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.verdict import Bar, Outcome, bar
-from trimtab_profiler.profile import PROFILE_FILE, ProfileOptions, profile, write_profiles
+from trimtab_profiler.profile import PROFILE_FILE
 from trimtab_protocol import event_loop
 
-SOURCE = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
-PLAIN = "full"
 OURS, OTAS = "ours", "OTAS as printed"
 PETS, INFAAS = "PetS-like", "INFaaS-like, all loaded"
 POLICIES = {OURS: "TokenAdaptive", OTAS: "Otas", "SlackFit": "SlackFit", PETS: "PetsLike", INFAAS: "InfaasLike"}
@@ -126,9 +122,7 @@ class Bench:
         async with serving(SOURCE, folder, OURS, POLICIES[OURS], self.profiles, self.queries) as served:
             tried = ways(served.points)
             async with aiohttp.ClientSession() as session:
-                (replica,) = load_endpoints(served.local.fleet.site.endpoints_file).stages[STAGE]
-                url = f"http://{replica.address}/v2/models/{VARIANT}"
-                await in_turns(Direct(session, url, rows.pixels), tried, rows, self.given.rows)
+                await in_turns(Direct(session, served.replica_url, rows.pixels), tried, rows, self.given.rows)
         found = list(compared(tried))
         console.print(terminal_table(LOOK_HEADS, [one.line() for one in found], "looks"))
         for one in found:
@@ -203,11 +197,6 @@ def settings_of(given: argparse.Namespace) -> Settings:
     return {**named, "trace": trace, "profile": profiled}
 
 
-def plain(points: Sequence[PointPlan]) -> PointPlan:
-    """The transformer as it is."""
-    return next(point for point in points if point.name == PLAIN)
-
-
 def found_load(missed: float) -> Bar:
     """Whether a load is the one that was sought; others would compare policies where there is nothing to choose."""
     return bar("load: share missed at the plain point, off three in ten", abs(missed - MISSED), "<=", CLOSE)
@@ -249,13 +238,9 @@ def _told(given: argparse.Namespace) -> int:
 
 
 async def _measured(given: argparse.Namespace) -> Outcome:
-    given.out.mkdir(parents=True, exist_ok=True)
-    if not (given.out / PROFILE_FILE).exists():
-        pipeline = load_pipeline(SOURCE / "pipeline.yaml")
-        options = ProfileOptions.quick(pipeline, {STAGE: [VARIANT]})
-        write_profiles(await profile(pipeline, SOURCE, options, lambda _: None), given.out)
+    profiles = await profiled(given.out)
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
-        bench = Bench(given, Path(folder), load_profiles(given.out / PROFILE_FILE))
+        bench = Bench(given, Path(folder), profiles)
         phases = {
             "load": bench.load,
             "shape": bench.shape,

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +21,21 @@ from trimtab_adapter.planning.baselines import with_pins
 from trimtab_adapter.planning.decide import Situation, decide
 from trimtab_loadtester.attack import AttackOptions, attack_async
 from trimtab_loadtester.load import LoadSpec
-from trimtab_pipelines.documents import load_pipeline, write_json
+from trimtab_loadtester.results import Results
+from trimtab_pipelines.documents import load_endpoints, load_pipeline, load_profiles, write_json
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PointPlan, point_plan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
 from trimtab_predictor.trace import read_trace
+from trimtab_profiler.profile import PROFILE_FILE, ProfileOptions, profile, write_profiles
+from trimtab_router.stage.policies.view import DropPolicy
 
+SOURCE = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
 CORES = 0.5
 """What the replica is held to, so that all else has enough; profiles are those of a whole core."""
 STAGE, VARIANT, BATCH = "classify", "vit-fine", 8
+PLAIN = "full"
 SHAPE = np.array([0.5, 0.5, 1.0, 1.0, 0.7, 2.0, 0.7, 0.4, 1.3, 1.3, 1.3, 0.6, 2.2, 0.5, 1.0, 1.0])
 """Plateaus and bursts: the rate in each second, as a multiple of what the load is said to be."""
 FOLLOWED_TRIES, WATCH_SECONDS = 600, 0.1
@@ -84,7 +89,7 @@ class Serving:
         busy = (self._replica_seconds() - before) / seconds
         watching.cancel()
         queued = await watching
-        kinds = [self.queries.kind(i % results.facts.distinct_payloads) for i in range(len(results.records))]
+        kinds = self.kinds(results)
         return Run(
             method=self.method,
             results=results,
@@ -94,6 +99,16 @@ class Serving:
             most_queued=max(queued, default=0),
             mean_queued=float(np.mean(queued)) if queued else 0.0,
         )
+
+    def kinds(self, results: Results) -> list[int]:
+        """Of which type each query was."""
+        return [self.queries.kind(i % results.facts.distinct_payloads) for i in range(len(results.records))]
+
+    @property
+    def replica_url(self) -> str:
+        """The model at its only replica, past the router."""
+        (replica,) = load_endpoints(self.local.fleet.site.endpoints_file).stages[STAGE]
+        return f"http://{replica.address}/v2/models/{VARIANT}"
 
     async def _queued(self) -> list[int]:
         seen: list[int] = []
@@ -107,6 +122,30 @@ class Serving:
     def _replica_seconds(self) -> float:
         times = [psutil.Process(pid).cpu_times() for pid in self.local.fleet.pids.values()]
         return sum(one.user + one.system for one in times)
+
+
+def plain(points: Sequence[PointPlan]) -> PointPlan:
+    """The transformer as it is."""
+    return point_named(points, PLAIN)
+
+
+def point_named(points: Sequence[PointPlan], name: str) -> PointPlan:
+    """One of the points."""
+    return next(point for point in points if point.name == name)
+
+
+def _is_profiled(folder: Path) -> bool:
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / PROFILE_FILE).exists()
+
+
+async def profiled(folder: Path) -> dict[str, ModelProfile]:
+    """Profiles of the finer transformer: those in the folder, else measured now and kept there."""
+    if not _is_profiled(folder):
+        pipeline = load_pipeline(SOURCE / "pipeline.yaml")
+        options = ProfileOptions.quick(pipeline, {STAGE: [VARIANT]})
+        write_profiles(await profile(pipeline, SOURCE, options, lambda _: None), folder)
+    return load_profiles(folder / PROFILE_FILE)
 
 
 def around(shape: NDArray[np.float64], rps: float, seconds: int) -> NDArray[np.float64]:
@@ -125,12 +164,15 @@ def shape_of(trace: Path | None, start_seconds: int, seconds: int) -> NDArray[np
     return np.nan_to_num(read_trace(trace).excerpt(start_seconds, start_seconds + seconds).rps)
 
 
-def written(source: Path, folder: Path, policy: str, slo_seconds: float) -> InferencePipeline:
+def written(
+    source: Path, folder: Path, policy: str, slo_seconds: float, drops: DropPolicy = "Predicted"
+) -> InferencePipeline:
     """Lay out the pipeline as one policy serves it, in a folder of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "weights").symlink_to((source / "weights").resolve())
     document = yaml.safe_load((source / "pipeline.yaml").read_text(encoding="utf-8"))
-    document["spec"] |= {"departurePolicy": policy, "slo": {"latency": f"{1000 * slo_seconds:g}ms"}}
+    document["spec"] |= {"departurePolicy": policy, "dropPolicy": drops}
+    document["spec"]["slo"] = {"latency": f"{1000 * slo_seconds:g}ms"}
     document["spec"]["queue"] = {"maxRows": 4096}
     (folder / "pipeline.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
     return load_pipeline(folder / "pipeline.yaml")
@@ -169,10 +211,11 @@ async def serving(
     queries: Queries,
     *,
     shape: NDArray[np.float64] = SHAPE,
+    drops: DropPolicy = "Predicted",
 ) -> AsyncIterator[Serving]:
     """Serve by a policy while the block runs; loads go as `shape` does."""
     slo_seconds = max(queries.seconds(kind) for kind in range(len(QUERIES)))
-    pipeline, profiles = written(source, folder, policy, slo_seconds), slowed(profiles, 1.0 / CORES)
+    pipeline, profiles = written(source, folder, policy, slo_seconds, drops), slowed(profiles, 1.0 / CORES)
     plan = plan_for(pipeline, profiles)
     async with Supervisor(Setup(folder / "pipeline.yaml", folder / "run", profiles_file=None, plan=plan)) as local:
         await local.ready()

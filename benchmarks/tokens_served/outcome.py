@@ -61,6 +61,12 @@ class Run:
         return first, second, third, fourth
 
     @property
+    def points(self) -> list[str]:
+        """The operating point that answered each query; empty for those without an answer."""
+        (stage,) = self.results.facts.stages
+        return [str(point) for point in self.results.records[f"operating_point:{stage}"]]
+
+    @property
     def missed(self) -> float:
         """Share of the queries without an answer in time."""
         return self.types[2] + self.types[3]

@@ -321,6 +321,7 @@ def _visit(stage: str, parameters: Mapping[str, Any]) -> Visit:
         batch_size=int(number(named.batch_size, 0)),
         queue_seconds=number(named.queue_seconds, float("nan")),
         service_seconds=number(named.service_seconds, float("nan")),
+        operating_point=str(parameters.get(named.operating_point, "")),
     )
 
 

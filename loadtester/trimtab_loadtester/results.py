@@ -31,6 +31,7 @@ class Visit(NamedTuple):
     batch_size: int = 0
     queue_seconds: float = float("nan")
     service_seconds: float = float("nan")
+    operating_point: str = ""
 
 
 _NUMBERS = {
@@ -47,7 +48,13 @@ _NUMBERS = {
 }
 _STREAM_COLUMNS = {"first_token_seconds": "f8", "between_tokens_seconds": "f8"}
 """Of loads that are streamed, alone."""
-_VISIT_COLUMNS = {"variant": "U63", "batch_size": "i4", "queue_seconds": "f8", "service_seconds": "f8"}
+_VISIT_COLUMNS = {
+    "variant": "U63",
+    "batch_size": "i4",
+    "queue_seconds": "f8",
+    "service_seconds": "f8",
+    "operating_point": "U63",
+}
 
 
 class Record(NamedTuple):
@@ -124,7 +131,7 @@ class Results:
     """All records of a run, in order of schedule.
 
     `records` is a structured array with the fields of `Record`, where `variant:STAGE`, `batch_size:STAGE`,
-    `queue_seconds:STAGE` and `service_seconds:STAGE` stand for the visits; what is known of tokens is there where
+    `queue_seconds:STAGE`, `service_seconds:STAGE` and `operating_point:STAGE` stand for the visits; what is known of tokens is there where
     the load was streamed.
     """
 

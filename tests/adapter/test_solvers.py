@@ -10,7 +10,7 @@ from tests.adapter.problems import a_large_graph, a_large_program, a_program, br
 from tests.adapter.scenes import a_ladder, plan_for
 from trimtab_adapter.solvers import exact, gurobi, highs
 from trimtab_adapter.solvers.chosen import solver_of
-from trimtab_adapter.solvers.linear import linear
+from trimtab_adapter.solvers.linear import Linear, Rows, linear
 from trimtab_adapter.solvers.program import Program
 from trimtab_adapter.solvers.signature import Solver, SolverUnavailable
 from trimtab_adapter.solvers.table import tabulate
@@ -147,3 +147,16 @@ def test_overload_is_answered_whoever_was_asked(name):
 
     assert not plan.spec.feasible
     assert plan.spec.reason.startswith("overload: 2 cores carry")
+
+
+def test_a_program_in_which_nothing_is_chosen_is_worth_its_optimum():
+    require("HiGHS")
+    built = Linear([], [], Rows(), ())
+    one, other = built.column(3.0, 2.0), built.column(1.0, 5.0)
+    built.rows.add({one: 1.0, other: 1.0}, upper=4.0)
+
+    assert highs.greatest(built) == pytest.approx(3.0 * 2.0 + 1.0 * 2.0)
+
+    built.rows.add({one: 1.0}, lower=3.0)
+    with pytest.raises(SolverUnavailable, match="without an optimum"):
+        highs.greatest(built)

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from benchmarks.otas import load
-from benchmarks.otas.cells import BURSTY, SYNTHETIC, Cell, Source, measure
+from benchmarks.otas.ceiling import ceiling
+from benchmarks.otas.cells import BURSTY, SYNTHETIC, Source, measure
 from benchmarks.otas.evaluation import Evaluation, judge
+from benchmarks.otas.measured import Cell
 from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, PROMPTS, TOME, VPT
 from benchmarks.otas.page import render
 
@@ -63,9 +65,14 @@ def test_the_loads_are_the_papers():
 def test_the_page_and_the_verdict_name_every_method():
     short = Source(load.bursty_rps(None, 0, 2))
     cells = [Cell(workload, method) for workload in (SYNTHETIC, BURSTY) for method in METHODS]
-    evaluation = Evaluation([measure(short, cell) for cell in cells], "made up")
+    ceilings = [ceiling(short, cell) for cell in cells if cell.method == OURS]
+    evaluation = Evaluation([measure(short, cell) for cell in cells], ceilings, "made up")
     html, outcome = render(evaluation), judge(evaluation)
 
     assert all(method in html for method in METHODS)
     assert len(outcome.bars) == 5
     assert {"synthetic_otas_utility", "bursty_gain_over_vpt_2"} <= outcome.figures.keys()
+    assert all(evaluation.of_ceiling(BURSTY, name) <= 1 + 1e-9 for name in METHODS if METHODS[name].is_the_papers)
+    assert {"synthetic_otas_of_ceiling", "bursty_most_gain_over_otas"} <= outcome.figures.keys()
+    assert "synthetic_infaas_like_of_ceiling" not in outcome.figures, "other models have another ceiling"
+    assert evaluation.most_gain(SYNTHETIC, OTAS) >= evaluation.gain(SYNTHETIC, OTAS) - 1e-9

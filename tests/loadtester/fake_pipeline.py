@@ -82,6 +82,7 @@ class FakePipeline:
         parameters: dict[str, Parameter] = {
             "trimtab.first.variant": "echo",
             "trimtab.first.batch_size": 3,
+            "trimtab.first.operating_point": "half",
             "trimtab.first.queue_seconds": 0.002,
             "trimtab.first.service_seconds": "long",
             "trimtab.expected_accuracy": 0.75,

@@ -150,6 +150,7 @@ async def test_payloads_differ_and_answers_tell_what_served_them(tmp_path) -> No
     assert all(parameters["timeout"] == 200_000 for parameters in fake.parameters)
     assert Counter(results.records["variant:first"]) == {"echo": len(results.records)}
     assert set(results.records["batch_size:first"]) == {3}
+    assert set(results.records["operating_point:first"]) == {"half"}
     assert set(results.records["queue_seconds:first"]) == {0.002}
     assert np.isnan(results.records["service_seconds:first"]).all(), "what is told wrongly stays unknown"
     assert results.summary()["expected_accuracy"] == 0.75

@@ -20,6 +20,20 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
     return solve_by("HiGHS", lambda built: _run(highspy, built, seconds_left(time_limit_seconds)), program)
 
 
+def greatest(built: Linear, time_limit_seconds: float = SOLVE_SECONDS) -> float:
+    """The most that a program without binary columns is worth.
+
+    Raises:
+        SolverUnavailable: HiGHS is missing, or did not prove an optimum in this time.
+    """
+    highspy = _highspy()
+    solver = _ran(highspy, built, time_limit_seconds)
+    status = solver.getModelStatus()
+    if status != highspy.HighsModelStatus.kOptimal:
+        raise SolverUnavailable(f"HiGHS ended without an optimum: {solver.modelStatusToString(status)}")
+    return float(solver.getInfo().objective_function_value)
+
+
 def _highspy() -> Any:
     try:
         return importlib.import_module("highspy")
@@ -30,6 +44,18 @@ def _highspy() -> Any:
 
 
 def _run(highspy: Any, built: Linear, time_limit_seconds: float) -> tuple[list[float], float] | None:
+    solver = _ran(highspy, built, time_limit_seconds)
+    status = solver.getModelStatus()
+    if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
+        return None
+    info = solver.getInfo()
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        raise SolverUnavailable(f"HiGHS ended without a plan: {solver.modelStatusToString(status)}")
+    return list(solver.getSolution().col_value), float(info.mip_dual_bound)
+
+
+def _ran(highspy: Any, built: Linear, time_limit_seconds: float) -> Any:
+    """HiGHS after it tried to solve."""
     solver = highspy.Highs()
     options = {"output_flag": False, "threads": 1, "time_limit": time_limit_seconds}
     options |= {"mip_rel_gap": 0.0, "mip_abs_gap": SOLVER_TOLERANCE, "mip_feasibility_tolerance": SOLVER_TOLERANCE}
@@ -38,13 +64,7 @@ def _run(highspy: Any, built: Linear, time_limit_seconds: float) -> tuple[list[f
         solver.setOptionValue(name, value)
     solver.passModel(_model(highspy, built))
     solver.run()
-    status = solver.getModelStatus()
-    if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
-        return None
-    info = solver.getInfo()
-    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        raise SolverUnavailable(f"HiGHS ended without a plan: {solver.modelStatusToString(status)}")
-    return list(solver.getSolution().col_value), float(info.mip_dual_bound)
+    return solver
 
 
 def _model(highspy: Any, built: Linear) -> Any:

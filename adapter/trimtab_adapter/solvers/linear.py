@@ -57,8 +57,8 @@ class Linear:
 
     @property
     def binaries(self) -> int:
-        """How many columns are binary."""
-        return self.stages[-1].stop
+        """How many columns are binary; none where nothing is chosen, and the program is linear alone."""
+        return self.stages[-1].stop if self.stages else 0
 
     def column(self, worth: float, upper: float) -> int:
         """Add a continuous column between 0 and a bound, and return its place."""

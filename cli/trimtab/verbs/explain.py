@@ -71,9 +71,9 @@ def command(
         decision = decision_at(made_from, load_rps, what_if or [])
         if not as_json:
             _show(document, decision, load_rps)
-            for splits in split_tables(document, made_from.profiles, rows) if rows else ():
+            for table in split_tables(document, made_from.profiles, rows) if rows else ():
                 console.print()
-                console.print(splits)
+                console.print(table)
         if out is not None:
             write_decision(out, document, decision)
             console.print(f"page: {out}")

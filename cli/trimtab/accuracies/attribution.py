@@ -152,7 +152,15 @@ def attributed(
     samples_digest: str,
     certainties: Mapping[Choice, Mapping[str, float]],
 ) -> dict[Place, Accuracy]:
-    """Give each choice's share, times a factor, to the variant by which it differs from the best; else see above."""
+    """Give each choice's share, times a factor, to the variants by which it differs from the best.
+
+    Args:
+        pipeline: that was measured.
+        tallies: what came of the samples.
+        by: the factor (`factor`).
+        samples_digest: of the samples.
+        certainties: how certain each stage was with a choice, as a mean.
+    """
     best = choices(pipeline)[0]
     found = {}
     for choice, tally in tallies.items():

@@ -1,9 +1,7 @@
 """What the slow loop remembers from one decision to the next, in the world as in simulation. Pure."""
 
-from collections.abc import Mapping
-
 from trimtab_adapter.observation import MOST_ROWS, RATIO_RANGE, Measured, State, damp
-from trimtab_adapter.planning.corrected import Watched
+from trimtab_adapter.planning.corrected import Joined, Watched
 from trimtab_adapter.planning.decide import Situation
 from trimtab_adapter.planning.hysteresis import outgrows
 from trimtab_adapter.planning.strain import Strain
@@ -19,7 +17,7 @@ class Deliberation:
         self._ratios: dict[tuple[str, str], Measured] = {}
         self._accuracies: dict[Watched, float] = {}
         self._strain = Strain()
-        self._joined: Mapping[tuple[str, str, str], Mapping[str, float]] = {}
+        self._joined: Joined = {}
 
     def learn(self, state: State) -> None:
         """Follow what the routers measured."""

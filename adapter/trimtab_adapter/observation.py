@@ -10,8 +10,17 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from trimtab_adapter.planning.corrected import Watched
-from trimtab_pipelines.router_state import HISTORY_SECONDS, RouterLoad, RouterState, Served, StageState, Told
+from trimtab_adapter.planning.corrected import Joined, Watched
+from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.router_state import (
+    HISTORY_SECONDS,
+    JoinedAccuracy,
+    RouterLoad,
+    RouterState,
+    Served,
+    StageState,
+    Told,
+)
 from trimtab_predictor.context import MEMORY_SECONDS
 
 MOST_RPS = 1e7  # no single router receives more; a larger count is a fault
@@ -86,15 +95,15 @@ class Measured:
 class State:
     """What the router measured: rows per request by stage, service ratio by stage and variant, its last minute.
 
-    `accuracies`: of what is not as accurate as it was measured to be. `joined`: by stage, variant and operating point,
-    how accurate they are on tasks that joined while the pipeline runs.
+    `accuracies`: of what is not as accurate as it was measured to be. `joined`: how accurate points are on tasks that
+    joined.
     """
 
     rows_per_request: Mapping[str, float] = field(default_factory=dict)
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
     served: Served | None = None
     accuracies: Mapping[Watched, float] = field(default_factory=dict)
-    joined: Mapping[tuple[str, str, str], Mapping[str, float]] = field(default_factory=dict)
+    joined: Joined = field(default_factory=dict)
 
 
 def read_load(content: object) -> Load:
@@ -114,7 +123,7 @@ def read_state(content: object) -> State:
     rows: dict[str, float] = {}
     ratios: dict[tuple[str, str], float] = {}
     accuracies: dict[Watched, float] = {}
-    joined: dict[tuple[str, str, str], Mapping[str, float]] = {}
+    joined: dict[tuple[str, str, str], Mapping[str, Accuracy]] = {}
     for name, stage in told.stages.items():
         where = f"state.stages.{name}"
         if stage.rows_per_request is not None:
@@ -142,15 +151,24 @@ def _drifted(name: str, stage: StageState, where: str) -> dict[Watched, float]:
 
 
 def _joined(
-    stage: str, told: Mapping[str, Mapping[str, Mapping[str, float]]], where: str
-) -> dict[tuple[str, str, str], Mapping[str, float]]:
+    stage: str, told: Mapping[str, Mapping[str, Mapping[str, JoinedAccuracy]]], where: str
+) -> dict[tuple[str, str, str], Mapping[str, Accuracy]]:
     return {
         (stage, variant, point): {
-            task: _within(accuracy, f"{where}.{variant}.{point}.{task}", 0.0, 1.0) for task, accuracy in by_task.items()
+            task: _accuracy(told, f"{where}.{variant}.{point}.{task}") for task, told in by_task.items()
         }
         for variant, by_point in told.items()
         for point, by_task in by_point.items()
     }
+
+
+def _accuracy(told: JoinedAccuracy, where: str) -> Accuracy:
+    """What is told of a task that joined; a source that nobody knows is a declaration."""
+    value = _within(told.value, f"{where}.value", 0.0, 1.0)
+    low = None if told.low is None else _within(told.low, f"{where}.low", 0.0, value)
+    high = None if told.high is None else _within(told.high, f"{where}.high", value, 1.0)
+    source: Literal["Measured", "Declared"] = "Measured" if told.source == "Measured" else "Declared"
+    return Accuracy(value=value, source=source, samples=told.samples or None, low=low, high=high)
 
 
 def merge_states(states: Iterable[State]) -> State:

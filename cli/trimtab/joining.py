@@ -53,8 +53,15 @@ class Joining:
     lesson: Lesson
     advance: Callable[[float], None]
 
-    def joined(self, task: str, images: Labelled, granted: TaskClass, out: Path) -> Joined:
+    def joined(self, task: str, images: Labelled, granted: TaskClass, out: Path, samples_digest: str) -> Joined:
         """Train a task, join it, judge it on the images held out at every point, and write its file.
+
+        Args:
+            task: its name.
+            images: to learn from; the last of them are held out.
+            granted: what its requests are.
+            out: its file.
+            samples_digest: of the samples that all these images are.
 
         Raises:
             ValueError: the variant cannot be loaded, or the task cannot join it; the message says why.
@@ -74,7 +81,10 @@ class Joining:
                 raise ValueError(str(error)) from error
             card = _card(heads, served.roll.mark, granted)
             _join(served, Path(folder) / file_name(number, task), card, heads)
-            judged = {point.name: _judged(served, point, number, held_out) for point in self.spec.operating_points}
+            judged = {
+                point.name: _judged(served, point, number, held_out, samples_digest)
+                for point in self.spec.operating_points
+            }
         save_task(out, card.model_copy(update={"accuracy_by_point": judged}), heads)
         return Joined(judged, [each for each in every if each not in taught])
 
@@ -119,11 +129,14 @@ def _join(served: ServedTransformer, path: Path, card: TaskCard, heads: Mapping[
         raise ValueError(f"a replica would not take it: {served.in_force.refused[path.stem]}")
 
 
-def _judged(served: ServedTransformer, point: OperatingPoint, number: int, images: Labelled) -> Accuracy:
-    """How often a point answers a task's images rightly."""
-    right = 0
+def _judged(
+    served: ServedTransformer, point: OperatingPoint, number: int, images: Labelled, samples_digest: str
+) -> Accuracy:
+    """How often a point answers a task's images rightly, and how certain it is of them."""
+    right, certainties = 0, list[float]()
     with torch.inference_mode():
         for pixels, labels in zip(*(torch.split(one, CHUNK) for one in (images.pixels, images.labels)), strict=True):
-            found = served.infer({"image": pixels, "task": torch.full_like(labels, number)}, point)["label"]
-            right += int((found == labels).sum())
-    return measured(right, len(images.labels))
+            found = served.infer({"image": pixels, "task": torch.full_like(labels, number)}, point)
+            right += int((found["label"] == labels).sum())
+            certainties += found["certainty"].tolist()
+    return measured(right, len(images.labels), certainties, samples_digest)

@@ -17,12 +17,15 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from trimtab_loadtester.load import LoadError
 from trimtab_loadtester.payload import Outputs, Payload, Score
 from trimtab_loadtester.sample_values import IMAGE_SUFFIXES, WrongValue, as_bytes, tensor_of, written_array
 from trimtab_pipelines.model_spec import source_of
+from trimtab_pipelines.resource import Name
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.tasks import MOST_TASKS
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import Tensor
 
@@ -31,6 +34,7 @@ MOST_SAMPLES = 1_000_000
 MOST_LINE_CHARACTERS = 16 * 2**20
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-3, 1e-6
 Truth = Mapping[str, Any]
+_TASK = TypeAdapter[str](Name)
 
 
 class SamplesError(LoadError):
@@ -85,9 +89,31 @@ class LabelledPayloads:
             raise SamplesError(f"sample {number}: {error}") from error
 
     def task(self, index: int) -> str:
-        """The task of a sample, as accuracies by task name it; empty where the samples do not say."""
+        """The task of a sample, as accuracies by task name it; empty where the samples do not say.
+
+        Raises:
+            SamplesError: it is no name.
+        """
         own = getattr(self._samples, "task", None)
-        return "" if own is None else str(own(int(self._order[index % len(self._order)])))
+        number = int(self._order[index % len(self._order)])
+        told = "" if own is None else str(own(number))
+        try:
+            return _TASK.validate_python(told) if told else ""
+        except ValidationError:
+            raise SamplesError(
+                f"sample {number}: task {told!r} is no name; a name has lower-case letters, digits and dashes"
+            ) from None
+
+    def tasks(self, count: int) -> tuple[str, ...]:
+        """The tasks of the first so many samples, as they come; none where one of these does not say.
+
+        Raises:
+            SamplesError: there are too many, or one is no name.
+        """
+        found = tuple(dict.fromkeys(self.task(index) for index in range(count)))
+        if len(found) > MOST_TASKS:
+            raise SamplesError(f"the samples are of {len(found)} tasks; accuracies are told of {MOST_TASKS} at most")
+        return () if "" in found else found
 
     def _tensors(self, inputs: Mapping[str, Any]) -> Iterator[Tensor]:
         if unknown := sorted(inputs.keys() - self._specs.keys()):

@@ -1,6 +1,7 @@
 """How often a model is right, and what stands behind the figure."""
 
 import math
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -81,10 +82,42 @@ def wilson_interval(right: float, n: float) -> tuple[float, float]:
     return min(low, share), max(high, share)  # rounding may put an end a hair beyond the share
 
 
-def measured(right: int, n: int) -> Accuracy:
-    """What was measured on so many held-out samples, with Wilson's interval."""
+def measured(right: int, n: int, certainties: Iterable[float] = (), samples_digest: str | None = None) -> Accuracy:
+    """What was measured on so many held-out samples, with Wilson's interval.
+
+    Args:
+        right: how many were answered rightly.
+        n: how many there were.
+        certainties: of each, where the model tells them.
+        samples_digest: of the samples.
+    """
     low, high = wilson_interval(right, n)
-    return Accuracy(value=round(right / n, 4), source="Measured", samples=n, low=round(low, 4), high=round(high, 4))
+    return Accuracy(
+        value=round(right / n, 4),
+        source="Measured",
+        samples=n,
+        low=round(low, 4),
+        high=round(high, 4),
+        samples_digest=samples_digest,
+        mean_certainty=mean_certainty(certainties),
+    )
+
+
+def mean_certainty(certainties: Iterable[float], tasks: Iterable[str] = ()) -> float | None:
+    """How certain a model was of some rows, as a mean.
+
+    Args:
+        certainties: of each row.
+        tasks: of the rows, as far as these are told apart.
+
+    Returns:
+        None where not each is told as a probability. None where rows are of several tasks, too: of which mix of them
+        rows will be that name none, nobody knows.
+    """
+    told = list(certainties)
+    if not told or len(set(tasks)) > 1 or not all(0.0 <= one <= 1.0 for one in told):
+        return None
+    return round(math.fsum(told) / len(told), 4)
 
 
 def stated(accuracy: float, evidence: AccuracyEvidence | None) -> Accuracy:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trimtab_pipelines.evidence import Accuracy
+
 STATE_PATH = "/trimtab/v1/state"
 LOAD_PATH = "/trimtab/v1/load"
 WELCOME_PATH = "/trimtab/v1/welcome"
@@ -36,6 +38,22 @@ class EndpointState(Told):
     """Why it gets no work, where it is not who it must be."""
 
 
+class JoinedAccuracy(Told):
+    """How accurate an operating point is on a task that joined, as the task's card tells it."""
+
+    value: Finite
+    low: Finite | None = None
+    high: Finite | None = None
+    samples: int | None = None
+    mean_certainty: Finite | None = None
+    source: str = ""
+
+    @classmethod
+    def of(cls, judged: Accuracy) -> "JoinedAccuracy":
+        """Tell an accuracy."""
+        return cls(**judged.model_dump(by_alias=False, include=set(cls.model_fields)))
+
+
 class StageState(Told):
     """What a stage runs now."""
 
@@ -52,8 +70,8 @@ class StageState(Told):
     """By operating point of what it runs: how accurate those are by now that are not what they were measured to be."""
     drifted_by_task: dict[str, dict[str, Finite]] = {}
     """The same on single tasks, by operating point and task; tasks that are not told drift along with their point."""
-    joined_accuracies: dict[str, dict[str, dict[str, Finite]]] = {}
-    """Of tasks that joined while it runs, by variant and operating point: how accurate these are on each."""
+    joined_accuracies: dict[str, dict[str, dict[str, JoinedAccuracy]]] = {}
+    """Of tasks that joined, by variant and operating point: how accurate these are on each."""
     endpoints: dict[str, EndpointState] = {}
 
 

@@ -1,4 +1,4 @@
-"""Job strategies: for each job size and floor the cheapest way to answer it, and how that is told beside a profile.
+"""Job strategies: for each job size and floor the cheapest way to answer it.
 
 A strategy says how many rows of a job each way gets, in which batches. Its accuracy is the expectation over its rows.
 """
@@ -68,12 +68,6 @@ class JobStrategies(Model):
         if not 1 <= rows <= len(self.sizes):
             raise KeyError(f"strategies of {self.stage}/{self.variant} are for 1 to {len(self.sizes)} rows, not {rows}")
         return self.sizes[rows - 1]
-
-
-class StrategiesOfPipeline(Model):
-    """The document beside a profile."""
-
-    variants: tuple[JobStrategies, ...] = Field(default=(), max_length=4096)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from trimtab_pipelines.evidence import Accuracy, AccuracyBasis
+from trimtab_pipelines.evidence import Accuracy
 from trimtab_pipelines.mistakes import UsersMistake
 from trimtab_pipelines.quantity import Seconds
 from trimtab_pipelines.resource import Model, Name
@@ -78,10 +78,6 @@ class TaskCard(TaskClass):
     classes: tuple[Annotated[str, Field(max_length=256)], ...] = Field(min_length=2, max_length=MOST_CLASSES)
     transformer: str = Field(pattern=_DIGEST, description="The transformer that it was trained on")
     accuracy_by_point: dict[Name, Accuracy] = Field(default_factory=dict, max_length=32)
-
-    def accuracies(self, basis: AccuracyBasis) -> dict[str, float]:
-        """The figure that counts at each point that it was judged at."""
-        return {point: accuracy.on(basis) for point, accuracy in self.accuracy_by_point.items()}
 
 
 def card_of(content: bytes) -> TaskCard:

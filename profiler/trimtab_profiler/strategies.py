@@ -1,56 +1,46 @@
-"""The job strategies of what was profiled: which way to split the rows of a request costs least, beside the profile."""
+"""The job strategies of what was profiled: which ways to split the rows of a request no other beats. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 
-from trimtab_pipelines.documents import write_json
+from trimtab_pipelines.evidence import AccuracyBasis
 from trimtab_pipelines.profile import ModelProfile, PointProfile
-from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.strategies import (
-    Escalation,
-    JobStrategies,
-    PointCost,
-    StrategiesOfPipeline,
-    Variant,
-    strategies_of,
-)
+from trimtab_pipelines.spec import MOST_ROWS, InferencePipeline
+from trimtab_pipelines.strategies import Escalation, JobStrategies, PointCost, Variant, strategies_of
 from trimtab_pipelines.variants import Variant as Declared
 
-STRATEGIES_FILE = "strategies.json"
+
+def strategies_from(
+    pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], most_rows: int = MOST_ROWS
+) -> tuple[JobStrategies, ...]:
+    """Those of every variant that has several operating points, with each allocation of cores measured.
+
+    Args:
+        pipeline: whose accuracies count, by the basis of its objective.
+        profiles: by stage.
+        most_rows: of a request.
+    """
+    return tuple(_each(pipeline, profiles, most_rows))
 
 
-def strategies_from(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> StrategiesOfPipeline:
-    """Compute them for every variant that has several operating points, with each allocation of cores measured."""
-    return StrategiesOfPipeline(variants=tuple(_each(pipeline, profiles)))
-
-
-def write_strategies(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], folder: Path) -> Path | None:
-    """Write strategies.json into a folder and return its path; None where no variant has several operating points."""
-    found = strategies_from(pipeline, profiles)
-    if not found.variants:
-        return None
-    path = folder / STRATEGIES_FILE
-    write_json(path, found)
-    return path
-
-
-def _each(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> Iterator[JobStrategies]:
+def _each(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], most_rows: int) -> Iterator[JobStrategies]:
+    basis = pipeline.spec.objective.accuracy_basis
     for stage in pipeline.spec.stages:
         measured = profiles[stage.name].spec.points if stage.name in profiles else ()
         for variant in stage.variants:
-            accuracies = {point.name: point.accuracy for point in variant.points}
+            accuracies = {point.name: point.judged().on(basis) for point in variant.points}
             own = [point for point in measured if point.variant == variant.name and point.operating_point in accuracies]
             for cores in sorted({point.cores for point in own}):
                 costs = [_cost(point, accuracies) for point in own if point.cores == cores]
                 if len(costs) > 1:
                     whose = Variant(pipeline.name, stage.name, variant.name, cores)
-                    yield strategies_of(whose, costs, _escalations(variant, {cost.name for cost in costs}))
+                    looks = _escalations(variant, {cost.name for cost in costs}, basis)
+                    yield strategies_of(whose, costs, looks, most_rows)
 
 
-def _escalations(variant: Declared, measured: Collection[str]) -> list[Escalation]:
+def _escalations(variant: Declared, measured: Collection[str], basis: AccuracyBasis) -> list[Escalation]:
     """The second looks that a variant declares, as far as both of their points were measured."""
     return [
-        Escalation(point.name, look.point, look.share, look.accuracy)
+        Escalation(point.name, look.point, look.share, look.planned(basis).accuracy)
         for point in variant.points
         for look in point.second_looks
         if {point.name, look.point} <= set(measured)

@@ -2,8 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from trimtab_pipelines.evidence import Accuracy
 
 # Headers of answers, and of requests that the door passes on.
 CLIENT_HEADER = "x-trimtab-client"
@@ -49,9 +54,36 @@ TASKS_REFUSED = "tasks_refused"
 """Which files of tasks a model leaves out, and why: a JSON object by their names. Absent where it took all."""
 
 
-def task_facts(names: Sequence[str], refused: Mapping[str, str]) -> dict[str, str]:
-    """What a model that serves several tasks tells of them, as parameters of its metadata."""
-    return {TASKS: ",".join(names), **({TASKS_REFUSED: json.dumps(dict(refused))} if refused else {})}
+TASKS_JUDGED = "tasks_judged"
+"""How accurate operating points are on tasks that joined a model: a JSON object by task and point. Absent where nothing
+is known."""
+Judged = Mapping[str, Mapping[str, Accuracy]]
+"""By task and operating point."""
+_JUDGED = TypeAdapter(dict[str, dict[str, Accuracy]])
+
+
+def task_facts(
+    names: Sequence[str], refused: Mapping[str, str], judged: Judged = MappingProxyType({})
+) -> dict[str, str]:
+    """What a model that serves several tasks tells of them, as parameters of its metadata.
+
+    Args:
+        names: by number.
+        refused: why files are left out, by their names.
+        judged: as the cards of tasks tell; the digests of samples stay there.
+    """
+    told = {TASKS: ",".join(names)}
+    if refused:
+        told[TASKS_REFUSED] = json.dumps(dict(refused))
+    known = {
+        task: {
+            point: one.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"samples_digest"})
+            for point, one in by_point.items()
+        }
+        for task, by_point in judged.items()
+        if by_point
+    }
+    return told | ({TASKS_JUDGED: json.dumps(known)} if known else {})
 
 
 def tasks_of(facts: Mapping[str, object]) -> list[str]:
@@ -68,6 +100,21 @@ def tasks_refused_of(facts: Mapping[str, object]) -> dict[str, str]:
     except (ValueError, RecursionError):
         return {}
     return {name: str(why) for name, why in found.items()} if isinstance(found, dict) else {}
+
+
+def tasks_judged_of(facts: Mapping[str, object]) -> Judged:
+    """How accurate a model says its points are on tasks; nothing where it says so otherwise than ours do."""
+    told = facts.get(TASKS_JUDGED)
+    return _judged(told) if isinstance(told, str) else {}
+
+
+@lru_cache(maxsize=64)
+def _judged(told: str) -> Judged:
+    """Read once what replicas tell again and again."""
+    try:
+        return _JUDGED.validate_json(told)
+    except ValidationError:
+        return {}
 
 
 class PointParameters(NamedTuple):

@@ -43,6 +43,7 @@ from trimtab_router.naming import Named, lacking, named
 from trimtab_router.reception import Reception
 from trimtab_router.refusal import Refusal, malformed
 from trimtab_router.stage.desk import Desk
+from trimtab_router.stage.enrolling import dismiss, enrol, hear
 from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Carrier, Clock
@@ -268,17 +269,22 @@ class Router:
         """Use these replicas; those no longer named finish what they hold and are left."""
         for name, carrier in self._http.items():
             desk = self._desks[name]
-            desk.staff(carrier.follow(endpoints.stages.get(name, ()), desk.look_around))
+            desk.staff(carrier.follow(endpoints.stages.get(name, ()), partial(self._changed, desk)))
+
+    def _changed(self, desk: Desk) -> None:
+        """What a replica can serve changed: it has told of its tasks before."""
+        hear(desk, self.pipeline.spec.objective.accuracy_basis)
+        desk.look_around()
 
     def enrol(self, stage: str, variant: str, task: str, card: TaskCard) -> None:
         """Know a task that joined a variant while it runs."""
-        accuracies = card.accuracies(self.pipeline.spec.objective.accuracy_basis)
-        self._desks[stage].outlook.enrol(variant, task, accuracies)
+        basis = self.pipeline.spec.objective.accuracy_basis
+        enrol(self._desks[stage], variant, task, card.accuracy_by_point, basis)
         self._reception.enrol(task, card)
 
     def dismiss(self, stage: str, variant: str, task: str) -> None:
         """Forget a task that joined a variant, and what its requests are granted where no other variant has it."""
-        self._desks[stage].outlook.dismiss(variant, task)
+        dismiss(self._desks[stage], variant, task)
         self._reception.dismiss(task)
 
     async def facts(self, stage: str, variant: str) -> dict[str, dict[str, Any]]:

@@ -122,7 +122,7 @@ def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_
     pipeline = a_pipeline([stage], departurePolicy="TokenAdaptive", objective={"goal": "MaxAccuracy"})
     laws = {"full": (0.040, 0.010), "half": (0.004, 0.002), "third": (0.005, 0.003)}
     points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
-    joined = {"small": {"half": {"new": 0.5}, "third": {"new": 0.8}}}
+    joined = {"small": {"half": {"new": {"value": 0.5}}, "third": {"new": {"value": 0.8, "low": 0.7}}}}
     before = None
     for told, kept in (({}, ["full", "half"]), (joined, ["full", "half", "third"]), ({}, ["full", "half"])):
         deliberation = Deliberation()
@@ -131,20 +131,55 @@ def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_
         plan = decide(pipeline, {"only": a_profile("only", points)}, situation)
 
         found = {point.name: point.accuracy_by_task for point in plan.spec.stages[0].points}
-        assert found == {point: told.get("small", {}).get(point, {}) for point in kept}
+        by_point = told.get("small", {})
+        assert found == {point: {task: one["value"] for task, one in by_point.get(point, {}).items()} for point in kept}
         assert before is None or plan.spec.generation == before.spec.generation + 1
         before = plan
 
 
 def test_what_several_routers_tell_of_tasks_that_joined_is_put_together():
     states = [
-        read_state({"stages": {"only": {"joined_accuracies": {"small": {"half": {task: value}}}}}})
+        read_state({"stages": {"only": {"joined_accuracies": {"small": {"half": {task: {"value": value}}}}}}})
         for task, value in (("new", 0.5), ("newer", 0.7))
     ]
 
-    assert merge_states(states).joined == {("only", "small", "half"): {"new": 0.5, "newer": 0.7}}
-    with pytest.raises(ObservationError, match=r"joined_accuracies.small.half.new is 1.5; expected 0 to 1"):
-        read_state({"stages": {"only": {"joined_accuracies": {"small": {"half": {"new": 1.5}}}}}})
+    (found,) = merge_states(states).joined.values()
+    assert {task: one.value for task, one in found.items()} == {"new": 0.5, "newer": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"value": 1.5}, "value is 1.5; expected 0 to 1"),
+        ({"value": 0.5, "low": 0.6}, "low is 0.6; expected 0 to 0.5"),
+        ({"value": 0.5, "high": 0.4}, "high is 0.4; expected 0.5 to 1"),
+    ],
+)
+def test_what_cannot_be_is_not_believed_of_a_task_that_joined(told, words):
+    with pytest.raises(ObservationError, match=rf"joined_accuracies.small.half.new.{words}"):
+        read_state({"stages": {"only": {"joined_accuracies": {"small": {"half": {"new": told}}}}}})
+
+
+@pytest.mark.parametrize(("basis", "counts"), [("Expected", 0.8), ("LowerBound", 0.7)])
+def test_a_task_that_joined_drifts_as_those_of_the_pipeline_do(basis, counts):
+    pipeline = a_pipeline([a_stage("only")], objective={"goal": "MaxAccuracy", "accuracyBasis": basis})
+    new = {"value": 0.8, "low": 0.7, "high": 0.9, "samples": 99, "source": "Measured"}
+    deliberation, forecast = Deliberation(), ForecastRecord(peak_rps=1.0, source="reactive")
+    for drifted, change in (({}, 0.0), ({"default": {"new": 0.5}}, -0.3)):
+        stage = {
+            "variant": "small",
+            "joined_accuracies": {"small": {"default": {"new": new}}},
+            "drifted_by_task": drifted,
+        }
+        deliberation.learn(read_state({"stages": {"only": stage}}))
+        plan = decide(
+            pipeline, {"only": a_profile("only", [a_point_profile()])}, deliberation.situation(forecast, None, 0.0, 9.0)
+        ).spec
+
+        assert plan.stages[0].accuracy_by_task == {"new": pytest.approx(counts + change)}
+        assert plan.explanation.accuracies_drifted == (
+            ("only: small/default on new, 0.50 and not 0.80",) if drifted else ()
+        )
 
 
 def test_an_accuracy_that_cannot_be_is_not_believed():

@@ -265,13 +265,19 @@ class Clockwork:
 
     def run(self, payloads, point):
         self.now += len(payloads) * self.row_seconds[point.name]
-        return {"label": torch.zeros(len(payloads))}
+        return {"label": torch.zeros(len(payloads))}, None
 
     def payload(self, _index):
         return Payload(())
 
     def score(self, _truth, _outputs):
         return Score(1, 1)
+
+    def task(self, _index):
+        return ""
+
+    def tasks(self, _count):
+        return ()
 
     def digest(self):
         return "sha256:" + 64 * "0"

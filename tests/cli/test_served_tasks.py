@@ -109,3 +109,30 @@ async def test_a_task_registered_under_load_outlives_all_replicas(weights, tmp_p
         assert [await label(name="late") for _ in range(8)] == [1] * 8
         assert len(set(others)) == 1
         assert others[0] >= 0
+
+
+async def test_a_task_that_the_pipeline_names_is_known_by_the_card_that_its_replicas_loaded(weights, tmp_path):
+    (tmp_path / "small.safetensors").symlink_to(weights)
+    judged = {"value": 0.75, "source": "Measured", "samples": 99, "low": 0.7, "high": 0.8, "meanCertainty": 0.9}
+    ways: dict[str, int | None] = {"plain": None}
+    a_task(tmp_path / "task.safetensors", weights, likeliest=1, ways=ways, accuracyByPoint={"default": judged})
+    named = "storageUri: small.safetensors\n      tasks: [{name: late, storageUri: task.safetensors}]"
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE.replace("storageUri: small.safetensors", named))
+    stage = first_plan(load_pipeline(tmp_path / "pipeline.yaml").spec.stages[0]).model_copy(update={"cores": 0.5})
+    plan = PipelinePlan.model_validate(
+        {
+            "metadata": {"name": "tasks"},
+            "spec": {"pipeline": "tasks", "generation": 1, "createdAt": 0, "stages": [stage.model_dump(by_alias=True)]},
+        }
+    )
+    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, door=False)
+    async with Supervisor(setup) as local, httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        await local.ready()
+        url = f"http://127.0.0.1:{local.rest_port}/v2/models/tasks/infer"
+        answer = (await client.post(url, json=body(name="late"))).json()
+        assert local.state is not None
+        told = local.state.stages["classify"].joined_accuracies["small"]["default"]["late"]
+
+    assert answer["outputs"][0]["data"] == [1]
+    assert answer["parameters"]["trimtab.expected_accuracy"] == 0.75
+    assert (told.value, told.samples, told.low, told.high, told.mean_certainty) == (0.75, 99, 0.7, 0.8, 0.9)

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from trimtab.commands import run
+from trimtab.verbs.train_task import _images_alone
+from trimtab_loadtester.labelled import LabelledPayloads
+from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.tasks import card_of
 
 FOLDER = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
@@ -49,6 +52,12 @@ def test_a_task_is_trained_written_and_judged_at_every_point(tmp_path, capsys):
     assert card.classes == ("0", "1")
     assert card.accuracy_by_point["full"].value == told["full_accuracy"]
     assert card.accuracy_by_point["full"].samples == 12
+    for judged in card.accuracy_by_point.values():
+        assert judged.mean_certainty is not None
+        assert 0.5 < judged.mean_certainty <= 1.0, "of two classes"
+        assert (
+            judged.samples_digest == LabelledPayloads(_images_alone(load_pipeline(FOLDER)), f"{HERE}:Stripes").digest()
+        )
     assert (card.utility, card.latency_seconds) == (0.5, 0.15)
     assert told["held_out"] == 12
     assert told["full_accuracy"] > 0.9

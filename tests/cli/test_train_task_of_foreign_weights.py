@@ -10,6 +10,7 @@ from torchvision.models import VisionTransformer as Torchvision
 
 from trimtab.commands import run
 from trimtab.verbs.train_task import _images_alone, _read
+from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.model import load_model
 from trimtab_pipelines.documents import load_pipeline
@@ -93,15 +94,19 @@ def replica(folder, parameters=OWN, points=POINTS):
 
 
 def held_out(folder):
-    pixels, labels = _read(_images_alone(load_pipeline(folder / "pipeline.yaml")), SAMPLES, 0, None)
+    alone = _images_alone(load_pipeline(folder / "pipeline.yaml"))
+    pixels, labels = _read(LabelledPayloads(alone, SAMPLES, 0), None)
     return torch.from_numpy(pixels)[180:], torch.from_numpy(labels)[180:]
 
 
-def accuracy(model, point, pixels, labels):
+def answered(model, point, pixels, labels):
     chosen = model.spec.point(point)
     with torch.inference_mode():
-        found = model.network.infer({"image": pixels, "task": torch.ones_like(labels)}, chosen)["label"]
-    return round(float((found == labels).double().mean()), 4)
+        return model.network.infer({"image": pixels, "task": torch.ones_like(labels)}, chosen)
+
+
+def accuracy(model, point, pixels, labels):
+    return round(float((answered(model, point, pixels, labels)["label"] == labels).double().mean()), 4)
 
 
 @pytest.mark.parametrize("unusual", [{}, {"proportional_attention": False}], ids=["proportional", "not"])
@@ -116,6 +121,10 @@ def test_what_is_served_is_as_accurate_as_the_card_says(tmp_path, capsys, unusua
 
     assert judged == {point["name"]: accuracy(model, point["name"], pixels, labels) for point in points}
     assert 0.5 < judged["full"] < 1.0
+    certain = {name: answered(model, name, pixels, labels)["certainty"].double().mean() for name in judged}
+    assert {name: one.mean_certainty for name, one in card.accuracy_by_point.items()} == pytest.approx(
+        {name: float(one) for name, one in certain.items()}, abs=2e-4
+    )
 
 
 def test_prompts_and_merging_are_trained_for_and_served_at_each_point(tmp_path, capsys):

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
-from trimtab_pipelines.documents import parse
 from trimtab_pipelines.floors import at_least, needed_mean
 from trimtab_pipelines.splits import Way, cheapest_batches, escalated, fronts, in_units
-from trimtab_pipelines.strategies import Escalation, PointCost, StrategiesOfPipeline, Variant, strategies_of
+from trimtab_pipelines.strategies import Escalation, PointCost, Variant, strategies_of
 
 VARIANT = Variant("digits-av", "classify", "early", 1.0)
 MILLISECONDS = draw.integers(1, 40)
@@ -148,10 +147,3 @@ def test_floors_of_jobs_of_many_sizes_leave_little_behind():
         tracemalloc.stop()
 
     assert held_bytes < 1_000_000
-
-
-def test_the_document_reads_back():
-    points = [a_point("at", 0.78, [1, 1, 1, 2]), a_point("avt", 0.8, [10, 20, 30, 40])]
-    document = StrategiesOfPipeline(variants=(strategies_of(VARIANT, points, most_rows=6),))
-
-    assert parse(StrategiesOfPipeline, document.model_dump(mode="json", by_alias=True), "strategies.json") == document

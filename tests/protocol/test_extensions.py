@@ -2,7 +2,17 @@
 
 import pytest
 
-from trimtab_protocol.extensions import TASKS, TASKS_REFUSED, number_of, task_facts, tasks_of, tasks_refused_of
+from trimtab_pipelines.evidence import Accuracy
+from trimtab_protocol.extensions import (
+    TASKS,
+    TASKS_JUDGED,
+    TASKS_REFUSED,
+    number_of,
+    task_facts,
+    tasks_judged_of,
+    tasks_of,
+    tasks_refused_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,10 +27,19 @@ def test_tasks_are_read_as_they_are_told():
     names, refused = ["letters", "signs", "", "late"], {"2-odd": "it has 4 classes"}
     facts = task_facts(names, refused)
     assert (tasks_of(facts), tasks_refused_of(facts)) == (names, refused)
-    assert list(task_facts(names, {})) == [TASKS]
+    assert list(task_facts(names, {}, {"late": {}})) == [TASKS]
+
+
+def test_what_was_measured_of_tasks_is_read_as_it_is_told_but_for_its_samples():
+    known = Accuracy(value=0.75, source="Measured", samples=99, low=0.7, high=0.8, mean_certainty=0.9)
+    judged = known.model_copy(update={"samples_digest": f"sha256:{64 * '0'}"})
+    facts = task_facts(["late"], {}, {"late": {"full": judged}})
+
+    assert tasks_judged_of(facts) == {"late": {"full": known}}
 
 
 @pytest.mark.parametrize("other", [None, 3, "", "{", "[]", "[" * 100_000])
 def test_a_model_of_another_make_tells_of_no_tasks(other):
     assert tasks_refused_of({TASKS_REFUSED: other}) == {}
+    assert tasks_judged_of({TASKS_JUDGED: other}) == {}
     assert tasks_of({TASKS: other}) == ([] if not isinstance(other, str) or not other else [other])

@@ -5,6 +5,7 @@ import pytest
 
 from tests.builders import a_pipeline, a_plan, a_stage, a_variant
 from tests.router.test_desk import READY, Desktop
+from trimtab_pipelines.evidence import Accuracy
 from trimtab_router.stage.accuracy_watch import DRIFT, KEPT_SECONDS, LEAST_ROWS, AccuracyWatch, Before
 from trimtab_router.stage.endings import Answered, Broken, Lost, NotReady, Rejected
 from trimtab_router.stage.policies import slack_fit
@@ -188,6 +189,39 @@ def test_rows_of_one_task_are_held_against_what_was_measured_of_it():
         (*KEY, "turned"): pytest.approx(0.05, abs=0.02),
         (*KEY, "crops"): 0.78,
     }, "what all rows are by now, the one that drifted, and the one that was seen to hold; faces were not seen"
+
+
+def joined(accuracy, certainty):
+    return {"at": Accuracy(value=accuracy, source="Measured", samples=100, mean_certainty=certainty)}
+
+
+def test_a_task_that_joined_is_held_against_its_card_and_no_longer_once_it_is_gone():
+    watch = a_watch()
+    watch.enrol("early", "late", joined(0.7, 0.95))
+    watch.saw(KEY, "late", np.full(500, 0.95), NOW)
+    assert watch.drifted(NOW) == {}, "as certain of them as ever, though more than of others"
+
+    watch.enrol("early", "late", joined(0.7, 0.95))  # as replicas tell again and again
+    watch.saw(KEY, "late", np.full(1000, 0.55), NOW)
+    assert watch.drifted(NOW) == {
+        ALL: pytest.approx(0.86 - 0.4, abs=0.03),
+        (*KEY, "late"): pytest.approx(0.7 - 0.4, abs=0.03),
+    }
+
+    watch.dismiss("early", "late")
+    assert set(watch.drifted(NOW)) == {ALL}
+    watch.enrol("early", "late", joined(0.6, 0.55))
+    watch.saw(KEY, "late", np.full(500, 0.55), NOW)
+    assert watch.drifted(NOW)[*KEY, "late"] == 0.6, "another of that name, which holds"
+
+
+def test_rows_of_a_task_that_joined_without_a_certainty_say_nothing_of_the_others():
+    watch = a_watch()
+    watch.enrol("early", "late", joined(0.4, None))
+    assert not watch.knows(KEY, "late")
+    watch.saw(KEY, "late", np.full(1000, 0.3), NOW)
+
+    assert watch.drifted(NOW) == {}
 
 
 class Audited(Desktop):

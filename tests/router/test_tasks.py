@@ -7,8 +7,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
+import numpy as np
+import pytest
+
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, plus_one
 from tests.router.tasked import a_tasked_pipeline
+from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.router_state import JoinedAccuracy
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskClass, number_and_name
 from trimtab_protocol.extensions import task_facts
 from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
@@ -30,6 +36,21 @@ def a_file(**card: Any) -> bytes:
     card = {"classes": ["no", "yes"], "transformer": f"sha256:{64 * '0'}"} | card
     header = json.dumps({"__metadata__": {CARD: json.dumps(card)}}).encode()
     return len(header).to_bytes(8, "little") + header
+
+
+def measured_of(value: float, certainty: float, low: float) -> Accuracy:
+    """An accuracy on a task, as its card tells it."""
+    return Accuracy(value=value, source="Measured", samples=99, low=low, high=0.8, mean_certainty=certainty)
+
+
+def changed(
+    pipeline: InferencePipeline, spec: dict[str, Any], stage: dict[str, Any] | None = None
+) -> InferencePipeline:
+    """It with other fields of its spec and of its only stage."""
+    document = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
+    document["spec"] |= spec
+    document["spec"]["stages"][0] |= stage or {}
+    return InferencePipeline.model_validate(document)
 
 
 def a_replica(folder: Path, name: str = "replica-0") -> FakeReplica:
@@ -134,10 +155,10 @@ async def test_a_deleted_task_is_gone_from_every_replica_and_its_number_is_not_g
 
 
 async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(tmp_path):
-    judged = {"default": {"value": 0.75}}
+    judged = {"value": 0.75, "source": "Measured", "samples": 99, "low": 0.7, "high": 0.8, "meanCertainty": 0.9}
     wished = {"trimtab.task": "new"}
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
-        await put(rig, content=a_file(accuracyByPoint=judged))
+        await put(rig, content=a_file(accuracyByPoint={"default": judged}))
         told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
         await put(rig, method="DELETE")
         after = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
@@ -148,7 +169,8 @@ async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(
         rig.router.apply_plan(plan)
         deleted = await rig.rest(a_request(parameters=wished))
 
-    assert (told, after) == ({"small": {"default": {"new": 0.75}}}, {})
+    heard = {"mean_certainty" if name == "meanCertainty" else name: one for name, one in judged.items()}
+    assert (told, after) == ({"small": {"default": {"new": heard}}}, {})
     assert deleted[0] == 400
 
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
@@ -156,6 +178,53 @@ async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(
         assert (await rig.rest(a_request(parameters=wished)))[0] == 400
         await put(rig, content=a_file())
         assert (await rig.rest(a_request(parameters=wished)))[0] == 200
+
+
+@pytest.mark.parametrize(("basis", "expected"), [("Expected", 0.75), ("LowerBound", 0.7)])
+async def test_a_task_that_the_pipeline_names_has_the_accuracies_of_the_card_that_replicas_loaded(basis, expected):
+    judged = measured_of(0.75, 0.9, low=0.7)
+    cards = {task: {"default": judged, "elsewhere": judged} for task in ("named", "known", "letters")}
+    replica = FakeReplica(facts=lambda: task_facts([*OWN, "named", "known"], {}, cards))
+    known = {"known": {"value": 0.5, "source": "Measured"}}
+    pipeline = a_tasked_pipeline(
+        tasks=[{"name": name, "storageUri": f"{name}.safetensors"} for name in ("named", "known")],
+        accuracyByTask=known,
+    )
+    pipeline = changed(pipeline, {"objective": {"accuracyBasis": basis}})
+    async with a_rig(pipeline, {"stage-0": [replica]}, accuracyByTask={"known": 0.5}) as rig:
+        found = [(await rig.rest(a_request(parameters={"trimtab.task": task})))[1] for task in ("named", "known")]
+        told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
+        assert rig.router.plan is not None
+        corrected = rig.router.plan.spec.stages[0].model_copy(update={"accuracy_by_task": {"named": 0.6}})
+        spec = rig.router.plan.spec.model_copy(update={"stages": (corrected,), "generation": 2})
+        rig.router.apply_plan(rig.router.plan.model_copy(update={"spec": spec}))
+        planned = (await rig.rest(a_request(parameters={"trimtab.task": "named"})))[1]
+
+    assert [answer.parameters["trimtab.expected_accuracy"] for answer in found] == [expected, 0.5]
+    assert told["small"]["default"]["named"] == JoinedAccuracy.of(judged).model_dump()
+    assert "letters" not in told["small"]["default"], "it is of the weights, of which the pipeline tells"
+    assert "known" not in told["small"]["default"], "what the pipeline tells of a task counts"
+    assert planned.parameters["trimtab.expected_accuracy"] == 0.6, "a plan may know of a drift"
+
+
+async def test_rows_of_a_task_that_joined_are_held_against_its_card(tmp_path):
+    """The replica says 0.5 of each row, of which 0.9 was measured."""
+    replica = a_replica(tmp_path)
+    replica.model = lambda inputs: {**plus_one(inputs), "sure": np.full(len(inputs["x"]), 0.5, np.float32)}
+    outputs = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
+    pipeline = changed(a_tasked_pipeline(), {}, {"outputs": outputs, "certainty": "sure"})
+    judged = {"default": measured_of(0.75, 0.9, low=0.7).model_dump(by_alias=True)}
+    wished = {"trimtab.task": "new"}
+    async with a_rig(pipeline, {"stage-0": [replica]}, registry=kept_in(tmp_path)) as rig:
+        await put(rig, content=a_file(accuracyByPoint=judged))
+        for _ in range(110):
+            assert (await rig.rest(a_request(parameters=wished)))[0] == 200
+        told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["drifted_by_task"]
+        await put(rig, method="DELETE")
+        after = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["drifted_by_task"]
+
+    assert told == {"default": {"new": pytest.approx(0.75 - 0.4, abs=0.06)}}
+    assert after == {}
 
 
 async def test_a_task_that_some_replica_still_has_is_deleted_only_for_the_others(tmp_path, monkeypatch):

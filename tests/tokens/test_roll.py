@@ -19,7 +19,9 @@ from trimtab_model_servers.tokens.stored import load
 from trimtab_model_servers.tokens.task_files import fingerprint, save_task
 from trimtab_model_servers.tokens.tasks import Head
 from trimtab_model_servers.worker import BatchWorker
+from trimtab_pipelines.evidence import Accuracy
 from trimtab_pipelines.tasks import CARD, TaskCard, UnusableTask, card_of, file_name
+from trimtab_protocol.extensions import tasks_judged_of
 
 WAYS = {"plain": None, "replace-2": 2, "replace-2+merge-4": 2}
 
@@ -54,6 +56,7 @@ def test_the_pipelines_tasks_are_loaded_and_listed_after_those_of_the_weights(we
     model, bare = load_model(spec(weights, tasks=tasks)), load_model(spec(weights))
 
     assert model.facts()["tasks"] == "letters,signs,first"
+    assert "tasks_judged" not in model.facts(), "its card tells nothing"
     for point in (point["name"] for point in POINTS):
         assert labels(model, [2, 3], point) == [1, -1]
         assert labels(model, [0, 1, 1], point) == labels(bare, [0, 1, 1], point)
@@ -86,6 +89,25 @@ def test_a_folders_tasks_come_and_go_and_numbers_may_have_gaps(weights, tmp_path
     network.reread()
 
     assert labels(model, [5]) == [-1]
+
+
+def test_what_cards_tell_of_tasks_that_joined_is_told_as_long_as_they_are_in_force(weights, tmp_path):
+    judged = Accuracy(value=0.75, source="Measured", samples=99, mean_certainty=0.9)
+    card = {"accuracyByPoint": {"full": judged.model_dump(by_alias=True, exclude_none=True)}}
+    first = a_task(tmp_path / "first.safetensors", weights, **card)
+    tasks, folder = [{"name": "first", "storageUri": str(first)}], tmp_path / "folder"
+    model = load_model(spec(weights, tasks=tasks, tasksFolder=str(folder)))
+    network = model.network
+    assert isinstance(network, ServedTransformer)
+    late = a_task(folder / file_name(3, "late"), weights, **card)
+    network.reread()
+
+    assert tasks_judged_of(model.facts()) == {"first": {"full": judged}, "late": {"full": judged}}
+
+    late.unlink()
+    network.reread()
+
+    assert tasks_judged_of(model.facts()) == {"first": {"full": judged}}
 
 
 @contextlib.asynccontextmanager

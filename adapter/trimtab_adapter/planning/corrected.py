@@ -13,6 +13,8 @@ from trimtab_pipelines.variants import Variant
 
 Watched = tuple[str, str, str, str]
 """Stage, variant, operating point and task; the task is empty where all rows together are meant."""
+Joined = Mapping[tuple[str, str, str], Mapping[str, Accuracy]]
+"""By stage, variant and operating point: how accurate that one is on each task that joined."""
 ROUNDING = 0.005 + 1e-9
 """Of observed accuracies, which are followed in hundredths."""
 _Looked = TypeVar("_Looked", SecondLook, TaskLook)
@@ -71,27 +73,22 @@ class _Changes:
         return self.on_tasks.get((point, task), self.overall[point])
 
 
-def with_joined(
-    spec: InferencePipelineSpec, joined: Mapping[tuple[str, str, str], Mapping[str, float]]
-) -> InferencePipelineSpec:
-    """Count with tasks that joined as with those that were there: no point is left out that is the best for one.
-
-    Args:
-        spec: as it was asked for.
-        joined: by stage, variant and operating point, how accurate that one is on each task.
-    """
+def with_joined(spec: InferencePipelineSpec, joined: Joined) -> InferencePipelineSpec:
+    """Count with tasks that joined as with those that were there: no point is left out that is the best for one."""
     if not joined:
         return spec
     stages = []
     for stage in spec.stages:
         variants = []
         for variant in stage.variants:
+            more = {point.name: joined.get((stage.name, variant.name, point.name), {}) for point in variant.points}
             points = tuple(
-                point.model_copy(update={"accuracy_by_task": _told(more) | point.accuracy_by_task}) if more else point
+                point.model_copy(update={"accuracy_by_task": dict(more[point.name]) | point.accuracy_by_task})
                 for point in variant.operating_points
-                for more in [joined.get((stage.name, variant.name, point.name))]
             )
-            variants.append(variant.model_copy(update={"operating_points": points}))
+            own = {} if points else dict(more[variant.points[0].name])
+            update = {"operating_points": points, "accuracy_by_task": own | variant.accuracy_by_task}
+            variants.append(variant.model_copy(update=update))
         stages.append(stage.model_copy(update={"variants": tuple(variants)}))
     return _with(spec, stages)
 
@@ -101,10 +98,6 @@ def _with(spec: InferencePipelineSpec, stages: Sequence[Stage]) -> InferencePipe
     return InferencePipelineSpec.model_validate(
         spec.model_copy(update={"stages": tuple(stages)}).model_dump(by_alias=True)
     )
-
-
-def _told(by_task: Mapping[str, float]) -> dict[str, Accuracy]:
-    return {task: Accuracy(value=accuracy, source="Measured") for task, accuracy in by_task.items()}
 
 
 def drifts(asked: InferencePipelineSpec, counted: InferencePipelineSpec) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trimtab_adapter.planning.corrected import Watched, corrected, drifts, with_joined
+from trimtab_adapter.planning.corrected import Joined, Watched, corrected, drifts, with_joined
 from trimtab_adapter.planning.explain import basis_words, explain, line
 from trimtab_adapter.planning.hysteresis import planning_load, why_more
 from trimtab_adapter.planning.least_bad import Answer, answer
@@ -33,7 +33,7 @@ class Situation:
     rows_per_request: Mapping[str, float] = field(default_factory=dict)  # measured, by stage
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # measured, by stage and variant
     accuracies: Mapping[Watched, float] = field(default_factory=dict)  # drifted
-    joined: Mapping[tuple[str, str, str], Mapping[str, float]] = field(default_factory=dict)  # of tasks, by the same
+    joined: Joined = field(default_factory=dict)
     strain: float = 1.0  # over profiled times of who writes, as broken promises tell
 
 
@@ -60,9 +60,18 @@ def question_of(
         situation.now_seconds,
         pipeline.spec.adaptation.hold_seconds,
     )
-    spec = with_joined(corrected(pipeline.spec, situation.accuracies), situation.joined)
-    strain = situation.strain
-    question = Question(spec, profiles, load_rps, situation.rows_per_request, situation.service_ratios, current, strain)
+    asked = with_joined(pipeline.spec, situation.joined)
+    spec = corrected(asked, situation.accuracies)  # tasks that joined drift as all do
+    question = Question(
+        spec,
+        profiles,
+        load_rps,
+        situation.rows_per_request,
+        situation.service_ratios,
+        current,
+        situation.strain,
+        drifts(asked, spec),
+    )
     hold_seconds = pipeline.spec.adaptation.hold_seconds
     held = why_more(situation.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
     return question, situation.forecast.model_copy(update={"peak_rps": load_rps, "held": held})
@@ -118,7 +127,7 @@ def plan_of(
                 "accuracy_basis": basis_words(question.spec, stages),
                 "points_left_out": left_out,
                 "batch_sizes_capped": capped(question.spec),
-                "accuracies_drifted": drifts(pipeline.spec, question.spec),
+                "accuracies_drifted": question.drifts,
             }
         ),
     )

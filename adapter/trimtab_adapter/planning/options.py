@@ -40,6 +40,7 @@ class Question:
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by stage and variant
     current: PipelinePlan | None = None
     strain: float = 1.0  # over profiled times of who writes
+    drifts: tuple[str, ...] = ()  # which accuracies of the spec are observed ones, in words
 
     @property
     def busiest_rps(self) -> float:

@@ -6,16 +6,18 @@ the N-th root of A; another variant in one stage, the rest the best, gives share
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimtab_loadtester.payload import Score
-from trimtab_pipelines.evidence import Accuracy, wilson_interval
+from trimtab_pipelines.evidence import Accuracy, mean_certainty, wilson_interval
 from trimtab_pipelines.mistakes import UsersMistake
 from trimtab_pipelines.spec import InferencePipeline
 
 Choice = tuple[tuple[str, str], ...]
 """Variant and operating point of each stage, in the pipeline's order."""
+Place = tuple[str, str, str]
+"""Stage, variant and operating point."""
 DIGITS = 4
 
 
@@ -90,14 +92,30 @@ def choices(pipeline: InferencePipeline) -> list[Choice]:
     return [best, *others]
 
 
-def mean_certainties(heard: Sequence[Heard]) -> dict[str, float]:
-    """Map a stage to how certain it was of all rows, as a mean; stages are left out that did not say it of each."""
+def mean_certainties(heard: Sequence[Heard], told_apart: Collection[str] = ()) -> dict[str, float]:
+    """Map a stage to how certain it was of all rows, as a mean, where one can be told (`mean_certainty`).
+
+    Args:
+        heard: what came of samples.
+        told_apart: stages whose accuracies are told by task.
+    """
     found = {}
     for stage in {stage for one in heard for stage in one.certainties}:
         told = [float(part or "nan") for one in heard for part in one.certainties.get(stage, "").split(",")]
-        if all(0.0 <= certainty <= 1.0 for certainty in told):
-            found[stage] = round(math.fsum(told) / len(told), DIGITS)
+        mean = mean_certainty(told, [one.task for one in heard] if stage in told_apart else ())
+        if mean is not None:
+            found[stage] = mean
     return found
+
+
+def factor(whole: float, stages: int) -> float | None:
+    """What the share with a choice is multiplied by to be the accuracy of a variant, where the best have `whole`.
+
+    None where that cannot be told: of several stages none was ever right.
+    """
+    if stages == 1:
+        return 1.0
+    return whole ** (1 / stages) / whole if whole > 0 else None
 
 
 def accuracies(
@@ -105,7 +123,7 @@ def accuracies(
     tallies: Mapping[Choice, Tally],
     samples_digest: str,
     certainties: Mapping[Choice, Mapping[str, float]],
-) -> dict[tuple[str, str, str], Accuracy]:
+) -> dict[Place, Accuracy]:
     """Map (stage, variant, operating point) to its measured accuracy.
 
     Args:
@@ -119,24 +137,44 @@ def accuracies(
     """
     best = choices(pipeline)[0]
     whole = tallies[best].share
-    if not whole > 0:
+    by = factor(whole, len(best))
+    if by is None or not whole > 0:
         raise NothingRight(
             "not one sample was answered rightly with the best variants: do the samples' outputs have the right names?"
         )
-    root = whole ** (1 / len(best))
+    return attributed(pipeline, tallies, by, samples_digest, certainties)
+
+
+def attributed(
+    pipeline: InferencePipeline,
+    tallies: Mapping[Choice, Tally],
+    by: float,
+    samples_digest: str,
+    certainties: Mapping[Choice, Mapping[str, float]],
+) -> dict[Place, Accuracy]:
+    """Give each choice's share, times a factor, to the variants by which it differs from the best.
+
+    Args:
+        pipeline: that was measured.
+        tallies: what came of the samples.
+        by: the factor (`factor`).
+        samples_digest: of the samples.
+        certainties: how certain each stage was with a choice, as a mean.
+    """
+    best = choices(pipeline)[0]
     found = {}
     for choice, tally in tallies.items():
         for stage, mine, reference in zip(pipeline.spec.order, choice, best, strict=True):
             if mine != reference or choice == best:
-                judged = _accuracy(tally, root / whole, samples_digest)
+                judged = _accuracy(tally, by, samples_digest)
                 mean = certainties.get(choice, {}).get(stage.name)
                 found[stage.name, *mine] = judged.model_copy(update={"mean_certainty": mean})
     return found
 
 
-def _accuracy(tally: Tally, factor: float, samples_digest: str) -> Accuracy:
+def _accuracy(tally: Tally, by: float, samples_digest: str) -> Accuracy:
     low, high = wilson_interval(tally.share * tally.effective, tally.effective)
-    value, low, high = (round(min(1.0, factor * figure), DIGITS) for figure in (tally.share, low, high))
+    value, low, high = (round(min(1.0, by * figure), DIGITS) for figure in (tally.share, low, high))
     return Accuracy(
         value=value,
         source="Measured",

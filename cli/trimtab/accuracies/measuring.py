@@ -136,11 +136,11 @@ async def _send(order: Order, port: int, choice: Choice, on_progress: Callable[[
         for named, (variant, point) in served_by.items():
             if (told.get(named.variant, variant), told.get(named.operating_point, point)) != (variant, point):
                 raise StartError(f"sample {number} was served by {told.get(named.variant)}, not by {variant} {point}")
-        found = {tensor.name: tensor.array for tensor in answer.response.outputs}
+        found, task = {tensor.name: tensor.array for tensor in answer.response.outputs}, order.samples.task(number)
         try:
             certainties = {stage: str(told.get(named.certainties, "")) for stage, named in parameters.items()}
             score = order.samples.score(payload.truth, found)
-            heard[number] = Heard(score, certainties, order.samples.task(number))
+            heard[number] = Heard(score, certainties, task)
         except (KeyError, ValueError, TypeError) as error:
             raise SamplesError(f"sample {number}: its answer cannot be scored: {error!r}") from error
         on_progress(words)

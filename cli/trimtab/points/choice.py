@@ -18,11 +18,13 @@ class Trial:
         point: the form.
         accuracy: on the user's samples.
         seconds: by batch size, beside the model as it is in the same rounds.
+        by_task: its accuracy on those of each task, where they tell theirs.
     """
 
     point: OperatingPoint
     accuracy: Accuracy
     seconds: Mapping[int, float]
+    by_task: Mapping[str, Accuracy] = field(default_factory=dict)
 
     @property
     def row_seconds(self) -> float:

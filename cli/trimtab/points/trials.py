@@ -6,18 +6,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from trimtab.points.choice import Trial, slower
 from trimtab_loadtester.labelled import LabelledPayloads
-from trimtab_loadtester.payload import Payload
+from trimtab_loadtester.payload import Payload, Score
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.network import Network
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.tensors import to_torch
-from trimtab_pipelines.evidence import Accuracy, wilson_interval
+from trimtab_pipelines.evidence import Accuracy, mean_certainty, wilson_interval
 from trimtab_pipelines.graph import split_reference
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -74,11 +75,13 @@ class Bench:
             if source in named[0]
         }
 
-    def run(self, inputs: Inputs, point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Compute one batch; the outputs have the names that a client sees."""
+    def run(self, inputs: Inputs, point: OperatingPoint) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+        """Compute one batch: outputs by the names that a client sees, and certainties where the stage names its own."""
         with torch.inference_mode():
             found = self._network.infer(dict(inputs), point)
-        return {name: found[source] for name, source in self._outputs.items()}
+        certainty = self._stage.certainty
+        told = None if certainty is None else found[certainty]
+        return {name: found[source] for name, source in self._outputs.items()}, told
 
 
 class Budget:
@@ -116,7 +119,7 @@ def tried(
 
     The budget ends it: what is judged by then counts. The model as it is, is timed and judged whatever that takes.
     """
-    digest, largest = samples.digest(), max(batches)
+    digest, largest, tasks = samples.digest(), max(batches), samples.tasks(count)
     seconds = _timed(bench, [samples.payload(index) for index in range(largest)], batches, show, budget)
     row_seconds = {name: taken[largest] / largest for name, taken in seconds.items()}
     full, *others = bench.points
@@ -125,11 +128,20 @@ def tried(
     for point in (point for point in bench.points if point.name not in slow):
         show(f"accuracy of {point.name}")
         limit = None if point is full else budget
-        accuracy = _accuracy(bench, point, samples, count=count, batch=largest, digest=digest, budget=limit)
-        if accuracy is not None:
-            found.append(Trial(point, accuracy, seconds[point.name]))
+        seen = _seen(bench, point, samples, count, largest, limit)
+        if seen is not None:
+            by_task = {task: _accuracy([one for one in seen if one.task == task], digest) for task in tasks}
+            found.append(Trial(point, _accuracy(seen, digest, tasks), seconds[point.name], by_task))
     judged = {trial.point.name for trial in found}
     return Tried(found, row_seconds, slow, [name for name in row_seconds if name not in judged | slow.keys()])
+
+
+class _Sample(NamedTuple):
+    """What came of one sample."""
+
+    score: Score
+    certainty: float | None
+    task: str
 
 
 def _timed(
@@ -159,32 +171,34 @@ def _timed(
     return found
 
 
-def _accuracy(
-    bench: Bench,
-    point: OperatingPoint,
-    samples: LabelledPayloads,
-    *,
-    count: int,
-    batch: int,
-    digest: str,
-    budget: Budget | None,
-) -> Accuracy | None:
-    """Judge a point on so many samples; None where the budget ends before."""
-    right = total = 0
+def _seen(
+    bench: Bench, point: OperatingPoint, samples: LabelledPayloads, count: int, batch: int, budget: Budget | None
+) -> list[_Sample] | None:
+    """What came of so many samples at a point; None where the budget ends before."""
+    found = []
     for low in range(0, count, batch):
         if budget is not None and budget.over():
             return None
-        payloads = [samples.payload(index) for index in range(low, min(count, low + batch))]
-        outputs = bench.run(bench.rows(payloads), point)
-        for row, payload in enumerate(payloads):
+        numbers = range(low, min(count, low + batch))
+        payloads = [samples.payload(index) for index in numbers]
+        outputs, certainties = bench.run(bench.rows(payloads), point)
+        for row, (number, payload) in enumerate(zip(numbers, payloads, strict=True)):
             score = samples.score(payload.truth, {name: rows[row : row + 1].numpy() for name, rows in outputs.items()})
-            right, total = right + score.correct, total + score.total
-    low_end, high_end = wilson_interval(right, total)
+            certainty = None if certainties is None else float(certainties[row])
+            found.append(_Sample(score, certainty, samples.task(number)))
+    return found
+
+
+def _accuracy(seen: Sequence[_Sample], digest: str, tasks: Sequence[str] = ()) -> Accuracy:
+    """Of some samples; their tasks are those that are told apart."""
+    right, total = sum(one.score.correct for one in seen), sum(one.score.total for one in seen)
+    low, high = wilson_interval(right, total)
     return Accuracy(
         value=round(right / total, 4),
         source="Measured",
-        samples=count,
-        low=math.floor(1e4 * low_end) / 1e4,
-        high=min(1.0, math.ceil(1e4 * high_end) / 1e4),
+        samples=len(seen),
+        low=math.floor(1e4 * low) / 1e4,
+        high=min(1.0, math.ceil(1e4 * high) / 1e4),
         samples_digest=digest,
+        mean_certainty=mean_certainty([math.nan if one.certainty is None else one.certainty for one in seen], tasks),
     )

@@ -32,7 +32,7 @@ def with_points(text: str, stage: str, variant: str, kept: Sequence[Trial]) -> s
         end = content_end(node.value[-1][1])
         text = text[:end] + f"\n{' ' * column}{block}" + text[end:]
     measured = {(stage, variant, trial.point.name): trial.accuracy for trial in kept}
-    return with_accuracies(text, measured)
+    return with_accuracies(text, measured, {(stage, variant, trial.point.name): trial.by_task for trial in kept})
 
 
 def _flow(trial: Trial) -> str:

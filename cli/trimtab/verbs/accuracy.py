@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trimtab.accuracies.attribution import Tally, accuracies, mean_certainties
+from trimtab.accuracies.attribution import Place, Tally, accuracies, mean_certainties
 from trimtab.accuracies.looking import looks
 from trimtab.accuracies.measuring import Order, measure
+from trimtab.accuracies.tasks import on_tasks, told_apart
 from trimtab.decisions import terminal_table
 from trimtab.options import PipelineArgument, SeedOption, console
 from trimtab.preparation import prepare
@@ -21,7 +22,7 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.verdict import Outcome
 from trimtab_pipelines.writing import with_accuracies, with_second_looks
 
-COLUMNS = ("stage", "variant", "point", "before", "measured", "95 % interval")
+COLUMNS = ("stage", "variant", "point", "task", "before", "measured", "95 % interval", "certain")
 
 
 def command(
@@ -38,6 +39,7 @@ def command(
     """Measure the accuracy of every variant and operating point on your own samples; write it into the pipeline.
 
     A stage that says how certain it is has its mean certainty written beside: drifts are told by how that changes.
+    Where samples tell their tasks, accuracies on each are written, with the mean certainty on each.
     Of a pipeline of several stages, each variant is tried with the best of the other stages. A single stage that says
     how certain it is gets second looks too: what it is worth to ask a more accurate point about the least certain rows.
     """
@@ -45,7 +47,9 @@ def command(
     source = LabelledPayloads(document, samples, seed)
     file = pipeline / "pipeline.yaml" if pipeline.is_dir() else pipeline
     count = min(most or len(source), len(source))
-    console.print(f"{count} samples of {len(source)}, {_points(document)} operating points")
+    tasks = source.tasks(count)
+    of_tasks = f" of {len(tasks)} tasks" if tasks else ""
+    console.print(f"{count} samples{of_tasks} of {len(source)}, {_points(document)} operating points")
     digest = source.digest()
     order = Order(document, file.resolve().parent, source, count)
     columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
@@ -57,11 +61,18 @@ def command(
 
         heard = asyncio.run(measure(order, folder, show))
     tallies = {choice: Tally.of([one.score for one in found]) for choice, found in heard.items()}
-    certainties = {choice: mean_certainties(found) for choice, found in heard.items()}
+    apart = told_apart(document) if tasks else ()
+    certainties = {choice: mean_certainties(found, apart) for choice, found in heard.items()}
     measured, again = accuracies(document, tallies, digest, certainties), looks(document, heard)
-    console.print(terminal_table(COLUMNS, [_row(document, place, found) for place, found in measured.items()]))
+    by_task = on_tasks(document, heard, tasks, digest)
+    rows = [
+        _row(document, place, task, one)
+        for place, found in measured.items()
+        for task, one in (("", found), *by_task.get(place, {}).items())
+    ]
+    console.print(terminal_table(COLUMNS, rows))
     written = out or file
-    write_atomically(written, with_second_looks(with_accuracies(file.read_text(), measured), again))
+    write_atomically(written, with_second_looks(with_accuracies(file.read_text(), measured, by_task), again))
     load_pipeline(written)  # what was written can be read
     for (_, variant, point), found in again.items():
         if found:
@@ -74,6 +85,9 @@ def command(
     figures: dict[str, float | int | str | None] = {
         f"accuracy_{'_'.join(place)}": found.value for place, found in measured.items()
     }
+    figures |= {
+        f"accuracy_{'_'.join(place)}_{task}": one.value for place, on in by_task.items() for task, one in on.items()
+    }
     figures |= {f"second_looks_{'_'.join(place)}": len(found) for place, found in again.items()}
     Outcome(name="accuracy", figures={"samples": count, "samples_digest": digest, **figures}).print()
     return 0
@@ -83,8 +97,11 @@ def _points(pipeline: InferencePipeline) -> int:
     return sum(len(variant.points) for stage in pipeline.spec.stages for variant in stage.variants)
 
 
-def _row(pipeline: InferencePipeline, place: tuple[str, str, str], found: Accuracy) -> tuple[str, ...]:
+def _row(pipeline: InferencePipeline, place: Place, task: str, found: Accuracy) -> tuple[str, ...]:
     stage, variant, point = place
-    before = pipeline.spec.stage(stage).variant(variant).point(point).judged()
+    known = pipeline.spec.stage(stage).variant(variant).point(point)
+    before = known.accuracy_by_task.get(task) if task else known.judged()
+    was = "" if before is None else f"{before.value:.4f} {before.standing}"
+    certain = "" if found.mean_certainty is None else f"{found.mean_certainty:.4f}"
     interval = f"{found.low:.4f} – {found.high:.4f}"
-    return stage, variant, point, f"{before.value:.4f} {before.standing}", f"{found.value:.4f}", interval
+    return stage, variant, point, task or "all", was, f"{found.value:.4f}", interval, certain

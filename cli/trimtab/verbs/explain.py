@@ -30,11 +30,12 @@ from trimtab.options import (
     write_json_line,
 )
 from trimtab.report.decision import write_decision
+from trimtab.splitting import split_facts, split_tables
 from trimtab.verbs.plan import check_what_if, decision_at, peak_rps
 from trimtab_adapter.planning.what_if import WhatIfError
 from trimtab_pipelines.documents import load_plan
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import MOST_ROWS, InferencePipeline
 
 
 def command(
@@ -49,6 +50,10 @@ def command(
     profiles: ProfilesOption = None,
     what_if: WhatIfOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a page with the Pareto plots")] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option("--rows", min=1, max=MOST_ROWS, help="Show the cheapest splits of a request of so many rows"),
+    ] = None,
     *,
     in_cluster: InClusterOption = False,
     namespace: NamespaceOption = None,
@@ -66,11 +71,15 @@ def command(
         decision = decision_at(made_from, load_rps, what_if or [])
         if not as_json:
             _show(document, decision, load_rps)
+            for table in split_tables(document, made_from.profiles, rows) if rows else ():
+                console.print()
+                console.print(table)
         if out is not None:
             write_decision(out, document, decision)
             console.print(f"page: {out}")
     if as_json:
-        write_json_line(decision_facts(decision))
+        splits = {"splits": split_facts(document, made_from.profiles, rows)} if rows else {}
+        write_json_line(decision_facts(decision) | splits)
     return 0 if decision.plan.spec.feasible else 1
 
 

@@ -22,7 +22,7 @@ from trimtab_pipelines.verdict import Outcome
 LARGEST_BATCH = 16
 PRECISIONS: tuple[Precision, ...] = ("BF16", "INT8")
 """Tried beside that of the weights."""
-COLUMNS = ("point", "accuracy", "95 % interval", "ms a row", "times as fast", "")
+COLUMNS = ("point", "accuracy", "95 % interval", "certain", "ms a row", "times as fast", "")
 
 
 def command(
@@ -53,6 +53,7 @@ def command(
 
     Each form is timed beside the model as it is and judged on your samples. Kept is what no other beats, in steps of
     five per cent or more; why each other form is not kept is told. Those that nobody had time to judge are told too.
+    Of a stage that says how certain it is, mean certainties are written too; of samples that tell tasks, by task.
     """
     from trimtab.points.trials import Bench, Budget, tried  # noqa: PLC0415  (imports torch)
     from trimtab_model_servers.tokens.rules import RULES  # noqa: PLC0415
@@ -79,7 +80,7 @@ def command(
     trials, choice = found.trials, choose(found.trials, floor)
     out_of_time = dict.fromkeys(found.unjudged, f"not judged: the {seconds:g} seconds were over (--seconds)")
     left = [
-        (name, "", "", f"{1000 * found.row_seconds[name]:.2f}", f"{_speed_up(found.row_seconds, name):.2f}", why)
+        (name, "", "", "", f"{1000 * found.row_seconds[name]:.2f}", f"{_speed_up(found.row_seconds, name):.2f}", why)
         for name, why in (*found.slow.items(), *out_of_time.items())
     ]
     console.print(terminal_table(COLUMNS, [*(_row(trial, found.row_seconds, choice) for trial in trials), *left]))
@@ -106,6 +107,7 @@ def _row(trial: Trial, row_seconds: Mapping[str, float], choice: Choice) -> tupl
         trial.point.name,
         f"{accuracy.value:.4f}",
         f"{accuracy.low:.4f} – {accuracy.high:.4f}",
+        "" if accuracy.mean_certainty is None else f"{accuracy.mean_certainty:.4f}",
         f"{1000 * trial.row_seconds:.2f}",
         f"{_speed_up(row_seconds, trial.point.name):.2f}",
         choice.refused.get(trial.point.name, "kept"),

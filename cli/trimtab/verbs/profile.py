@@ -13,10 +13,10 @@ from trimtab.deployed import which
 from trimtab.in_cluster import Tell, connected, profile_anew
 from trimtab.options import NamespaceOption, PipelineArgument, console
 from trimtab.preparation import measuring, prepare
+from trimtab.splitting import ROWS_SHOWN, split_tables
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.verdict import Outcome
 from trimtab_profiler.profile import ProfileOptions, fit_errors, profile, write_profiles
-from trimtab_profiler.strategies import write_strategies
 
 
 def command(
@@ -44,9 +44,8 @@ def command(
     for found in profiles.values():
         console.print(_table(found))
     console.print(f"written to {path}")
-    strategies = write_strategies(document, profiles, out or home)
-    if strategies is not None:
-        console.print(f"the cheapest splits of a request's rows over operating points: {strategies}")
+    for splits in split_tables(document, profiles, ROWS_SHOWN):
+        console.print(splits)
     Outcome(name="profile", figures=_figures(profiles)).print()
     return 0
 

@@ -21,6 +21,7 @@ from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tasks import TaskClass
 from trimtab_pipelines.variants import Variant
 from trimtab_pipelines.verdict import Outcome
+from trimtab_pipelines.writing import accuracy_in_line
 
 COLUMNS = ("point", "accuracy", "95 % interval", "images")
 
@@ -52,13 +53,14 @@ def command(
     document = prepare(pipeline)
     granted = TaskClass(utility=utility, latency_seconds=parse_duration(latency) if latency else None)
     stage, chosen = _variant(document, variant)
-    found = _read(_images_alone(document), samples, seed, most)
+    source = LabelledPayloads(_images_alone(document), samples, seed)
+    found = _read(source, most)
     with Progress(TextColumn("{task.description}"), BarColumn(), console=console) as shown:
         bar = shown.add_task("training", total=1)
         home = pipeline if pipeline.is_dir() else pipeline.parent
         served = model_spec(document, home, stage, chosen, chosen.resources.cpu)
         joining = Joining(served, Lesson(steps=steps, seed=seed), lambda share: shown.update(bar, completed=share))
-        made = joining.joined(task, Labelled(*map(torch.from_numpy, found)), granted, out)
+        made = joining.joined(task, Labelled(*map(torch.from_numpy, found)), granted, out, source.digest())
     for way in made.left_out:
         console.print(f"not trained: {way}; a task's file has no room for so many classes in every way", markup=False)
     _tell(task, out, made.accuracy_by_point)
@@ -69,8 +71,7 @@ def _tell(task: str, out: Path, judged: Mapping[str, Accuracy]) -> None:
     rows = []
     for name, one in judged.items():
         rows.append((name, f"{one.value:.4f}", f"{one.low:.4f} – {one.high:.4f}", str(one.samples)))
-        told = f"{{value: {one.value}, source: Measured, samples: {one.samples}, low: {one.low}, high: {one.high}}}"
-        console.print(f"{name}: accuracyByTask: {task}: {told}")
+        console.print(f"{name}: accuracyByTask: {task}: {accuracy_in_line(one)}", markup=False, soft_wrap=True)
     console.print(terminal_table(COLUMNS, rows, f"{task}, on images held out"))
     console.print(f"the task: {out}")
     held_out = next(iter(judged.values())).samples
@@ -99,11 +100,8 @@ def _images_alone(document: InferencePipeline) -> InferencePipeline:
     return document.model_copy(update={"spec": spec.model_copy(update={"inputs": images, "outputs": labels})})
 
 
-def _read(
-    document: InferencePipeline, samples: str, seed: int, most: int | None
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Images [n, channels, side, side] and labels [n], in an order drawn by the seed."""
-    source = LabelledPayloads(document, samples, seed)
+def _read(source: LabelledPayloads, most: int | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Images [n, channels, side, side] and labels [n], in the samples' order."""
     payloads = [source.payload(index) for index in range(min(most or len(source), len(source)))]
     pixels = np.concatenate([payload.inputs[0].array for payload in payloads])
     return pixels, np.array([_label(payload.truth) for payload in payloads], np.int64)

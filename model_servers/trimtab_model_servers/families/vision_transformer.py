@@ -139,8 +139,8 @@ class ServedTransformer:
         self.in_force = self.in_force.on(device)
 
     def facts(self) -> dict[str, Fact]:
-        """Its tasks by number, and why files of tasks are left out."""
-        return {**task_facts(self.in_force.names, self.in_force.refused)}
+        """Its tasks by number, how accurate points are on those that joined, and why files of tasks are left out."""
+        return {**task_facts(self.in_force.names, self.in_force.refused, self.in_force.judged)}
 
 
 def build(spec: ModelSpec) -> Built:

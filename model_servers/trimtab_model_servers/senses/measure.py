@@ -16,7 +16,7 @@ from trimtab_model_servers.senses.fit import best_temperature, scores
 from trimtab_model_servers.senses.items import Items
 from trimtab_model_servers.senses.networks import Network
 from trimtab_pipelines.certainty import Looks, Seen, curve, second_looks
-from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.evidence import Accuracy, mean_certainty
 from trimtab_pipelines.measured import CertaintyCurve, MeasuredOn, MeasuredPoint
 
 SHARES: Final = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
@@ -110,7 +110,7 @@ def _point(subset: Subset, seen: Seen) -> MeasuredPoint:
             value=round(found.value, 4),
             low=round(found.low, 4),
             high=round(found.high, 4),
-            mean_certainty=round(float(seen.certainty.mean()), 4),
+            mean_certainty=mean_certainty(seen.certainty.tolist()),
         ),
         calibration_error=round(calibration_error(seen.certainty, seen.right), 4),
     )

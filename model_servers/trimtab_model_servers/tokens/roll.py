@@ -14,9 +14,10 @@ from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.tokens.stored import Stored
-from trimtab_model_servers.tokens.task_files import load_task
+from trimtab_model_servers.tokens.task_files import TaskFile, load_task
 from trimtab_model_servers.tokens.tasks import Bank, Head
 from trimtab_model_servers.tokens.ways import prompts_by_way, tried, way
+from trimtab_pipelines.evidence import Accuracy
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tasks import MOST_NUMBER, MOST_TASKS, number_and_name
 
@@ -36,12 +37,14 @@ class InForce:
         places: int64 [numbers], where each number's heads stand in the banks; NONE where it has no task.
         banks: the heads of all tasks, by what a point does (`ways.way`); of each task those that do best there.
         refused: why files are left out, by their names.
+        judged: how accurate points are on tasks that joined, as their cards tell; by task and point.
     """
 
     names: tuple[str, ...]
     places: Tensor
     banks: Mapping[str, Bank]
     refused: Mapping[str, str]
+    judged: Mapping[str, Mapping[str, Accuracy]]
 
     def places_of(self, tasks: Tensor) -> tuple[Tensor, Tensor]:
         """Where rows' heads stand, and for which rows there are any: tasks int64 [B] to [B] and bool [B]."""
@@ -89,18 +92,19 @@ class Roll:
         self._shape, self._trained, self._most_classes = stored.transformer.shape, tuple(stored.heads), most_classes
         self._tried, self._prompts = {way(point): tried(point) for point in points}, prompts_by_way(points)
         self.mark, self._folder = mark, folder
-        self._read: dict[_Version, Heads] = {}
+        self._read: dict[_Version, TaskFile] = {}
         self._seen: list[_Version] = []
         self._settled: dict[int, tuple[str, Heads]] = {
             number: (name, {each: by_task[name] for each, by_task in stored.heads.items() if each in self._prompts})
             for number, name in enumerate(stored.tasks)
         }
+        self._judged: dict[str, Mapping[str, Accuracy]] = {}
         self._numbers = len(stored.tasks) + len(given)
         for number, (name, path) in enumerate(given, len(stored.tasks)):
             if path is None:
                 continue
             try:
-                self._join(self._settled, number, name, path)
+                self._judged[name] = self._join(self._settled, number, name, path)
             except ModelError as error:
                 raise ModelError(f"task {name!r} ({path}): {error}") from error
 
@@ -115,14 +119,14 @@ class Roll:
 
     def taken(self) -> InForce:
         """All that is in force now, the folder read anew."""
-        tasks, refused = dict(self._settled), {}
+        tasks, judged, refused = dict(self._settled), dict(self._judged), {}
         self._read, before = {}, self._read
         files = self._files()
         self._seen = [_version(path) for path in files]
         for path in files:
             number, name = number_and_name(path.name) or (NONE, "")
             try:
-                self._join(tasks, number, name, path, before)
+                judged[name] = self._join(tasks, number, name, path, before)
             except ModelError as error:
                 refused[path.stem] = str(error)
         numbers = sorted(tasks)
@@ -132,7 +136,7 @@ class Roll:
             each: Bank([_first(tasks[number][1], names) for number in numbers]) for each, names in self._tried.items()
         }
         names = tuple(tasks[number][0] if number in tasks else "" for number in range(len(places)))
-        return InForce(names, places, banks, refused)
+        return InForce(names, places, banks, refused, judged)
 
     def _files(self) -> list[Path]:
         if self._folder is None or not self._folder.is_dir():
@@ -146,22 +150,24 @@ class Roll:
         number: int,
         name: str,
         path: Path,
-        before: Mapping[_Version, Heads] = MappingProxyType({}),
-    ) -> None:
+        before: Mapping[_Version, TaskFile] = MappingProxyType({}),
+    ) -> Mapping[str, Accuracy]:
+        """Add a task; returns how accurate points are on it."""
         if name in {known for known, _ in tasks.values()}:
             raise ModelError(f"there is a task {name!r} already")
         if number in tasks:
             raise ModelError(f"number {number} is task {tasks[number][0]!r}'s already")
         if number > MOST_NUMBER or len(tasks) == MOST_TASKS:
             raise ModelError(f"there may be {MOST_TASKS} tasks, with numbers up to {MOST_NUMBER}")
-        heads = self._heads(path, before)
+        card, heads = self._file(path, before)
         classes = len(next(iter(heads.values())).bias)
         if self._most_classes is not None and classes > self._most_classes:
             raise ModelError(f"it has {classes} classes; the stage declares room for {self._most_classes}")
         tasks[number] = name, heads
+        return card.accuracy_by_point
 
-    def _heads(self, path: Path, before: Mapping[_Version, Heads]) -> Heads:
-        """A file's heads, read once as long as it stays the same."""
+    def _file(self, path: Path, before: Mapping[_Version, TaskFile]) -> TaskFile:
+        """A file, read once as long as it stays the same."""
         version = _version(path)
         found = before[version] if version in before else load_task(path, self._shape, self.mark, self._prompts)
         self._read[version] = found

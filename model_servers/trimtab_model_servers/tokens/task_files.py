@@ -5,6 +5,7 @@ import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -17,6 +18,14 @@ from trimtab_model_servers.tokens.tasks import Head
 from trimtab_model_servers.tokens.transformer import VisionTransformer
 from trimtab_model_servers.tokens.ways import PLAIN
 from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskCard, UnusableTask, card_of
+
+
+class TaskFile(NamedTuple):
+    """What a task's file holds."""
+
+    card: TaskCard
+    heads: Mapping[str, Head]
+    """By way to run."""
 
 
 def fingerprint(
@@ -53,8 +62,8 @@ def save_task(path: Path, card: TaskCard, heads: Mapping[str, Head]) -> None:
     save_file(tensors, path, metadata={CARD: card.model_dump_json(exclude_none=True)})
 
 
-def load_task(path: Path, shape: Shape, mark: str, prompts: Mapping[str, int]) -> dict[str, Head]:
-    """Read a task's heads by way to run: the plain one, and those of the other ways that it has.
+def load_task(path: Path, shape: Shape, mark: str, prompts: Mapping[str, int]) -> TaskFile:
+    """Read a task: its card, and its heads by way to run, the plain one and those of the other ways that it has.
 
     Args:
         path: its file.
@@ -74,7 +83,7 @@ def load_task(path: Path, shape: Shape, mark: str, prompts: Mapping[str, int]) -
     shapes = {way: _shapes(shape, len(card.classes), count) for way, count in prompts.items()}
     tensors = _tensors(path, [f"{way}.{part}" for way, parts in shapes.items() for part in parts])
     there = {PLAIN, *(name.rpartition(".")[0] for name in tensors)}
-    return {way: _head(way, tensors, parts) for way, parts in shapes.items() if way in there}
+    return TaskFile(card, {way: _head(way, tensors, parts) for way, parts in shapes.items() if way in there})
 
 
 def _card(path: Path) -> TaskCard:

@@ -23,7 +23,7 @@ from trimtab_pipelines.routing import Endpoint
 from trimtab_protocol import Buffer, InferResponse, Parameters, ProtocolError, Tensor, rest
 from trimtab_protocol.chat.inner import READS_AHEAD, LastPiece, Piece
 from trimtab_protocol.chat.references import Made, Shared, read_made
-from trimtab_protocol.extensions import OPERATING_POINT, tasks_of
+from trimtab_protocol.extensions import OPERATING_POINT, tasks_judged_of, tasks_of
 from trimtab_protocol.http import (
     ConnectionBroken,
     ConnectionPool,
@@ -267,6 +267,7 @@ class Replica:
         if self._tasked and question > self._answered.get(variant, 0):
             self._answered[variant] = question
             self.slot.tasks[variant] = tuple(tasks_of(facts))
+            self.slot.judged[variant] = tasks_judged_of(facts)
         return facts
 
     def _most_answer_bytes(self, batch: BatchRequest) -> int:

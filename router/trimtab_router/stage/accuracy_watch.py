@@ -3,7 +3,7 @@
 A model's mean certainty was measured beside its accuracy, on the same samples. By as much as its certainty of rows has
 changed since, its accuracy has: a certainty that was always too high, such as a softmax as it comes, tells nothing by
 being so. Where no mean certainty was measured, nothing is told. Rows of requests that name a task are held against
-what was measured of this task, and count for the task and for the whole.
+what was measured of this task, and count for the task and for the whole; tasks may join while it watches.
 
 Of a small share of the rows the best point gives an answer too; how often that agrees mends what the first one says of
 itself (prediction-powered inference: Angelopoulos, Bates, Fannjiang, Jordan, Zrnic 2023). A point that only looks again
@@ -14,11 +14,13 @@ point that works again would never be used again.
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_pipelines.evidence import Accuracy
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router.stage.service_time import Key
@@ -132,9 +134,33 @@ class AccuracyWatch:
         self._accuracies = {(v.name, p.name, ""): p.accuracy for v in stage.variants for p in v.points}
         self._accuracies |= {which: one.accuracy for which, one in self._measured.items()}
         self._by_task = {(v.name, p.name) for v in stage.variants for p in v.points if p.accuracy_by_task}
+        self._joined: dict[tuple[str, str], Mapping[str, Accuracy]] = {}
         self._seen: dict[tuple[str, str, str], _Seen] = {}
         self.audits: dict[Key, int] = defaultdict(int)
         """Rows that the best point answered too."""
+
+    def enrol(self, variant: str, task: str, judged: Mapping[str, Accuracy]) -> None:
+        """Tell rows of a task apart that joined a variant, and hold them against what was measured of it.
+
+        Args:
+            variant: which.
+            task: its name; the document tells nothing of it at these points.
+            judged: how accurate operating points are on it, where that is known.
+        """
+        if self._joined.get((variant, task)) == judged:
+            return
+        self.dismiss(variant, task)
+        self._joined[variant, task] = judged
+        for point, one in judged.items():
+            self._accuracies[variant, point, task] = one.value
+            if (against := _against(one)) is not None:
+                self._measured[variant, point, task] = against
+
+    def dismiss(self, variant: str, task: str) -> None:
+        """Forget a task that joined a variant, and what was seen of it."""
+        for point in self._joined.pop((variant, task), {}):
+            for known in (self._accuracies, self._measured, self._seen):
+                known.pop((variant, point, task), None)
 
     def knows(self, key: Key, task: str) -> bool:
         """Whether it was measured how certain a point is of rows of a task; of all rows where it is empty."""
@@ -216,8 +242,8 @@ class AccuracyWatch:
         return self._measured.get((*key, self._told_apart(key, task)))
 
     def _told_apart(self, key: Key, task: str) -> str:
-        """The task of rows at a point that tells tasks apart; at any other they are rows like all."""
-        return task if key in self._by_task else ""
+        """The task of rows where it is told apart: at this point, or since it joined; else they are rows like all."""
+        return task if key in self._by_task or (key[0], task) in self._joined else ""
 
     def _counting(self, key: Key, task: str) -> list[tuple[str, str, str]]:
         """What rows count for: the point overall, and on their task where it tells tasks apart."""
@@ -237,9 +263,16 @@ def _measured(stage: Stage) -> dict[tuple[str, str, str], _Measured]:
     for variant in stage.variants:
         for point in variant.points:
             for task, one in {"": point.judged(), **point.accuracy_by_task}.items():
-                if one.source == "Measured" and one.mean_certainty is not None:
-                    found[variant.name, point.name, task] = _Measured(one.value, one.mean_certainty)
+                if (against := _against(one)) is not None:
+                    found[variant.name, point.name, task] = against
     return found
+
+
+def _against(accuracy: Accuracy) -> _Measured | None:
+    """What rows can be held against of an accuracy; None where it was not measured together with certainty."""
+    if accuracy.source != "Measured" or accuracy.mean_certainty is None:
+        return None
+    return _Measured(accuracy.value, accuracy.mean_certainty)
 
 
 def _told(certainties: NDArray[np.float64]) -> NDArray[np.bool_]:

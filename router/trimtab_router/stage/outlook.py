@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, log
 
+from trimtab_pipelines.evidence import Accuracy, AccuracyBasis
 from trimtab_pipelines.plan import PointPlan, StagePlan, point_plan
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.time_price import repriced
@@ -41,7 +42,10 @@ class Outlook:
         self.stage = stage
         self._falls_back = falls_back
         self._points: dict[str, tuple[Point, ...]] = {}
-        self._enrolled: dict[str, dict[str, Mapping[str, float]]] = {}
+        self._enrolled: dict[str, dict[str, Mapping[str, Accuracy]]] = {}
+        self._newer: set[tuple[str, str]] = set()
+        """Variants and tasks that were deleted and joined again since the plan came: it may tell of the other one."""
+        self._basis: AccuracyBasis = "Expected"
         self._dismissed: set[tuple[str, str]] = set()
         """Variants and tasks that plans made before may still tell of."""
         self._most_rows: dict[str, int] = {}
@@ -59,14 +63,26 @@ class Outlook:
         """Take a new plan."""
         self.plan = plan
         self._points, self._most_rows, self._prices = {}, {}, {}
+        self._newer = set()
         for point in plan.points:
             self.times.set_profile((plan.variant, point.name), point.service_seconds)
 
-    def enrol(self, variant: str, task: str, accuracies: Mapping[str, float]) -> None:
-        """Know a task that joined a variant while it runs; accuracies by operating point, where they are known."""
-        self._enrolled.setdefault(variant, {})[task] = accuracies
-        self._dismissed.discard((variant, task))
-        self._points = {}
+    def enrol(self, variant: str, task: str, judged: Mapping[str, Accuracy], basis: AccuracyBasis = "Expected") -> None:
+        """Know a task that joined a variant.
+
+        Args:
+            variant: which.
+            task: its name.
+            judged: how accurate operating points are on it, where that is known.
+            basis: which figure of these counts.
+        """
+        joined = self._enrolled.setdefault(variant, {})
+        if joined.get(task) == judged and self._basis == basis:
+            return
+        joined[task], self._basis, self._points = judged, basis, {}
+        if (variant, task) in self._dismissed:
+            self._dismissed.discard((variant, task))
+            self._newer.add((variant, task))
 
     def dismiss(self, variant: str, task: str) -> None:
         """Forget a task that joined, whatever plans still tell of it."""
@@ -83,9 +99,9 @@ class Outlook:
         declared = (own.name for variant in self.stage.variants for own in variant.present_tasks)
         return task in declared or any(task in joined for joined in self._enrolled.values())
 
-    def joined(self) -> dict[str, dict[str, dict[str, float]]]:
+    def joined(self) -> dict[str, dict[str, dict[str, Accuracy]]]:
         """How accurate operating points are on tasks that joined: by variant, point and task."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
+        found: dict[str, dict[str, dict[str, Accuracy]]] = {}
         for variant, tasks in self._enrolled.items():
             for task, by_point in tasks.items():
                 for point, accuracy in by_point.items():
@@ -137,10 +153,11 @@ class Outlook:
             )
 
     def _accuracies(self, variant: str, point: PointPlan) -> dict[str, float]:
-        """Of a point by task: as planned, and those of the tasks that joined."""
-        told = {task: one for task, one in point.accuracy_by_task.items() if (variant, task) not in self._dismissed}
-        joined = self._enrolled.get(variant, {})
-        return told | {task: by_point[point.name] for task, by_point in joined.items() if point.name in by_point}
+        """Of a point by task: as planned, and those of tasks that no plan tells of yet."""
+        other = self._dismissed | self._newer
+        told = {task: one for task, one in point.accuracy_by_task.items() if (variant, task) not in other}
+        joined = self._enrolled.get(variant, {}).items()
+        return {task: judged[point.name].on(self._basis) for task, judged in joined if point.name in judged} | told
 
     def _known(self) -> tuple[PointPlan, ...]:
         """The plan's points but those of which nothing is known: they would seem to cost nothing.

@@ -1,8 +1,9 @@
 """Where batches go: a replica as its stage sees it, and the batches in its hands. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trimtab_pipelines.evidence import Accuracy
 from trimtab_router.stage.policies.view import Point
 from trimtab_router.stage.service_time import Key
 from trimtab_router.stage.work import Again, Slice
@@ -82,6 +83,7 @@ class Slot:
         places: where its stage writes answers piece by piece, how many rows it writes side by side; else 0.
         reads_ahead: the variants that begin on a prompt before all that it reads is there.
         tasks: by variant, the tasks that it tells of, by number; absent where it told nothing yet.
+        judged: by variant, how accurate it says its points are on tasks that joined, by task and point.
         waiting: of what it has in its hands, what waits for the rest of what it reads: it takes no place from others.
     """
 
@@ -99,6 +101,7 @@ class Slot:
     places: int = 0
     reads_ahead: frozenset[str] = NOTHING
     tasks: dict[str, Sequence[str]] = field(default_factory=dict)
+    judged: dict[str, Mapping[str, Mapping[str, Accuracy]]] = field(default_factory=dict)
     waiting: set[Parcel] = field(default_factory=set)
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from trimtab_pipelines.router_state import EndpointState, StageState
+from trimtab_pipelines.router_state import EndpointState, JoinedAccuracy, StageState
 from trimtab_router.stage.desk import Desk
 
 
@@ -32,7 +32,13 @@ def stage_state(desk: Desk, rows_per_request: float | None, refused: Mapping[str
         rows_per_request=rows_per_request,
         drifted_accuracies=of_all,
         drifted_by_task=by_task,
-        joined_accuracies=desk.outlook.joined(),
+        joined_accuracies={
+            variant: {
+                point: {task: JoinedAccuracy.of(one) for task, one in by_task.items()}
+                for point, by_task in by_point.items()
+            }
+            for variant, by_point in desk.outlook.joined().items()
+        },
         endpoints={
             slot.name: EndpointState(
                 ready=bool(slot.ready_variants), inflight_batches=slot.inflight, refused=refused.get(slot.name, "")

@@ -1,0 +1,220 @@
+"""Accuracies on single tasks: from samples that tell theirs to the pipeline's text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
+from tests.tokens.test_family import IMAGE, OUTPUTS, answers, images, spec
+from tests.tokens.test_family import weights as weights  # noqa: PLC0414  (a fixture)
+from trimtab.accuracies.attribution import Choice, Heard, mean_certainties
+from trimtab.accuracies.tasks import on_tasks, told_apart
+from trimtab.commands import run
+from trimtab_loadtester.labelled import LabelledPayloads, SamplesError
+from trimtab_loadtester.payload import Score
+from trimtab_model_servers.model import load_model
+from trimtab_pipelines.documents import dump_yaml, load_pipeline
+from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.writing import with_accuracies
+
+HERE = "tests.cli.test_accuracies_by_task"
+DIGEST = f"sha256:{64 * 'a'}"
+BEST: Choice = (("small", "default"),)
+
+
+def heard(task: str, right: int, of: int, certainty: float) -> list[Heard]:
+    return [Heard(Score(int(n < right), 1), {"only": str(certainty)}, task) for n in range(of)]
+
+
+def test_each_task_has_its_share_and_its_certainty_and_their_mix_has_none() -> None:
+    pipeline = a_pipeline([a_stage("only")])
+    samples = [*heard("cats", 9, 10, 0.8), *heard("dogs", 0, 5, 0.4)]
+    found = on_tasks(pipeline, {BEST: samples}, ("cats", "dogs"), DIGEST)["only", "small", "default"]
+
+    assert {task: (one.value, one.samples, one.mean_certainty) for task, one in found.items()} == {
+        "cats": (0.9, 10, 0.8),
+        "dogs": (0.0, 5, 0.4),
+    }
+    assert found["cats"].samples_digest == DIGEST
+    assert mean_certainties(samples, told_apart(pipeline)) == {}
+    assert mean_certainties(samples[:10], told_apart(pipeline)) == {"only": 0.8}
+
+
+def test_of_several_stages_those_that_are_told_tasks_have_accuracies_on_them() -> None:
+    inputs = [{"name": "y", "from": "first.outputs.y"}, {"name": "task", "from": "request.inputs.task"}]
+    pipeline = a_pipeline(
+        [a_stage("first"), a_stage("second", inputs=inputs)],
+        inputs=[
+            {"name": "x", "datatype": "FP32", "shape": [4]},
+            {"name": "task", "datatype": "INT64", "shape": []},
+        ],
+    )
+    choice = (("small", "default"), ("small", "default"))
+    samples = [*heard("cats", 64, 100, 0.8), *heard("dogs", 0, 100, 0.8)]
+    found = on_tasks(pipeline, {choice: samples}, ("cats", "dogs"), DIGEST)
+
+    assert {place: list(tasks) for place, tasks in found.items()} == {("second", "small", "default"): ["cats"]}
+    assert found["second", "small", "default"]["cats"].value == 0.8, "its share of the product"
+
+
+class Named:
+    """Samples that tell their tasks by these names."""
+
+    names: tuple[str, ...] = ("cats", "dogs")
+
+    def __len__(self) -> int:
+        return 70
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"x": np.zeros(4, np.float32)}, {"y": [0.0] * 4}
+
+    def task(self, index: int) -> str:
+        return self.names[index % len(self.names)]
+
+
+class Odd(Named):
+    names = ("Cats",)
+
+
+class Many(Named):
+    names = tuple(f"t{n}" for n in range(70))
+
+
+class Some(Named):
+    names = ("cats", "")
+
+
+def test_tasks_that_a_document_cannot_name_are_refused_before_anything_is_measured() -> None:
+    def tasks(name: str) -> tuple[str, ...]:
+        return LabelledPayloads(a_pipeline(), f"{HERE}:{name}").tasks(70)
+
+    assert sorted(tasks("Named")) == ["cats", "dogs"]
+    assert tasks("Some") == ()
+    with pytest.raises(SamplesError, match="task 'Cats' is no name"):
+        tasks("Odd")
+    with pytest.raises(SamplesError, match="of 70 tasks; accuracies are told of 64 at most"):
+        tasks("Many")
+
+
+TEXT = """\
+spec:
+  stages:
+  - name: classify
+    variants:
+    - name: plain
+      accuracy: 0.5  # a guess
+      # a comment that stays
+    - name: vit
+      accuracy: 0.6
+      operatingPoints:
+      - name: block
+        accuracy: 0.6
+        accuracyEvidence: {source: Declared}  # nobody looked
+        accuracyByTask:
+          cats: {value: 0.1}  # of before
+          birds:
+            value: 0.2
+      - {name: flow, accuracy: 0.6, accuracyByTask: {cats: {value: 0.1}}}
+      - {name: new, accuracy: 0.6}
+      - {name: empty, accuracy: 0.6, accuracyByTask: {}}
+"""
+
+
+def measured(value: float) -> Accuracy:
+    return Accuracy(value=value, source="Measured", samples=9, low=value, high=value, mean_certainty=value)
+
+
+def test_accuracies_by_task_take_the_place_of_those_before_and_others_stay() -> None:
+    places = [("classify", "plain", "default")]
+    places += [("classify", "vit", point) for point in ("block", "flow", "new", "empty")]
+    on = {"cats": measured(0.75), "on": measured(0.25)}
+    written = with_accuracies(TEXT, {place: measured(0.5) for place in places}, dict.fromkeys(places, on))
+
+    def told(value: str) -> str:
+        return f"source: Measured, samples: 9, low: {value}, high: {value}, meanCertainty: {value}}}"
+
+    cats, other = f"cats: {{value: 0.75, {told('0.75')}", f"'on': {{value: 0.25, {told('0.25')}"
+    evidence = f"accuracyEvidence: {{{told('0.5')}"
+    expected = TEXT.replace("accuracy: 0.6", "accuracy: 0.5").replace(
+        "accuracy: 0.5  # a guess",
+        f"accuracy: 0.5  # a guess\n      {evidence}\n      accuracyByTask:\n        {cats}\n        {other}",
+    )
+    expected = expected.replace("vit\n      accuracy: 0.5", f"vit\n      accuracy: 0.5\n      {evidence}")
+    expected = expected.replace("accuracyEvidence: {source: Declared}", evidence)
+    expected = expected.replace("cats: {value: 0.1}  # of before", f"{cats}  # of before")
+    expected = expected.replace("            value: 0.2", f"            value: 0.2\n          {other}")
+    expected = expected.replace(
+        "flow, accuracy: 0.5, accuracyByTask: {cats: {value: 0.1}}",
+        f"flow, accuracy: 0.5, {evidence}, accuracyByTask: {{{cats}, {other}}}",
+    )
+    expected = expected.replace(
+        "new, accuracy: 0.5", f"new, accuracy: 0.5, {evidence}, accuracyByTask: {{{cats}, {other}}}"
+    )
+    expected = expected.replace(
+        "empty, accuracy: 0.5, accuracyByTask: {}",
+        f"empty, accuracy: 0.5, {evidence}, accuracyByTask: {{{cats}, {other}}}",
+    )
+    assert written == expected
+    assert with_accuracies(written, {place: measured(0.5) for place in places}, dict.fromkeys(places, on)) == written
+
+
+PICTURES, ROWS = images(60), 60
+
+
+class TwoTasks:
+    """Pictures of a transformer's two tasks, which are labelled as it answers them; of the second, half otherwise."""
+
+    labels: list[int]
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Any], dict[str, int]]:
+        return {"image": PICTURES[index], "task": np.int64(index % 2)}, {"label": self.labels[index]}
+
+    def task(self, index: int) -> str:
+        return ("one", "two")[index % 2]
+
+
+@pytest.mark.parametrize("command", ["accuracy", "points"])
+def test_a_transformer_of_several_tasks_is_measured_on_each(
+    command: str, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"name": "task", "from": "request.inputs.task"}
+    stage = a_stage(
+        "classify",
+        inputs=[{"name": "image", "from": "request.inputs.image"}, told],
+        outputs=OUTPUTS,
+        certainty="certainty",
+        batchSizes=[1, 8],
+        variants=[a_variant("vit", family="vision-transformer", storageUri=str(weights), accuracy=0.5)],
+    )
+    document = a_pipeline_document([stage], slo={"latency": "1s"})
+    given = [IMAGE, {"name": "task", "datatype": "INT64", "shape": []}]
+    document["spec"] |= {"inputs": given, "outputs": [{"name": "label", "from": "classify.outputs.label"}]}
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(InferencePipeline.model_validate(document)))
+    given_answers = answers(load_model(spec(weights)), "full", PICTURES, [n % 2 for n in range(ROWS)])
+    wrong = [n % 4 == 3 for n in range(ROWS)]
+    monkeypatch.setattr(
+        TwoTasks, "labels", [int(a) + w for a, w in zip(given_answers["label"], wrong, strict=True)], False
+    )
+
+    options = ["--seconds", "0"] if command == "points" else []
+    assert run([command, str(tmp_path), "--samples", f"{HERE}:TwoTasks", *options]) == 0
+
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
+    (point,) = load_pipeline(tmp_path).spec.stages[0].variants[0].points
+    one, two = point.accuracy_by_task["one"], point.accuracy_by_task["two"]
+    certainty = given_answers["certainty"].numpy()
+    assert (one.value, two.value, point.accuracy) == (1.0, 0.5, 0.75)
+    assert (one.mean_certainty, two.mean_certainty) == pytest.approx(
+        (certainty[::2].mean(), certainty[1::2].mean()), abs=1e-4
+    )
+    assert (one.samples, one.samples_digest) == (ROWS // 2, point.judged().samples_digest)
+    assert point.judged().mean_certainty is None
+    if command == "accuracy":
+        assert figures["accuracy_classify_vit_default_two"] == 0.5

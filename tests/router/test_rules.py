@@ -139,7 +139,7 @@ def test_without_a_profile_one_pause_costs_no_more_than_one_refusal(rows):
     """Neither of the size that met it nor of one that was never seen."""
     times = ServiceTimes()
     times.observe(KEY, 1, 10.0)
-    times.doubt(KEY)
+    times.doubt([KEY])
 
     assert times.predict(KEY, rows) == 0.0
     for _ in range(20):
@@ -151,9 +151,9 @@ def test_without_a_profile_one_pause_costs_no_more_than_one_refusal(rows):
 def test_without_a_profile_what_is_slow_every_time_is_believed():
     times = ServiceTimes()
     for _ in range(3):
-        times.doubt(KEY)
+        times.doubt([KEY])
         times.observe(KEY, 1, 1.0)
-    times.doubt(KEY)
+    times.doubt([KEY])
 
     assert times.predict(KEY, 1) > 0.9
 
@@ -162,7 +162,7 @@ def test_a_wrong_estimate_in_front_of_an_idle_replica_fades():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.500})
     for _ in range(40):
-        times.doubt(KEY)
+        times.doubt([KEY])
 
     assert times.predict(KEY, 1) < 0.100
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 Key = tuple[str, str]
 WEIGHT = 0.125
 """Weight of the newest observation, as in TCP's round-trip estimate (RFC 6298)."""
+PROFILED = 0.5
+"""How many of the first batches a profile counts as where they are quicker: a pause makes none quicker, so they soon
+outweigh it."""
 RATIO_BOUNDS = (0.05, 50.0)
 DOUBT = 0.95
 LEAST_WAIT_SECONDS = 0.001
@@ -161,8 +164,10 @@ class ServiceTimes:
         before = estimate.ratio
         bounded = min(max(seconds / base, low), high, OUTLIER * before)
         off = bounded - before
-        estimate.spread += WEIGHT * (abs(off) - estimate.spread)
-        estimate.ratio = before + WEIGHT * off
+        weight = max(WEIGHT, 1 / (estimate.observations + PROFILED)) if off < 0 and estimate.profiled else WEIGHT
+        unsure = abs(off) if weight == WEIGHT else 0.0
+        estimate.spread += WEIGHT * (unsure - estimate.spread)
+        estimate.ratio = before + weight * off
         if estimate.profiled:
             self._latest, self._doubts = estimate, 0
             self._profiled_seconds += STAGE_WEIGHT * (base - self._profiled_seconds)

@@ -7,7 +7,7 @@ import pytest
 
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_router.stage.accuracy_watch import LEAST_ROWS, AccuracyWatch, Before
-from trimtab_router.stage.broken_inputs import Belief, lowered
+from trimtab_router.stage.broken_inputs import Belief, lowered, suspects
 
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "digits-av" / "pipeline.yaml"
 HEARING = ("all", "audio-video", "audio-text", "audio")
@@ -172,4 +172,13 @@ def test_a_little_less_than_measured_is_no_input_that_fails(town):
 def test_of_points_that_all_read_the_same_one_says_nothing_of_the_others():
     both = frozenset("ab")
 
-    assert lowered([Belief("one", both, 0.9, now=0.2), Belief("two", both, 0.8)]) == {}
+    assert suspects([Belief("one", both, 0.9, now=0.2), Belief("two", both, 0.8)]) == frozenset()
+
+
+def test_what_is_suspected_stays_so_while_half_of_what_told_it_does():
+    rest = (Belief("video", frozenset("v"), 0.7), Belief("text", frozenset("t"), 0.4))
+    for lost, fallen in ((0.13, "av"), (0.1, ""), (0.05, "")):
+        beliefs = [Belief("both", frozenset("vt"), 0.86, now=0.86 - lost), *rest]
+        assert suspects(beliefs) == (frozenset("t") if fallen else frozenset("t") if lost >= 0.064 else frozenset())
+        assert suspects(beliefs, {"t"}) == frozenset("t")
+    assert lowered(beliefs, {"t"}) == {"both": pytest.approx(0.67), "text": 0.0}

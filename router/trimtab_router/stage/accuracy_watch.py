@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
 from trimtab_protocol.tensors import Array
-from trimtab_router.stage.broken_inputs import Belief, lowered
+from trimtab_router.stage.broken_inputs import Belief, lowered, suspects
 from trimtab_router.stage.service_time import Key
 
 KEPT_ROWS, KEPT_LOOKS, KEPT_AUDITS = 200.0, 100.0, 300.0
@@ -149,6 +149,8 @@ class AccuracyWatch:
         self._measured = _measured(stage)
         self._accuracies = {(v.name, p.name, ""): p.accuracy for v in stage.variants for p in v.points}
         self._accuracies |= {which: one.accuracy for which, one in self._measured.items()}
+        self._suspects: dict[str, frozenset[str]] = defaultdict(frozenset)
+        """Inputs, by variant."""
         self._reads = {v.name: _reads(v, stage) for v in stage.variants}
         self._by_task = {(v.name, p.name) for v in stage.variants for p in v.points if p.accuracy_by_task}
         self._seen: dict[tuple[str, str, str], _Seen] = {}
@@ -234,7 +236,8 @@ class AccuracyWatch:
         }
         for variant, reads in self._reads.items():
             beliefs = self._beliefs(variant, reads, told, now)
-            told |= {(variant, point, ""): accuracy for point, accuracy in lowered(beliefs).items()}
+            failing = self._suspects[variant] = suspects(beliefs, self._suspects[variant])
+            told |= {(variant, point, ""): accuracy for point, accuracy in lowered(beliefs, failing).items()}
         return told
 
     def _beliefs(

@@ -8,7 +8,7 @@ each point is believed to be as good as the kindest of these explanations has it
 tells them apart.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 LEAST_LOST = 0.4
@@ -45,51 +45,57 @@ class Belief:
         return self.accuracy if self.now is None else self.now
 
 
-def lowered(beliefs: Iterable[Belief]) -> dict[str, float]:
-    """The accuracies of points that are to be believed less than what was seen of them alone has it."""
-    known = list(beliefs)
-    suspects = _suspects(known)
-    if not suspects:
-        return {}
+def suspects(beliefs: Sequence[Belief], before: Collection[str] = ()) -> frozenset[str]:
+    """The inputs one of which must have failed; what was seen last counts before what it contradicts.
+
+    Args:
+        beliefs: of all points of a variant.
+        before: what was suspected lately. Half the loss keeps it so: a point that nobody uses any more tells no more.
+    """
+    cleared = frozenset().union(*(belief.reads for belief in beliefs if belief.held))
+    found: frozenset[str] = frozenset()
+    for belief in sorted(beliefs, key=lambda one: -one.seen_at):
+        if belief.now is not None:
+            own = frozenset(_explaining(beliefs, belief, belief.now, before)) - cleared
+            found = found & own or found or own
+    return found
+
+
+def lowered(beliefs: Sequence[Belief], failing: Collection[str]) -> dict[str, float]:
+    """The accuracies of points that are to be believed less than what was seen of them alone has it.
+
+    Args:
+        beliefs: of all points of a variant.
+        failing: the inputs one of which has failed.
+    """
     found = {}
-    for belief in known:
-        kindest = max(_reading(known, belief, name) for name in suspects)
+    for belief in beliefs:
+        kindest = max((_reading(beliefs, belief, name) for name in failing), default=1.0)
         if not belief.held and kindest < belief.believed:
             found[belief.point] = kindest
     return found
 
 
-def _suspects(known: list[Belief]) -> frozenset[str]:
-    """The inputs one of which must have failed; what was seen last counts before what it contradicts."""
-    cleared = frozenset().union(*(belief.reads for belief in known if belief.held))
-    suspects: frozenset[str] = frozenset()
-    for belief in sorted(known, key=lambda one: -one.seen_at):
-        if belief.now is not None:
-            own = frozenset(_explaining(known, belief, belief.now)) - cleared
-            suspects = suspects & own or suspects or own
-    return suspects
-
-
-def _explaining(known: list[Belief], fallen: Belief, now: float) -> Iterator[str]:
+def _explaining(beliefs: Sequence[Belief], fallen: Belief, now: float, before: Collection[str]) -> Iterator[str]:
     """The inputs whose failure explains why a point fell so far."""
     for name in fallen.reads:
         rest = fallen.reads - {name}
-        if rest and not any(other.reads == rest for other in known):
+        if rest and not any(other.reads == rest for other in beliefs):
             continue
-        without = min(_without(known, fallen, name), fallen.accuracy)
-        lost, worth = fallen.accuracy - now, fallen.accuracy - without
-        if lost >= LEAST_LOST * worth and (fallen.among_doubted or now >= without - MISLED):
+        without = min(_without(beliefs, fallen, name), fallen.accuracy)
+        least = (LEAST_LOST / 2 if name in before else LEAST_LOST) * (fallen.accuracy - without)
+        if fallen.accuracy - now >= least and (fallen.among_doubted or now >= without - MISLED):
             yield name
 
 
-def _reading(known: list[Belief], belief: Belief, name: str) -> float:
+def _reading(beliefs: Sequence[Belief], belief: Belief, name: str) -> float:
     """How accurate a point is at most where an input says nothing."""
     if name not in belief.reads:
         return belief.believed
-    return min(max(_without(known, belief, name) - MISLED, 0.0), belief.believed)
+    return min(max(_without(beliefs, belief, name) - MISLED, 0.0), belief.believed)
 
 
-def _without(known: list[Belief], belief: Belief, name: str) -> float:
+def _without(beliefs: Sequence[Belief], belief: Belief, name: str) -> float:
     """How accurate the best point is that reads the rest or less; what reads nothing names nothing right."""
     rest = belief.reads - {name}
-    return max((other.believed for other in known if other.reads <= rest), default=0.0)
+    return max((other.believed for other in beliefs if other.reads <= rest), default=0.0)

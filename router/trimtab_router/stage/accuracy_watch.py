@@ -248,19 +248,19 @@ class AccuracyWatch:
         now: float,
     ) -> list[Belief]:
         """What is known of a variant's points; those that fell are noted, and since when."""
-        found = []
+        found: list[Belief] = []
+        falls: list[float] = []
         for point, own in reads.items():
             which = (variant, point, "")
-            found.append(Belief(point, own, self._accuracies[which]))
-            if (seen := self._seen.get(which)) is None:
-                continue
-            fell = told.get(which, 1.0) < self._accuracies[which]
-            seen.fell_at = (now if seen.fell_at is None else seen.fell_at) if fell else None
-            doubted = seen.change_of_first_looks is None
-            found[-1] = replace(
-                found[-1], now=told[which] if fell else None, among_doubted=doubted, seen_at=seen.seen_at
-            )
-        falls = [seen.fell_at for (v, _, _), seen in self._seen.items() if v == variant and seen.fell_at is not None]
+            belief = Belief(point, own, self._accuracies[which])
+            if seen := self._seen.get(which):
+                fell = told.get(which, belief.accuracy) < belief.accuracy
+                seen.fell_at = (seen.fell_at or now) if fell else None
+                belief = replace(belief, seen_at=seen.seen_at, among_doubted=seen.change_of_first_looks is None)
+                if seen.fell_at is not None:
+                    belief = replace(belief, now=told[which])
+                    falls.append(seen.fell_at)
+            found.append(belief)
         return [replace(one, held=self._held(variant, one, min(falls, default=math.inf))) for one in found]
 
     def _held(self, variant: str, belief: Belief, fell_at: float) -> bool:

@@ -15,6 +15,8 @@ from trimtab_router.wish import Wish
 POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
 OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
 SURE, DOUBTED = 0.9, 0.1
+MEASURED = {"measured": 0.25}
+"""Share of rows that are doubted, of requests that name this task."""
 BY_TASK = {
     "cars": TaskLook(below=0.85, share=0.5, accuracy=0.85),
     "birds": TaskLook(below=0, share=0, accuracy=0.4),
@@ -31,8 +33,9 @@ def quick_first(view):
             continue
         point = points[-1]
         company = view.beside(head, point)
-        by_task = BY_TASK if head.work.wish.task else {}
-        again = Again(0.5, "default", accuracy=0.8, by_task=by_task) if point.name == "quick" else None
+        by_task = BY_TASK if head.work.wish.task not in {"", *MEASURED} else {}
+        look = Again(0.5, "default", accuracy=0.8, share=MEASURED.get(head.work.wish.task), by_task=by_task)
+        again = look if point.name == "quick" else None
         return Departure(point, company.first(min(view.most_rows, company.rows)), drops, again)
     return NotBefore(drops=drops)
 
@@ -125,6 +128,19 @@ def test_a_point_whose_looks_win_less_than_was_measured_is_told():
         "0.2 a row that is looked at again, or 0"
     )
     assert told.get((top.desk.variant, "quick", ""), 0.0) < 0.7
+
+
+@pytest.mark.parametrize("rows", [2, 1])
+def test_a_row_that_is_doubted_is_as_accurate_as_such_rows_were_measured_to_be_however_few_there_are(top, rows):
+    work = top.take(rows, 3.0)
+    work.wish = Wish(task="measured")
+    top.clock.run(0.2)
+    top.answer(top.sent[0], [DOUBTED] * rows)
+    top.clock.run(3.0)
+
+    (piece,) = work.owner.served
+    assert piece.provisional
+    assert piece.accuracy == pytest.approx((0.7 - 0.75 * 0.8) / 0.25), "and not 0.7, as of all"
 
 
 def test_a_job_caught_by_its_deadline_is_answered_with_what_is_known(top):

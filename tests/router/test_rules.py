@@ -6,7 +6,7 @@ from tests.builders import a_pipeline, a_plan, a_variant
 from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError
 from trimtab_router.stage.binding import effective_variant, least_loaded, variant_for
-from trimtab_router.stage.service_time import ServiceTimes, interpolate, wait_for_others
+from trimtab_router.stage.service_time import BELIEVED, ServiceTimes, interpolate, wait_for_others
 from trimtab_router.telling.load import KEPT_SECONDS, ArrivalCounter, RowCounter
 
 KEY = ("small", "default")
@@ -139,7 +139,7 @@ def test_without_a_profile_one_pause_costs_no_more_than_one_refusal(rows):
     """Neither of the size that met it nor of one that was never seen."""
     times = ServiceTimes()
     times.observe(KEY, 1, 10.0)
-    times.doubt(KEY)
+    times.doubt([KEY])
 
     assert times.predict(KEY, rows) == 0.0
     for _ in range(20):
@@ -151,9 +151,9 @@ def test_without_a_profile_one_pause_costs_no_more_than_one_refusal(rows):
 def test_without_a_profile_what_is_slow_every_time_is_believed():
     times = ServiceTimes()
     for _ in range(3):
-        times.doubt(KEY)
+        times.doubt([KEY])
         times.observe(KEY, 1, 1.0)
-    times.doubt(KEY)
+    times.doubt([KEY])
 
     assert times.predict(KEY, 1) > 0.9
 
@@ -162,9 +162,76 @@ def test_a_wrong_estimate_in_front_of_an_idle_replica_fades():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.500})
     for _ in range(40):
-        times.doubt(KEY)
+        times.doubt([KEY])
 
     assert times.predict(KEY, 1) < 0.100
+
+
+OTHER = ("small", "half")
+
+
+def seen(times, key=KEY, ratio=1.0, batches=60):
+    for _ in range(batches):
+        times.observe(key, 1, ratio * times.profiled(key, 1)[0])
+
+
+def a_machine():
+    times = ServiceTimes()
+    times.set_profile(KEY, {1: 0.500})
+    times.set_profile(OTHER, {1: 0.200})
+    return times
+
+
+def test_rows_that_nothing_could_serve_in_time_make_no_right_estimate_wrong():
+    times = a_machine()
+    for _ in range(50):
+        seen(times, batches=1)
+        seen(times, OTHER, batches=1)
+        for _ in range(BELIEVED):
+            times.doubt([KEY, OTHER])
+
+    assert times.predict(KEY, 1) == pytest.approx(0.500)
+    assert times.predict(OTHER, 1) == pytest.approx(0.200)
+
+
+def test_what_was_not_seen_lately_is_thought_to_be_as_fast_as_what_was():
+    times = a_machine()
+    seen(times, ratio=3.0)
+    seen(times, OTHER, ratio=1.5)
+    slow = times.predict(KEY, 1)
+    for _ in range(60):
+        seen(times, OTHER, ratio=1.5, batches=1)
+        times.doubt([KEY, OTHER])
+
+    assert slow > 1.4
+    assert times.predict(KEY, 1) == pytest.approx(0.750, rel=0.05)
+    assert times.predict(OTHER, 1) == pytest.approx(0.300, rel=0.05)
+
+
+def test_slowness_that_drops_everything_fades_though_it_was_seen():
+    times = a_machine()
+    seen(times, ratio=10.0)
+    for _ in range(60):
+        times.doubt([KEY, OTHER])
+
+    assert times.predict(KEY, 1) < 0.500
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.25])
+def test_a_profile_that_is_too_slow_is_outweighed_by_a_few_batches(ratio):
+    times = a_machine()
+    seen(times, ratio=ratio, batches=3)
+
+    assert times.predict(KEY, 1) < 1.5 * ratio * 0.500
+    assert times.predict(OTHER, 1) < 1.5 * ratio * 0.200, "what never ran starts from there"
+
+
+def test_later_a_single_quick_batch_changes_little():
+    times = a_machine()
+    seen(times)
+    seen(times, ratio=0.5, batches=1)
+
+    assert times.predict(KEY, 1) > 0.48
 
 
 def test_arrivals_by_second():

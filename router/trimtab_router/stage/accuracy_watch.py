@@ -15,14 +15,16 @@ point that works again would never be used again.
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.evidence import Accuracy
 from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
 from trimtab_protocol.tensors import Array
+from trimtab_router.stage.broken_inputs import Belief, lowered, suspects
 from trimtab_router.stage.service_time import Key
 
 KEPT_ROWS, KEPT_LOOKS, KEPT_AUDITS = 200.0, 100.0, 300.0
@@ -73,6 +75,9 @@ class _Seen:
     def __init__(self) -> None:
         self.rows = self.looks = 0
         self.seen_at = 0.0
+        self.fell_at: float | None = None
+        """Since when it is told as less accurate; None where it is not."""
+        self.times = _Mean(KEPT_ROWS)
         self.certainty = _Mean(KEPT_ROWS)
         self.wins = _Mean(KEPT_LOOKS)
         self.mending = _Mean(KEPT_AUDITS)
@@ -80,14 +85,26 @@ class _Seen:
     @property
     def change(self) -> float | None:
         """How much more often it is right than it was; None where that is nothing new."""
+        by_rows = self.change_of_first_looks
+        return by_rows if by_rows is not None else self._change_of_second_looks
+
+    @property
+    def change_of_first_looks(self) -> float | None:
+        """The same by rows that it saw first."""
         change = self.certainty.value(0.0, PRIOR_ROWS) + self.mending.value(0.0, PRIOR_AUDITS)
         own, audits = (_VARIANCES[0], self.certainty, PRIOR_ROWS), (_VARIANCES[1], self.mending, PRIOR_AUDITS)
-        if self.rows < LEAST_ROWS or abs(change) <= max(DRIFT, SURENESS * _error(own, audits)):
-            change = self.wins.value(0.0, PRIOR_ROWS)
-            least = max(LOOK_DRIFT, SURENESS * _error((_VARIANCES[0], self.wins, PRIOR_ROWS)))
-            if self.looks < LEAST_LOOKS or abs(change) <= least:
-                return None
-        return change
+        told = self.rows >= LEAST_ROWS and abs(change) > max(DRIFT, SURENESS * _error(own, audits))
+        return change if told else None
+
+    @property
+    def _change_of_second_looks(self) -> float | None:
+        change = self.wins.value(0.0, PRIOR_ROWS)
+        least = max(LOOK_DRIFT, SURENESS * _error((_VARIANCES[0], self.wins, PRIOR_ROWS)))
+        return change if self.looks >= LEAST_LOOKS and abs(change) > least else None
+
+    def is_newer_than(self, now: float) -> bool:
+        """Whether enough was seen of it since then to tell whether it still holds."""
+        return self.rows >= LEAST_ROWS and self.times.value(0.0, 0.0) > now
 
 
 def _error(*parts: tuple[float, _Mean, float]) -> float:
@@ -133,6 +150,9 @@ class AccuracyWatch:
         self._measured = _measured(stage)
         self._accuracies = {(v.name, p.name, ""): p.accuracy for v in stage.variants for p in v.points}
         self._accuracies |= {which: one.accuracy for which, one in self._measured.items()}
+        self._suspects: dict[str, frozenset[str]] = defaultdict(frozenset)
+        """Inputs, by variant."""
+        self._reads = {v.name: _reads(v, stage) for v in stage.variants}
         self._by_task = {(v.name, p.name) for v in stage.variants for p in v.points if p.accuracy_by_task}
         self._joined: dict[tuple[str, str], Mapping[str, Accuracy]] = {}
         self._seen: dict[tuple[str, str, str], _Seen] = {}
@@ -182,6 +202,7 @@ class AccuracyWatch:
         for seen in self._of(key, task, now):
             seen.rows += given.size
             seen.certainty.add(given - measured.certainty)
+            seen.times.add(np.full(given.size, now))
             seen.wins.forget(given.size)
 
     def saw_again(self, key: Key, task: str, certainties: Array, before: Before, now: float) -> None:
@@ -225,6 +246,7 @@ class AccuracyWatch:
         Returns:
             By variant, operating point and task, which is empty for all rows together. Of a point that drifted, those
             of its tasks are told as measured that were seen to hold; the others are to be thought to drift along.
+            Points that read an input which fails elsewhere are among them until they are seen to hold.
         """
         self._seen = {which: seen for which, seen in self._seen.items() if now - seen.seen_at < KEPT_SECONDS}
         changes = {which: seen.change for which, seen in self._seen.items()}
@@ -232,11 +254,43 @@ class AccuracyWatch:
             held = change is None and changes.get((*which[:2], "")) is not None
             if held and which[2] and self._seen[which].rows >= LEAST_ROWS:
                 changes[which] = 0.0
-        return {
+        told = {
             which: min(max(self._accuracies[which] + change, 0.0), 1.0)
             for which, change in changes.items()
             if change is not None
         }
+        for variant, reads in self._reads.items():
+            beliefs = self._beliefs(variant, reads, told, now)
+            failing = self._suspects[variant] = suspects(beliefs, self._suspects[variant])
+            told |= {(variant, point, ""): accuracy for point, accuracy in lowered(beliefs, failing).items()}
+        return told
+
+    def _beliefs(
+        self,
+        variant: str,
+        reads: Mapping[str, frozenset[str]],
+        told: Mapping[tuple[str, str, str], float],
+        now: float,
+    ) -> list[Belief]:
+        """What is known of a variant's points; those that fell are noted, and since when."""
+        found: list[Belief] = []
+        falls: list[float] = []
+        for point, own in reads.items():
+            which = (variant, point, "")
+            belief = Belief(point, own, self._accuracies[which])
+            if seen := self._seen.get(which):
+                fell = told.get(which, belief.accuracy) < belief.accuracy
+                seen.fell_at = (seen.fell_at or now) if fell else None
+                belief = replace(belief, seen_at=seen.seen_at, among_doubted=seen.change_of_first_looks is None)
+                if seen.fell_at is not None:
+                    belief = replace(belief, now=told[which])
+                    falls.append(seen.fell_at)
+            found.append(belief)
+        return [replace(one, held=self._held(variant, one, min(falls, default=math.inf))) for one in found]
+
+    def _held(self, variant: str, belief: Belief, fell_at: float) -> bool:
+        seen = self._seen.get((variant, belief.point, ""))
+        return seen is not None and belief.now is None and seen.is_newer_than(fell_at)
 
     def _measured_of(self, key: Key, task: str) -> _Measured | None:
         return self._measured.get((*key, self._told_apart(key, task)))
@@ -255,6 +309,14 @@ class AccuracyWatch:
         for seen in found:
             seen.seen_at = now
         return found
+
+
+def _reads(variant: Variant, stage: Stage) -> dict[str, frozenset[str]]:
+    """What each point of a variant reads; none where all read the same, so that nothing tells inputs apart."""
+    every = frozenset(given.name for given in stage.inputs)
+    carried = ((point.name, point.carried(stage.inputs)) for point in variant.points)
+    found = {name: every if reads is None else reads for name, reads in carried}
+    return found if len(set(found.values())) > 1 else {}
 
 
 def _measured(stage: Stage) -> dict[tuple[str, str, str], _Measured]:

@@ -271,7 +271,6 @@ class Outlook:
 
     def doubt(self, variant: str) -> None:
         """All were dropped in front of an idle replica: were the predictions right?"""
-        for point in self.points(variant):
-            self.times.doubt((variant, point.name))
+        self.times.doubt([(variant, point.name) for point in self.points(variant)])
         for stage in self.followers:
             stage.doubt(stage.variant)

@@ -175,6 +175,8 @@ class Returns:
         certainties = np.asarray(served.certainties)
         doubted = ~(certainties >= again.below)  # also what is no number
         kept, unsure = again.accuracies(served.accuracy, float(doubted.mean()))
+        if again.share is not None:  # of a single row the share says nothing
+            unsure = again.of_doubted(served.accuracy)
         for start, stop, doubtful in _runs(doubted):
             own = {name: array[start:stop] for name, array in outputs.items()}
             record = replace(

@@ -7,12 +7,15 @@ other routers is followed apart: it makes answers late, but says nothing of how 
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 Key = tuple[str, str]
 WEIGHT = 0.125
 """Weight of the newest observation, as in TCP's round-trip estimate (RFC 6298)."""
+PROFILED = 0.5
+"""How many of the first batches a profile counts as where they are quicker: a pause makes none quicker, so they soon
+outweigh it."""
 RATIO_BOUNDS = (0.05, 50.0)
 DOUBT = 0.95
 LEAST_WAIT_SECONDS = 0.001
@@ -23,6 +26,8 @@ STAGE_WEIGHT = 0.02
 """Weight of the newest batch in what is held of a whole stage: what it steers must not follow single batches."""
 ENOUGH = 3
 """Observations before what was seen without a profile is held against rows that an idle replica could take."""
+BELIEVED = 4
+"""Drops in front of an idle replica for which what was seen before them is still believed: some rows are hopeless."""
 
 
 @dataclass(slots=True)
@@ -33,7 +38,14 @@ class _Estimate:
     observations: int = 0
     ratio: float = 1.0
     spread: float = 0.0
+    doubts: int = 0
+    """Drops in front of an idle replica since it was last seen."""
     known: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def sure(self) -> float:
+        """Observed over profiled, on the safe side."""
+        return self.ratio + self.spread
 
     def base(self, rows: int) -> float:
         """Seconds for so many rows before correction; 0 where nothing is known yet."""
@@ -53,7 +65,10 @@ class ServiceTimes:
 
     def __init__(self) -> None:
         self._estimates: dict[Key, _Estimate] = {}
-        self._latest_ratio = 1.0
+        self._latest: _Estimate | None = None
+        """Of those with a profile, what was seen last."""
+        self._doubts = 0
+        """Drops in front of an idle replica since then."""
         self._profiled_seconds = self._observed_seconds = 0.0
         self._wait_seconds = 0.0
         self._wait_spread = 0.0
@@ -68,7 +83,7 @@ class ServiceTimes:
             return
         estimate = self._estimates.setdefault(key, _Estimate())
         if not estimate.profiled:
-            estimate.ratio, estimate.spread = self._latest_ratio, 0.0
+            estimate.ratio, estimate.spread = self._latest.ratio if self._latest else 1.0, 0.0
         estimate.sizes = sorted(seconds_by_rows)
         estimate.seconds = [seconds_by_rows[size] for size in estimate.sizes]
         estimate.profiled = True
@@ -86,7 +101,7 @@ class ServiceTimes:
         estimate = self._estimates.get(key)
         if estimate is None:
             return 0.0
-        return estimate.base(rows) * (estimate.ratio + estimate.spread) + self._wait_seconds + self._wait_spread
+        return estimate.base(rows) * estimate.sure + self._wait_seconds + self._wait_spread
 
     def expect(self, key: Key, rows: int) -> float:
         """Seconds a batch of so many rows takes on average; 0 where nothing is known yet."""
@@ -103,20 +118,30 @@ class ServiceTimes:
         """Observed over profiled seconds of all batches lately, whatever they ran at; 1 before the first."""
         return self._observed_seconds / self._profiled_seconds if self._profiled_seconds else 1.0
 
-    def doubt(self, key: Key) -> None:
+    def doubt(self, keys: Collection[Key]) -> None:
         """Believe a little less in the slowness that made us drop rows in front of an idle replica.
 
-        Without this a wrong estimate would drop everything for ever, since what is dropped is never observed. One that
-        rests on a batch or two, which a pause may have held up, is not believed at all.
+        Without this a wrong estimate would drop everything for ever, since what is dropped is never observed. But some
+        rows are hopeless however right it is: what was seen lately is believed, and what was not is thought to be as
+        fast as what was. One without a profile that rests on a batch or two, which a pause may have held up, is not
+        believed at all.
+
+        Args:
+            keys: what the rows might have run at.
         """
-        estimate = self._estimates.get(key)
-        if estimate is not None and not estimate.profiled and estimate.observations < ENOUGH:
-            estimate.forget()
-        elif estimate is not None:
-            estimate.ratio = max(estimate.ratio * DOUBT, RATIO_BOUNDS[0])
-            estimate.spread *= DOUBT
-        self._wait_seconds *= DOUBT
-        self._wait_spread *= DOUBT
+        self._doubts += 1
+        seen_lately = self._latest is not None and self._doubts <= BELIEVED
+        if not seen_lately:
+            self._wait_seconds *= DOUBT
+            self._wait_spread *= DOUBT
+        least = self._latest.sure if self._latest is not None and seen_lately else RATIO_BOUNDS[0]
+        for estimate in filter(None, map(self._estimates.get, keys)):
+            estimate.doubts += 1
+            if not estimate.profiled and estimate.observations < ENOUGH:
+                estimate.forget()
+            elif not estimate.observations or estimate.doubts > BELIEVED:
+                share = min(max(DOUBT, least / estimate.sure), 1.0)
+                estimate.ratio, estimate.spread = share * estimate.ratio, share * estimate.spread
 
     def observe_wait(self, seconds: float) -> None:
         """Learn how long a batch waited for those of other routers."""
@@ -129,6 +154,7 @@ class ServiceTimes:
         if estimate is None:
             estimate = self._estimates[key] = _Estimate()
         estimate.observations += 1
+        estimate.doubts = 0
         if not estimate.profiled:
             _learn_size(estimate, rows, seconds)
         base = estimate.base(rows)
@@ -138,10 +164,12 @@ class ServiceTimes:
         before = estimate.ratio
         bounded = min(max(seconds / base, low), high, OUTLIER * before)
         off = bounded - before
-        estimate.spread += WEIGHT * (abs(off) - estimate.spread)
-        estimate.ratio = before + WEIGHT * off
+        weight = max(WEIGHT, 1 / (estimate.observations + PROFILED)) if off < 0 and estimate.profiled else WEIGHT
+        unsure = abs(off) if weight == WEIGHT else 0.0
+        estimate.spread += WEIGHT * (unsure - estimate.spread)
+        estimate.ratio = before + weight * off
         if estimate.profiled:
-            self._latest_ratio = estimate.ratio
+            self._latest, self._doubts = estimate, 0
             self._profiled_seconds += STAGE_WEIGHT * (base - self._profiled_seconds)
             self._observed_seconds += STAGE_WEIGHT * (bounded * base - self._observed_seconds)
             if len(self._estimates) > 1:

@@ -1,0 +1,184 @@
+"""An input that fails lowers what is believed of every point that reads it, until one is seen to hold."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_router.stage.accuracy_watch import LEAST_ROWS, AccuracyWatch, Before
+from trimtab_router.stage.broken_inputs import Belief, lowered, suspects
+
+PIPELINE = Path(__file__).parents[2] / "pipelines" / "digits-av" / "pipeline.yaml"
+HEARING = ("all", "audio-video", "audio-text", "audio")
+DEAF = {
+    "all": (0.825, 0.839),
+    "audio-video": (0.658, 0.707),
+    "audio-text": (0.423, 0.543),
+    "audio": (0.091, 0.254),
+}
+"""Where sound is noise alone: how often `late` is right (1,500 rows), and how certain it then is."""
+BLIND = {"all": (0.577, 0.704), "audio-video": (0.275, 0.537), "video-text": (0.388, 0.636), "video": (0.090, 0.347)}
+SCRAMBLED = {"all": (0.793, 0.807), "audio-text": (0.340, 0.500), "video-text": (0.633, 0.739), "text": (0.103, 0.335)}
+SENSES = {"audio": DEAF, "video": BLIND, "text": SCRAMBLED}
+
+
+class Town:
+    """`late` of digits-av, twenty rows a second, of which a sense fails once it is told so."""
+
+    def __init__(self):
+        self.stage = load_pipeline(PIPELINE).spec.stages[0]
+        self.points = {point.name: point for point in self.stage.variants[0].points}
+        self.watch = AccuracyWatch(self.stage)
+        self.broken = {}
+        self.now = 0.0
+
+    def serve(self, point, rows):
+        for _ in range(rows):
+            self.now += 0.05
+            _, certainty = self.broken.get(point, (0.0, self.points[point].judged().mean_certainty))
+            self.watch.saw(("late", point), "", np.array([certainty]), self.now)
+            if self.now % 5.0 < 0.05:
+                self.watch.drifted(self.now)  # as the adapter asks for it
+
+    def believed(self, point):
+        told = self.watch.drifted(self.now)
+        return told.get(("late", point, ""), self.points[point].accuracy)
+
+    def best(self, points):
+        """What a plan would have first, were these fast enough."""
+        return max(points, key=self.believed)
+
+    def truth(self, point):
+        return self.broken[point][0] if point in self.broken else self.points[point].accuracy
+
+
+@pytest.fixture
+def town():
+    return Town()
+
+
+def test_points_that_nobody_has_seen_hear_no_better_than_the_one_that_was_seen(town):
+    town.serve("video-text", 1000)
+    town.broken = DEAF
+    town.serve("all", 400)
+    town.serve("video-text", 400)
+
+    for point in HEARING:
+        assert town.believed(point) == pytest.approx(town.truth(point), abs=0.025 if point != "audio" else 0.1), point
+    assert town.believed("audio") == 0.0, "it hears and nothing else"
+    for point in ("video-text", "video", "text"):
+        assert town.believed(point) == town.points[point].accuracy, point
+
+
+def test_a_point_that_is_too_certain_of_noise_is_believed_no_more_than_the_one_that_does_not_hear(town):
+    town.serve("audio-text", 1000)
+    town.broken = DEAF
+    town.serve("audio-text", 400)
+    town.serve("text", 400)
+
+    assert town.believed("audio-text") == pytest.approx(town.truth("audio-text"), abs=0.025)
+
+
+def test_where_two_inputs_may_be_it_the_kindest_explanation_is_believed(town):
+    town.broken = DEAF
+    town.serve("audio-text", 600)
+
+    assert town.believed("video-text") == pytest.approx(0.864), "it may be the sound"
+    assert town.believed("audio-video") == pytest.approx(0.8167), "it may be the text"
+    assert town.believed("all") == pytest.approx(0.834), "and either way it is worth less than without it"
+    assert town.believed("audio-text") == pytest.approx(0.4327)
+
+
+FAST = [("all", "video-text", "audio-video", "video"), ("audio-text", "text", "audio"), ("audio-text", "video", "text")]
+
+
+def planned_in_the_end(town, sense, fast):
+    """The best point that is fast enough, chosen anew every five seconds for two minutes after a sense failed."""
+    town.serve(town.best(fast), 600)
+    town.broken = SENSES[sense]
+    for _ in range(24):
+        town.serve(town.best(fast), 100)
+    return town.best(fast)
+
+
+@pytest.mark.parametrize("fast", FAST, ids=" ".join)
+def test_a_plan_is_as_accurate_as_planned_whatever_is_fast_enough_where_nothing_is_heard(town, fast):
+    planned = planned_in_the_end(town, "audio", fast)
+
+    assert town.believed(planned) == pytest.approx(town.truth(planned), abs=0.02)
+
+
+@pytest.mark.parametrize("fast", FAST, ids=" ".join)
+@pytest.mark.parametrize("sense", SENSES)
+def test_whatever_fails_what_is_planned_is_about_the_best_there_is(town, sense, fast):
+    planned = planned_in_the_end(town, sense, fast)
+
+    assert town.truth(planned) >= max(map(town.truth, fast)) - 0.05
+
+
+def test_a_point_that_is_seen_to_hear_clears_the_sound(town):
+    town.broken = {"all": DEAF["all"]}
+    town.serve("video-text", 300)
+    town.serve("all", 400)
+    town.serve("video-text", 400)
+    assert town.believed("audio-video") < 0.75
+
+    town.serve("audio-video", 400)
+    assert town.believed("audio-video") == town.points["audio-video"].accuracy
+    assert town.believed("audio-text") == town.points["audio-text"].accuracy
+
+
+def test_what_was_seen_before_the_fall_clears_nothing(town):
+    town.serve("audio-text", 1000)
+    town.serve("video-text", 1000)
+    town.broken = DEAF
+    town.serve("all", 400)
+    town.serve("video-text", 400)
+
+    assert town.believed("audio-text") == pytest.approx(0.40, abs=0.01)
+
+
+def test_a_sound_that_comes_back_is_believed_once_it_was_heard(town):
+    town.broken = DEAF
+    town.serve("all", 400)
+    town.serve("video-text", 400)
+    town.broken = {}
+    town.serve("audio-video", 400)
+
+    assert town.believed("audio-text") == town.points["audio-text"].accuracy
+
+
+def test_a_point_that_only_looks_again_tells_of_its_input_too(town):
+    town.serve("video-text", 400)
+    look = Before("video-text", np.array([0.5]), 0.2)
+    for _ in range(200):
+        town.watch.saw_again(("late", "all"), "", np.array([0.4]), look, town.now)
+    assert town.believed("all") < 0.7, "of the rows that were doubted"
+    town.serve("video-text", 500)
+
+    assert town.believed("audio-video") == pytest.approx(0.6765, abs=0.001)
+    assert town.believed("video-text") == pytest.approx(0.864)
+
+
+def test_a_little_less_than_measured_is_no_input_that_fails(town):
+    measured = town.points["audio-text"].judged().mean_certainty
+    town.broken = {"audio-text": (0.64, measured - 0.075)}
+    town.serve("audio-text", 5 * LEAST_ROWS)
+
+    assert list(town.watch.drifted(town.now)) == [("late", "audio-text", "")]
+
+
+def test_of_points_that_all_read_the_same_one_says_nothing_of_the_others():
+    both = frozenset("ab")
+
+    assert suspects([Belief("one", both, 0.9, now=0.2), Belief("two", both, 0.8)]) == frozenset()
+
+
+def test_what_is_suspected_stays_so_while_half_of_what_told_it_does():
+    rest = (Belief("video", frozenset("v"), 0.7), Belief("text", frozenset("t"), 0.4))
+    for lost, fallen in ((0.13, "av"), (0.1, ""), (0.05, "")):
+        beliefs = [Belief("both", frozenset("vt"), 0.86, now=0.86 - lost), *rest]
+        assert suspects(beliefs) == (frozenset("t") if fallen else frozenset("t") if lost >= 0.064 else frozenset())
+        assert suspects(beliefs, {"t"}) == frozenset("t")
+    assert lowered(beliefs, {"t"}) == {"both": pytest.approx(0.67), "text": 0.0}

@@ -22,6 +22,7 @@ import aiohttp
 
 from benchmarks.loads import KnownLoads, Settings, digest_of
 from benchmarks.modalities.searching import sought
+from benchmarks.profiles import profiled
 from benchmarks.tokens_served.direct import Direct
 from benchmarks.tokens_served.driving import BATCH, CORES, STAGE, VARIANT, serving, shape_of
 from benchmarks.tokens_served.looks import HEADS as LOOK_HEADS
@@ -32,11 +33,11 @@ from benchmarks.tokens_served.tasks import Tasks
 from trimtab.commands import reporting_errors
 from trimtab.decisions import terminal_table
 from trimtab.options import console
-from trimtab_pipelines.documents import load_endpoints, load_pipeline, load_profiles
+from trimtab_pipelines.documents import load_endpoints
 from trimtab_pipelines.plan import PointPlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.verdict import Bar, Outcome, bar
-from trimtab_profiler.profile import PROFILE_FILE, ProfileOptions, profile, write_profiles
+from trimtab_profiler.profile import PROFILE_FILE
 from trimtab_protocol import event_loop
 
 SOURCE = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
@@ -249,13 +250,9 @@ def _told(given: argparse.Namespace) -> int:
 
 
 async def _measured(given: argparse.Namespace) -> Outcome:
-    given.out.mkdir(parents=True, exist_ok=True)
-    if not (given.out / PROFILE_FILE).exists():
-        pipeline = load_pipeline(SOURCE / "pipeline.yaml")
-        options = ProfileOptions.quick(pipeline, {STAGE: [VARIANT]})
-        write_profiles(await profile(pipeline, SOURCE, options, lambda _: None), given.out)
+    profiles = await profiled(SOURCE, given.out, {STAGE: [VARIANT]})
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
-        bench = Bench(given, Path(folder), load_profiles(given.out / PROFILE_FILE))
+        bench = Bench(given, Path(folder), profiles)
         phases = {
             "load": bench.load,
             "shape": bench.shape,

@@ -22,10 +22,18 @@ MOST_WORSE_POINTS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A cell served and simulated; `right`: of the served answers' rows, with a 95 % interval."""
+    """A cell served and simulated.
+
+    Attributes:
+        served: what came of it there.
+        simulated: what came of the same jobs here.
+        expected: accuracy of the served rows, as their answers tell it.
+        right: the share of them that was named rightly, with a 95 % interval.
+    """
 
     served: Measured
     simulated: Measured
+    expected: float
     right: tuple[float, float, float]
 
 
@@ -85,9 +93,9 @@ def told(cell: Cell, run: Run) -> Measured:
     )
 
 
-def right(run: Run) -> tuple[float, float, float]:
-    """The share of rows that were named rightly, with a 95 % interval."""
-    return run.accuracy(POOL)
+def paired(run: Run, simulated: Measured) -> Pair:
+    """A served load and what the simulator says of its jobs."""
+    return Pair(told(simulated.cell, run), simulated, run.expected, run.accuracy(POOL))
 
 
 def judged(beside: Beside) -> tuple[dict[str, float | int | str | None], list[Bar]]:

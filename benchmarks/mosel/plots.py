@@ -53,7 +53,7 @@ def by_load(
 
 
 def carried(panels: Sequence[Panel], methods: Sequence[str], title: str) -> go.Figure:
-    """What each policy carries with one violation in a hundred: a group of bars a policy, a bar a panel."""
+    """What each policy carries with one violation in a hundred: bars pale but for the first panel."""
     figure = go.Figure()
     for number, panel in enumerate(panels):
         figure.add_bar(
@@ -63,4 +63,5 @@ def carried(panels: Sequence[Panel], methods: Sequence[str], title: str) -> go.F
             marker={"color": [COLOURS[method] for method in methods], "opacity": 1.0 if number == 0 else 0.45},
         )
     figure.update_yaxes(title_text=title)
+    figure.update_layout(showlegend=False)  # its swatches would all have the first policy's colour
     return laid_out(figure, below=56)

@@ -17,9 +17,8 @@ from benchmarks.modalities.run import Run
 from benchmarks.modalities.searching import most_carried
 from benchmarks.modalities.setting import SOURCE, STAGE, VARIANT, Jobs, Setting, slowed
 from benchmarks.modalities.simulated import Simulating
-from benchmarks.mosel.beside import METHODS, MODEL, MOSEL, PLAIN, Beside, Pair, right, told
-from benchmarks.mosel.cells import MOST_QUEUED_ROWS, OURS, SLO_SECONDS, Cell
-from benchmarks.mosel.cells import told as told_of_simulated
+from benchmarks.mosel.beside import METHODS, MODEL, MOSEL, PLAIN, Beside, Pair, paired
+from benchmarks.mosel.cells import MOST_QUEUED_ROWS, OURS, SLO_SECONDS, Cell, told
 from benchmarks.mosel.conditions import conditions_of
 from benchmarks.mosel.playing import PEAK_OVER_CARRIED, Played, PlayedPayloads, constant, played
 from benchmarks.profiles import profiled
@@ -103,14 +102,14 @@ class Bench:
 
     def beside(self, once: Once, conditions: Conditions) -> Pair:
         """The same jobs simulated, under the same plan, on such a machine."""
-        setting, cell, jobs = self.setting(once.cell.method), once.cell, once.jobs
+        setting, jobs = self.setting(once.cell.method), once.jobs
         simulating = Simulating(setting, setting.write(), self.profiles)
         rows = tuple(jobs.rows.tolist())
         found = simulating.play(
             jobs.arrivals_seconds, jobs.seconds, rows, jobs.wishes, once.plan, seed=jobs.seed, conditions=conditions
         )
-        simulated = told_of_simulated(cell, found, jobs.rows, jobs.floors, STAGE)
-        return Pair(told(cell, once.run), simulated, right(once.run))
+        simulated = told(once.cell, found, jobs.rows, jobs.floors, STAGE)
+        return paired(once.run, simulated)
 
     async def _offered(self, served: Serving, jobs: Played) -> tuple[Run, PipelinePlan]:
         plan = await served.follow(jobs.jobs_rps, jobs.mean_rows)

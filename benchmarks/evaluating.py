@@ -43,14 +43,19 @@ def start_of(given_seconds: int | None, named: Path | None, own_seconds: int) ->
     return own_seconds if named is None else 0
 
 
+def progress() -> Progress:
+    """The bar that evaluations show: what was done last, how much of all, and how long it will take."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console)
+
+
 def simulated(
     measure: Callable[[Cell], Found], cells: Sequence[Cell], processes: int, told: Callable[[Found], str]
 ) -> list[Found]:
     """Measure all cells, in the order in which they end; `told` names the last one beside the bar."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     found: list[Found] = []
     pool = multiprocessing.get_context("spawn").Pool(processes)
-    with Progress(*columns, console=console) as shown, pool:
+    with progress() as shown, pool:
         task = shown.add_task("simulating", total=len(cells))
         for one in pool.imap_unordered(measure, cells):
             found.append(one)

@@ -22,15 +22,15 @@ from benchmarks.loads import KnownLoads, Settings, digest_of
 from benchmarks.modalities import phases
 from benchmarks.modalities.phases import Bench, Found
 from benchmarks.modalities.run import HEADS
+from benchmarks.modalities.setting import POOL, SOURCE
+from benchmarks.profiles import profiled
 from trimtab.commands import reporting_errors
 from trimtab.decisions import terminal_table
 from trimtab.options import console
-from trimtab_pipelines.documents import load_pipeline, load_profiles
 from trimtab_pipelines.verdict import Outcome
-from trimtab_profiler.profile import PROFILE_FILE, ProfileOptions, profile, write_profiles
+from trimtab_profiler.profile import PROFILE_FILE
 from trimtab_protocol import event_loop
 
-SOURCE = Path(__file__).parents[2] / "pipelines" / "digits-av"
 PHASES: Mapping[str, Callable[[Bench], Awaitable[Found]]] = {
     "carried": phases.carried,
     "quarter": phases.quarter,
@@ -72,16 +72,13 @@ def settings_of(given: argparse.Namespace) -> Settings:
 
 
 async def _measured(given: argparse.Namespace) -> Outcome:
-    given.out.mkdir(parents=True, exist_ok=True)
-    if not (given.out / PROFILE_FILE).exists():
-        pipeline = load_pipeline(SOURCE / "pipeline.yaml")
-        write_profiles(await profile(pipeline, SOURCE, ProfileOptions.quick(pipeline), lambda _: None), given.out)
+    profiles = await profiled(SOURCE, given.out)
     told = Found({}, [])
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
         bench = Bench(
             folder=Path(folder),
             source=SOURCE,
-            profiles=load_profiles(given.out / PROFILE_FILE),
+            profiles=profiles,
             known=KnownLoads(given.out / "loads.json", settings_of(given)),
             recordings=given.recordings,
             seconds=given.seconds,
@@ -95,7 +92,7 @@ async def _measured(given: argparse.Namespace) -> Outcome:
             told.figures.update({f"{name}: {key}": value for key, value in found.figures.items()})
             told.bars.extend(found.bars)
             if runs := bench.taken():
-                console.print(terminal_table(HEADS, [run.line(phases.POOL) for run in runs], name))
+                console.print(terminal_table(HEADS, [run.line(POOL) for run in runs], name))
     figures = {"recordings": str(given.recordings or "synthesised"), "floor": given.floor, "rows": given.rows}
     figures |= {"replica held to its cores": int(bench.is_held), "cores": given.cores}
     (given.out / "modalities.json").write_text(json.dumps(told.figures, indent=1), encoding="utf-8")

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import ceil
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from benchmarks.modalities.holding import held
 from benchmarks.modalities.run import Run
@@ -16,7 +17,9 @@ from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.run_folder import RunFolder
 from trimtab_loadtester.attack import AttackOptions, attack_async
 from trimtab_loadtester.load import LoadSpec
+from trimtab_loadtester.payloads import PayloadSource
 from trimtab_pipelines.documents import load_pipeline, write_json
+from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.profile import write_profiles
@@ -38,8 +41,7 @@ class Serving:
 
     async def offer(self, jobs: Jobs, jobs_rps: float, seconds: float, seed: int = 1) -> Run:
         """Offer a load in open loop, under the plan for it, and wait for the last answer."""
-        await self._follow(jobs, jobs_rps)
-        await asyncio.sleep(SETTLED_SECONDS)
+        await self.follow(jobs_rps, jobs.mean_rows)
         return await self.load(jobs, jobs_rps, seconds, seed)
 
     async def load(self, jobs: Jobs, jobs_rps: float, seconds: float, seed: int = 1) -> Run:
@@ -48,20 +50,37 @@ class Serving:
         # A payload each, where they are few: those that take turns would have a broken sense mend itself.
         options = AttackOptions(duration_seconds=seconds, seed=seed)
         options = replace(options, max_payloads=max(options.max_payloads, ceil(1.2 * jobs_rps * seconds)))
-        before = self._cpu_seconds()
-        address, load = f"127.0.0.1:{self.local.rest_port}", LoadSpec.parse(f"constant:{jobs_rps:g}")
-        results = await attack_async(asked, address, load, options)
-        after = self._cpu_seconds()
-        busy = {name: (after[name] - before.get(name, 0.0)) / seconds for name in after}
-        return Run(self.setting.method, jobs_rps, results, busy, options.seed)
+        return await self._sent(asked, LoadSpec.parse(f"constant:{jobs_rps:g}"), options)
 
-    async def _follow(self, jobs: Jobs, jobs_rps: float) -> None:
+    async def play(self, source: PayloadSource, arrivals: NDArray[np.float64], seconds: float, seed: int = 1) -> Run:
+        """Send jobs when they are due, and wait for the last answer; the same under whatever plan is in force."""
+        options = AttackOptions(duration_seconds=seconds, seed=seed, max_payloads=max(arrivals.size, 1))
+        load = LoadSpec.parse(f"constant:{arrivals.size / seconds:g}")
+        return await self._sent(self.pipeline, load, options, source, arrivals)
+
+    async def _sent(
+        self,
+        asked: InferencePipeline,
+        load: LoadSpec,
+        options: AttackOptions,
+        source: PayloadSource | None = None,
+        arrivals: NDArray[np.float64] | None = None,
+    ) -> Run:
+        before, address = self._cpu_seconds(), f"127.0.0.1:{self.local.rest_port}"
+        results = await attack_async(asked, address, load, options, source=source, arrivals=arrivals)
+        after, seconds = self._cpu_seconds(), results.facts.duration_seconds
+        busy = {name: (after[name] - before.get(name, 0.0)) / seconds for name in after}
+        return Run(self.setting.method, float(load.pattern_rps.mean()), results, busy, options.seed)
+
+    async def follow(self, jobs_rps: float, mean_rows: float) -> PipelinePlan:
+        """Have the router follow the plan for a load; returns the plan."""
         self.generation += 1
-        planned = partial(plan_for, self.setting, self.pipeline, self.profiles, jobs_rps, jobs.mean_rows)
-        write_json(self.local.plan_file, planned(self.generation))
+        plan = plan_for(self.setting, self.pipeline, self.profiles, jobs_rps, mean_rows, self.generation)
+        write_json(self.local.plan_file, plan)
         for _ in range(FOLLOWED_TRIES):
             if (await self.local.client.state()).plan_generation >= self.generation:
-                return
+                await asyncio.sleep(SETTLED_SECONDS)
+                return plan
             await asyncio.sleep(0.05)
         raise RuntimeError("the router does not follow its plan")
 

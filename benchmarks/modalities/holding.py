@@ -6,16 +6,19 @@ Where everything shares two cores, what is measured would else be who else wants
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 PERIOD_MICROSECONDS = 10_000
+_NUMBERS = count()
+"""Of groups: several may be held at a time, each to its own cores."""
 
 
 @contextmanager
 def held(processes: Iterable[int], cores: float) -> Iterator[bool]:
     """Let these processes have so much of a core together while the block runs; tells whether this machine does so."""
-    name = f"trimtab-bench-{os.getpid()}"
+    name = f"trimtab-bench-{os.getpid()}-{next(_NUMBERS)}"
     folder = next((f / name for f in (ROOT / "cpu", ROOT) if (f / "cgroup.procs").exists()), None)
     if folder is None or not _made(folder, cores):
         yield False

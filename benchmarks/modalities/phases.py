@@ -10,14 +10,12 @@ from benchmarks.loads import KnownLoads
 from benchmarks.modalities.driving import Serving, serving
 from benchmarks.modalities.run import Run
 from benchmarks.modalities.searching import most_carried, violating
-from benchmarks.modalities.setting import NONE, ONCE, OURS, STAGE, VARIANT, Jobs, Setting
+from benchmarks.modalities.setting import NONE, ONCE, OURS, POOL, STAGE, VARIANT, Jobs, Setting
 from benchmarks.modalities.simulated import Asked, Simulating
 from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.verdict import Bar, bar
 
-POOL = 4_000
-"""Different rows that jobs are made of: what an interval counts as drawn."""
 LEAST_JOBS = 2_000
 POINT = 0.01
 """Of accuracy."""
@@ -53,13 +51,7 @@ class Bench:
 
     def jobs(self, **options: str | float) -> Jobs:
         """Jobs as asked for on the command line."""
-        written = {"rows": self.rows, "floor": self.floor, "pool": POOL, "drawn": 0, **options}
-        if self.recordings is not None:
-            written |= {
-                "recordings": str(self.recordings),
-                "weights": str(self.source / "weights" / f"{VARIANT}.safetensors"),
-            }
-        return Jobs(", ".join(f"{name}={value}" for name, value in written.items()))
+        return Jobs.of(self.source, self.recordings, **{"rows": self.rows, "floor": self.floor, **options})
 
     @asynccontextmanager
     async def serving(self, method: str, misjudged: float = 1.0, *, watched: bool = False) -> AsyncIterator[Serving]:
@@ -100,7 +92,14 @@ class Bench:
     async def search(self, method: str) -> Run:
         """Find the most a method carries, and remember it."""
         async with self.serving(method) as served:
-            run = await most_carried(served, self.jobs(), self.first_rps(FIRST[method]), self.seconds, self.tell)
+            jobs = self.jobs()
+
+            async def offer(jobs_rps: float) -> Run:
+                run = await served.offer(jobs, jobs_rps, self.seconds)
+                self.tell(run)
+                return run
+
+            run = await most_carried(offer, self.first_rps(FIRST[method]))
         self.known.keep(method, run.jobs_rps)
         return run
 

@@ -22,23 +22,23 @@ class Offered(Protocol):
         """Offer one."""
 
 
-async def most_carried(serving: Offered, jobs: Jobs, first_rps: float, seconds: float, tell: Tell) -> Run:
-    """The run of most load with hardly any violation, found by doubling and halving, then within two percent.
+async def most_carried(
+    offer: Callable[[float], Awaitable[Run]], first_rps: float, *, fineness: float = FINENESS
+) -> Run:
+    """The run of most load with hardly any violation, found by larger steps, then within `fineness`.
 
     Raises:
         RuntimeError: even little load is violated.
     """
     best: Run | None = None
-    rate_rps, too_much = first_rps, float("inf")
+    rate_rps, least, too_much = first_rps, 0.0, float("inf")
     for _ in range(STEPS):
-        run = await serving.offer(jobs, rate_rps, seconds)
-        tell(run)
+        run = await offer(rate_rps)
         if run.violations <= FEW:
-            best = run
+            best, least = run, rate_rps
         else:
             too_much = rate_rps
-        least = best.jobs_rps if best is not None else 0.0
-        if best is not None and too_much / least < FINENESS:
+        if best is not None and too_much / least < fineness:
             break
         rate_rps = _next(least, too_much)
     if best is None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -18,9 +18,20 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
 from trimtab_pipelines.time_price import priced
 
+SOURCE = Path(__file__).parents[2] / "pipelines" / "digits-av"
 STAGE, VARIANT, BATCH = "name", "late", 64
 OURS, ONCE, NONE = "ours", "ours, one look", "all senses"
-POLICIES: Mapping[str, str] = {OURS: "ModalityMix", ONCE: "ModalityMix", NONE: "AllModalities"}
+MOSEL, AGGRESSIVE, RANDOM = "MOSEL as printed", "aggressive", "random"
+POLICIES: Mapping[str, str] = {
+    OURS: "ModalityMix",
+    ONCE: "ModalityMix",
+    NONE: "AllModalities",
+    MOSEL: "Mosel",
+    AGGRESSIVE: "Aggressive",
+    RANDOM: "Random",
+}
+POOL = 4_000
+"""Different rows that jobs are made of: what an interval counts as drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,15 @@ class Jobs:
         """Rows of a job."""
         least, most = JobOptions.parse(self.options).rows
         return (least + most) / 2
+
+    @classmethod
+    def of(cls, source: Path, recordings: Path | None, **options: str | float) -> Self:
+        """Jobs of the same rows whatever the load; of recordings such whose speakers the weights have not heard."""
+        written: dict[str, str | float] = {"pool": POOL, "drawn": 0, **options}
+        if recordings is not None:
+            weights = source / "weights" / f"{VARIANT}.safetensors"
+            written |= {"recordings": str(recordings), "weights": str(weights)}
+        return cls(", ".join(f"{name}={value}" for name, value in written.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +117,7 @@ def plan_for(
     forecast = ForecastRecord(peak_rps=jobs_rps, source="static", reason="the load, known beforehand")
     plan = decide(pinned, profiles, Situation(forecast, 0.0, rows_per_request={STAGE: rows}))
     stages = tuple(plan.spec.stages)
-    if setting.method == ONCE:
+    if setting.method != OURS:
         stages = tuple(priced(_without_looks(stage), jobs_rps * rows) for stage in stages)
     return plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages, "generation": generation})})
 

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.modalities.searching import FEW
 from benchmarks.modalities.setting import NONE, Setting, plan_for, slowed
 from trimtab_adapter.simulation.conditions import Conditions
+from trimtab_adapter.simulation.outcome import Simulated
 from trimtab_adapter.simulation.simulate import Scenario, simulate
 from trimtab_pipelines.ends import OK
 from trimtab_pipelines.mixes import best_mixes
-from trimtab_pipelines.plan import StagePlan
+from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.time_price import ways
@@ -25,6 +27,7 @@ from trimtab_router.wish import Wish
 STEPS = 6
 WAY_SECONDS = 0.002
 """From a request's arrival until its rows are queued, and from the last batch until its caller has the answer."""
+USUAL = Conditions(before_seconds=WAY_SECONDS, after_seconds=WAY_SECONDS)
 _ROUNDING = 1e-3
 
 
@@ -65,20 +68,36 @@ class Simulating:
         rng = np.random.default_rng(asked.seed)
         arrivals = np.sort(rng.uniform(0.0, asked.seconds, rng.poisson(jobs_rps * asked.seconds)))
         low, high = asked.rows
+        rows = tuple(rng.integers(low, high + 1, max(arrivals.size, 1)).tolist())
+        plan = plan_for(self.setting, self.pipeline, self._thought(), jobs_rps, asked.mean_rows, 1)
+        found = self.play(arrivals, asked.seconds, rows, (Wish(accuracy_floor=asked.floor),), plan, seed=asked.seed)
+        met = (found.ends == OK) & (found.accuracy >= asked.floor - _ROUNDING)
+        return Imagined(jobs_rps, 1.0 - float(met.mean()), found.mean_accuracy)
+
+    def play(
+        self,
+        arrivals: NDArray[np.float64],
+        seconds: float,
+        rows: tuple[int, ...],
+        wishes: tuple[Wish, ...],
+        plan: PipelinePlan,
+        *,
+        seed: int = 1,
+        conditions: Conditions = USUAL,
+    ) -> Simulated:
+        """Have jobs come when they are due, under a plan; rows and wishes take turns."""
         scenario = Scenario(
             pipeline=self.pipeline,
             profiles=slowed(self.profiles, 1.0 / self.setting.cores),
             arrivals_seconds=arrivals,
-            duration_seconds=asked.seconds,
-            plan=plan_for(self.setting, self.pipeline, self._thought(), jobs_rps, asked.mean_rows, 1),
-            conditions=Conditions(before_seconds=WAY_SECONDS, after_seconds=WAY_SECONDS),
-            rows=tuple(rng.integers(low, high + 1, max(arrivals.size, 1)).tolist()),
-            wishes=(Wish(accuracy_floor=asked.floor),),
-            seed=asked.seed,
+            duration_seconds=seconds,
+            plan=plan,
+            conditions=conditions,
+            rows=rows,
+            wishes=wishes,
+            seed=seed,
         )
-        found = simulate(scenario)
-        met = (found.ends == OK) & (found.accuracy >= asked.floor - _ROUNDING)
-        return Imagined(jobs_rps, 1.0 - float(met.mean()), found.mean_accuracy)
+        return simulate(scenario)
 
     def carried(self, asked: Asked) -> Imagined:
         """The most it carries with one violation in a hundred, by bisection below what anybody could."""

@@ -23,6 +23,8 @@ from trimtab_router.wish import Wish
 
 SLO_SECONDS = 1.0
 """The paper does not print its latency SLOs; its models are loaded by what they do within one second."""
+MOST_QUEUED_ROWS = 100_000
+"""Nobody is turned away at the door: what is too much is the policy's to drop."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHARES = (0.1, 0.2, 0.35, 0.5, 0.7)
 OURS, ONCE, WHOLE, FREE = "ModalityMix", "ours, one look", "ours, one look, whole jobs", "ours, one look, λ = 0"
@@ -78,10 +80,15 @@ def measure(source: Source, cell: Cell) -> Measured:
     model = next(model for model in MODELS if model.name == cell.model)
     jobs = load.jobs(source.shape, model.most_rps, cell.seed)
     scenario = _scenario(model, cell, jobs, source.seconds)
-    found = simulate(scenario)
-    floors = np.array([wish.accuracy_floor for wish in scenario.wishes])
+    return told(cell, simulate(scenario), jobs.rows, np.array([wish.accuracy_floor for wish in scenario.wishes]))
+
+
+def told(
+    cell: Cell, found: Simulated, rows: NDArray[np.int64], floors: NDArray[np.float64], stage: str = "answer"
+) -> Measured:
+    """What a simulation says of a cell, whose jobs had so many rows and asked for so much accuracy, [N]."""
     in_time, answered = found.ends == OK, found.ends <= LATE
-    by_point, again = found.rows_by_point["answer"], found.rows_again["answer"]
+    by_point, again = found.rows_by_point[stage], found.rows_again[stage]
     first = max(sum(by_point.values()) - again, 1)
     return Measured(
         cell=cell,
@@ -89,7 +96,7 @@ def measure(source: Source, cell: Cell) -> Measured:
         violations=found.violations,
         met=float((in_time & (found.accuracy >= floors - 1e-3)).mean()),
         accuracy=found.mean_accuracy,
-        answered_rps=float(jobs.rows[in_time].sum() / found.duration_seconds),
+        answered_rps=float(rows[in_time].sum() / found.duration_seconds),
         mean_seconds=float(found.latency_seconds[answered].mean()) if answered.any() else float("nan"),
         provisional=float(found.provisional.mean()),
         again=again / first,
@@ -112,7 +119,7 @@ def _scenario(model: Model, cell: Cell, jobs: load.Jobs, seconds: int) -> Scenar
         conditions=Conditions(spread=0.0, service_ratios={("answer", "model"): cell.misjudged}),
         policy=_ONE_WAY if cell.method == WHOLE else POLICIES[pipeline.spec.departure_policy],
         rows=tuple(jobs.rows.tolist()),
-        wishes=tuple(Wish(accuracy_floor=low + share * (high - low)) for share in jobs.floor_share.tolist()),
+        wishes=tuple(Wish(accuracy_floor=floor) for floor in jobs.floors(low, high).tolist()),
     )
 
 
@@ -147,7 +154,7 @@ def pipeline_of(model: Model, policy: str) -> InferencePipeline:
                 "slo": {"latency": f"{SLO_SECONDS:g}s"},
                 "budget": {"cores": "1"},
                 "departurePolicy": policy,
-                "queue": {"maxRows": 100_000},
+                "queue": {"maxRows": MOST_QUEUED_ROWS},
             },
         }
     )
@@ -224,4 +231,4 @@ def _looks(model: Model, subset: str) -> list[dict[str, object]]:
     ]
 
 
-__all__ = ["METHODS", "OURS", "RIVALS", "Cell", "Measured", "Simulated", "Source", "measure"]
+__all__ = ["METHODS", "OURS", "RIVALS", "Cell", "Measured", "Simulated", "Source", "measure", "told"]

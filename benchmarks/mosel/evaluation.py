@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.mosel.cells import FREE, ONCE, OURS, WHOLE, Measured
-from benchmarks.mosel.models import MODELS, Model
+from benchmarks.mosel.models import MODELS
 from trimtab_pipelines.verdict import Outcome, bar
 
 MOST_VIOLATIONS = 0.01
@@ -40,15 +40,15 @@ class Evaluation:
         factors = self.factors if factor is None else [factor]
         return float(np.mean([of(one) for each in factors for one in self._by_cell[model, method, each, wrong]]))
 
-    def carried_rps(self, model: Model, method: str) -> float:
+    def carried_rps(self, model: str, method: str) -> float:
         """Queries a second answered in time at the highest load up to which at most 1 % of the jobs are not.
 
         Between the loads that were simulated it lies on the straight line.
         """
         carried, before = 0.0, 0.0
         for factor in self.factors:
-            now = self.mean(model.name, method, _violations, factor)
-            answered = self.mean(model.name, method, _answered, factor)
+            now = self.mean(model, method, _violations, factor)
+            answered = self.mean(model, method, _answered, factor)
             if now > MOST_VIOLATIONS:
                 share = (MOST_VIOLATIONS - before) / max(now - before, _ROUNDING)
                 return carried + max(share, 0.0) * max(answered - carried, 0.0)
@@ -84,7 +84,9 @@ def judge(evaluation: Evaluation) -> Outcome:
         gained = of[ONCE, "met"] - of["Mosel", "met"]
         worse += lost > _ROUNDING or gained < -_ROUNDING
         better += lost < -_ROUNDING and gained > _ROUNDING
-        carried = {method: evaluation.carried_rps(model, method) for method in (OURS, ONCE, "Mosel", "AllModalities")}
+        carried = {
+            method: evaluation.carried_rps(model.name, method) for method in (OURS, ONCE, "Mosel", "AllModalities")
+        }
         figures |= {f"{name}_carried_rps_{_key(method)}": rps for method, rps in carried.items()}
         right = evaluation.mean(model.name, OURS, _violations, 0.5)
         for misjudged in (0.5, 1.5):

@@ -23,6 +23,10 @@ class Jobs:
     rows: NDArray[np.int64]
     floor_share: NDArray[np.float64]
 
+    def floors(self, low: float, high: float) -> NDArray[np.float64]:
+        """The accuracies that they ask of a model whose subsets have from `low` to `high`, [N]."""
+        return low + self.floor_share * (high - low)
+
 
 def shape(trace: Path | None, start_seconds: int, seconds: int) -> NDArray[np.float64]:
     """How the load goes, 0 … 1, one value a second; without a trace plateaus with steps and bursts, as Twitter has."""

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from html import escape
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from benchmarks.evaluating import laid_out
+from benchmarks.mosel import served_page
+from benchmarks.mosel.beside import Beside
 from benchmarks.mosel.cells import METHODS, ONCE, OURS, Measured
 from benchmarks.mosel.evaluation import Evaluation
 from benchmarks.mosel.models import MODELS
+from benchmarks.mosel.plots import Panel, by_load
 from trimtab.report import layout
 from trimtab.report.layout import Charts
 from trimtab.report.summary import Card
@@ -26,13 +27,6 @@ HEADS = (
     "queries/s at ≤ 1 %",
     "beside all senses",
     "paper's gain",
-)
-COLOURS = dict(
-    zip(
-        METHODS,
-        ("#3f7fd9", "#7fb0f0", "#9b7fd9", "#5a9a6a", "#cf4b4b", "#868d98", "#e08a2e", "#b0691c"),
-        strict=True,
-    )
 )
 TABLE_NOTE = (
     "Means over all loads. Both SLOs met: answered in time and, by expectation, as accurate as the job asked. "
@@ -53,13 +47,13 @@ def result_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
     """Rows of the table: one a model and policy."""
     rows: list[tuple[str, ...]] = []
     for model in MODELS:
-        plain = evaluation.carried_rps(model, "AllModalities")
+        plain = evaluation.carried_rps(model.name, "AllModalities")
         for method in METHODS:
 
             def mean(of: Callable[[Measured], float], method: str = method, model: str = model.name) -> float:
                 return evaluation.mean(model, method, of)
 
-            carried = evaluation.carried_rps(model, method)
+            carried = evaluation.carried_rps(model.name, method)
             rows.append(
                 (
                     model.name,
@@ -78,13 +72,13 @@ def result_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
     return rows
 
 
-def render(evaluation: Evaluation) -> str:
-    """The page."""
+def render(evaluation: Evaluation, beside: Beside | None = None) -> str:
+    """The page; with what was served, where it was."""
     drawn: Charts = {}
     lead = f"{len(evaluation.measured)} simulations · load: {evaluation.trace}"
     assumed = "; ".join(f"{model.name}: {model.assumed}" for model in MODELS)
     body = [
-        f"<h1>MOSEL's evaluation, simulated</h1><p class='lead'>{escape(lead)}</p>",
+        f"<h1>MOSEL's evaluation, simulated{' and served' if beside else ''}</h1><p class='lead'>{escape(lead)}</p>",
         layout.card_row(_cards(evaluation)),
         layout.section(
             "Violations by load",
@@ -107,6 +101,7 @@ def render(evaluation: Evaluation) -> str:
         f"<section><h2>All figures</h2><p class='note'>{escape(TABLE_NOTE)}</p>"
         + layout.table(HEADS, result_rows(evaluation), numbers=range(2, 11))
         + "</section>",
+        *(served_page.sections(beside, drawn) if beside else ()),
         _said(ASSUMED_NOTE + assumed + ".", LOOK_NOTE),
     ]
     return layout.page("MOSEL's evaluation · Trimtab", body, drawn)
@@ -137,20 +132,4 @@ def _cards(evaluation: Evaluation) -> list[Card]:
 
 
 def _by_load(evaluation: Evaluation, of: Callable[[Measured], float], title: str) -> go.Figure:
-    figure = make_subplots(rows=1, cols=len(MODELS), subplot_titles=[model.name for model in MODELS])
-    for column, model in enumerate(MODELS, 1):
-        for method in METHODS:
-            values = [evaluation.mean(model.name, method, of, factor) for factor in evaluation.factors]
-            trace = go.Scatter(
-                x=evaluation.factors,
-                y=values,
-                name=method,
-                mode="lines+markers",
-                line={"color": COLOURS[method], "width": 3 if method == OURS else 1.5},
-                legendgroup=method,
-                showlegend=column == 1,
-            )
-            figure.add_trace(trace, row=1, col=column)
-        figure.update_xaxes(title_text="load", row=1, col=column)
-    figure.update_yaxes(title_text=title, row=1, col=1)
-    return laid_out(figure, below=56)
+    return by_load([Panel(model.name, evaluation, model.name) for model in MODELS], METHODS, of, title)

@@ -21,9 +21,10 @@ from benchmarks.otas.load import synthetic_rps
 from benchmarks.otas.measured import Cell, of_simulated
 from benchmarks.otas.methods import OTAS, OURS, PETS
 from benchmarks.otas.paper import GAMMAS, PLAIN
+from benchmarks.profiles import profiled
 from benchmarks.tokens_served import driving
 from benchmarks.tokens_served.direct import BATCH, Direct, mixed
-from benchmarks.tokens_served.driving import CORES, SOURCE, STAGE, VARIANT, Serving, point_named, profiled, serving
+from benchmarks.tokens_served.driving import CORES, SOURCE, STAGE, VARIANT, Serving, point_named, serving
 from benchmarks.tokens_served.outcome import Run
 from benchmarks.tokens_served.queries import QUERIES, Queries
 from benchmarks.tokens_served.tasks import drawn
@@ -72,7 +73,7 @@ async def serve_all(source: Source, deadline_seconds: float, folder_of_profiles:
     """
     queries, found = Queries(deadline_seconds), list[Served]()
     tell("profiling the transformer, unless that was done before")
-    profiles = await profiled(folder_of_profiles)
+    profiles = await profiled(SOURCE, folder_of_profiles, {STAGE: [VARIANT]})
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
         capacity_rps = await _capacity_rps(Path(folder) / "capacity", profiles, queries)
         tell(f"the plain point serves {capacity_rps:.0f} queries a second here")

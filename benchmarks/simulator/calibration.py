@@ -58,20 +58,33 @@ def calibrate(
     found = list(_batches(pipeline, profiles, here, overhead, pace))
     contention = _contention(found)
     excess = {(one.stage, one.variant): one.excess - np.log1p(contention * one.beside) for one in found}
-    ratios = {key: float(np.exp(np.median(each))) for key, each in excess.items()}
     batches = {(one.stage, one.variant): one for one in found}
-    size_ratios = {key: _by_size(excess[key] - np.log(ratios[key]), one.sizes) for key, one in batches.items()}
-    for key, each in size_ratios.items():
-        excess[key] -= np.log(ratios[key] * at_sizes(each, batches[key].sizes))
+    laws = {key: excess_law(excess[key], one.sizes) for key, one in batches.items()}
     return Conditions(
         before_seconds=float(np.median(overhead)),
         contention=contention,
-        factors={key: tuple(np.exp(each[batches[key].calm]).tolist()) for key, each in excess.items()},
+        factors={key: tuple(law.factors[batches[key].calm].tolist()) for key, law in laws.items()},
         speeds=pace.speeds,
-        service_ratios=ratios,
-        size_ratios=size_ratios,
+        service_ratios={key: law.ratio for key, law in laws.items()},
+        size_ratios={key: law.by_size for key, law in laws.items()},
         fan_out={("locate", "count"): tuple(np.bincount(records["total"]).astype(float).tolist())},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ExcessLaw:
+    """What batches took over what the profile says: by and large, by size on top of that, and what is left of each."""
+
+    ratio: float
+    by_size: Mapping[int, float]
+    factors: Floats
+
+
+def excess_law(excess: Floats, sizes: NDArray[np.int32]) -> ExcessLaw:
+    """Part the logarithms of observed over profiled seconds of batches, [N], of these sizes."""
+    ratio = float(np.exp(np.median(excess)))
+    by_size = _by_size(excess - np.log(ratio), sizes)
+    return ExcessLaw(ratio, by_size, np.exp(excess - np.log(ratio * at_sizes(by_size, sizes))))
 
 
 def _batches(

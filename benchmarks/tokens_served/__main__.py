@@ -22,8 +22,9 @@ import aiohttp
 
 from benchmarks.loads import KnownLoads, Settings, digest_of
 from benchmarks.modalities.searching import sought
+from benchmarks.profiles import profiled
 from benchmarks.tokens_served.direct import Direct
-from benchmarks.tokens_served.driving import BATCH, CORES, SOURCE, plain, profiled, serving, shape_of
+from benchmarks.tokens_served.driving import BATCH, CORES, SOURCE, STAGE, VARIANT, plain, serving, shape_of
 from benchmarks.tokens_served.looks import HEADS as LOOK_HEADS
 from benchmarks.tokens_served.looks import LEAST_SPEED, MOST_LOST, Rows, compared, in_turns, ways
 from benchmarks.tokens_served.outcome import HEADS, Run
@@ -238,7 +239,7 @@ def _told(given: argparse.Namespace) -> int:
 
 
 async def _measured(given: argparse.Namespace) -> Outcome:
-    profiles = await profiled(given.out)
+    profiles = await profiled(SOURCE, given.out, {STAGE: [VARIANT]})
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
         bench = Bench(given, Path(folder), profiles)
         phases = {

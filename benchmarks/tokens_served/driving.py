@@ -22,13 +22,12 @@ from trimtab_adapter.planning.decide import Situation, decide
 from trimtab_loadtester.attack import AttackOptions, attack_async
 from trimtab_loadtester.load import LoadSpec
 from trimtab_loadtester.results import Results
-from trimtab_pipelines.documents import load_endpoints, load_pipeline, load_profiles, write_json
+from trimtab_pipelines.documents import load_endpoints, load_pipeline, write_json
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PointPlan, point_plan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
 from trimtab_predictor.trace import read_trace
-from trimtab_profiler.profile import PROFILE_FILE, ProfileOptions, profile, write_profiles
 from trimtab_router.stage.policies.view import DropPolicy
 
 SOURCE = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
@@ -132,20 +131,6 @@ def plain(points: Sequence[PointPlan]) -> PointPlan:
 def point_named(points: Sequence[PointPlan], name: str) -> PointPlan:
     """One of the points."""
     return next(point for point in points if point.name == name)
-
-
-def _is_profiled(folder: Path) -> bool:
-    folder.mkdir(parents=True, exist_ok=True)
-    return (folder / PROFILE_FILE).exists()
-
-
-async def profiled(folder: Path) -> dict[str, ModelProfile]:
-    """Profiles of the finer transformer: those in the folder, else measured now and kept there."""
-    if not _is_profiled(folder):
-        pipeline = load_pipeline(SOURCE / "pipeline.yaml")
-        options = ProfileOptions.quick(pipeline, {STAGE: [VARIANT]})
-        write_profiles(await profile(pipeline, SOURCE, options, lambda _: None), folder)
-    return load_profiles(folder / PROFILE_FILE)
 
 
 def around(shape: NDArray[np.float64], rps: float, seconds: int) -> NDArray[np.float64]:

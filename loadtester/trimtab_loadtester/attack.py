@@ -164,15 +164,18 @@ async def attack_async(
     stop: asyncio.Event | None = None,
     *,
     source: PayloadSource | None = None,
+    arrivals: Seconds | None = None,
 ) -> Results:
     """Like `attack`, in a running event loop; sends nothing more once `stop` is set.
 
-    `source` says what is sent where neither the pipeline nor the options do.
+    `source` says what is sent where neither the pipeline nor the options do. `arrivals` are the seconds at which
+    requests are due, ascending, where they are known; else they are drawn from the load.
     """
     options = options or AttackOptions()
     rates = load.rates(options.duration_seconds)
     duration_seconds = options.duration_seconds or float(rates.size)
-    arrivals = poisson_arrivals(rates, options.seed, duration_seconds)
+    if arrivals is None:
+        arrivals = poisson_arrivals(rates, options.seed, duration_seconds)
     wire = WIRES[options.wire](address, pipeline.name, options.access)
     if source is not None:
         pass

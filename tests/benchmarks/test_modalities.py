@@ -63,11 +63,19 @@ class Imagined:
 @pytest.mark.parametrize("first", [40.0, 100.0, 180.0])
 async def test_the_most_that_is_carried_is_found(first):
     served = Imagined(100.0)
-    told: list[Run] = []
-    run = await most_carried(served, Jobs("rows=1"), first, 1.0, told.append)
+    run = await most_carried(lambda rps: served.offer(Jobs("rows=1"), rps, 1.0), first)
 
     assert 95.0 < run.jobs_rps <= 101.1
-    assert len(told) == len(served.asked) <= 9
+    assert len(served.asked) <= 9
+
+
+async def test_a_search_ends_as_soon_as_it_is_as_fine_as_asked():
+    coarse, fine = Imagined(100.0), Imagined(100.0)
+    run = await most_carried(lambda rps: coarse.offer(Jobs("rows=1"), rps, 1.0), 40.0, fineness=1.2)
+    await most_carried(lambda rps: fine.offer(Jobs("rows=1"), rps, 1.0), 40.0)
+
+    assert 100.0 / 1.2 < run.jobs_rps <= 101.1
+    assert len(coarse.asked) < len(fine.asked)
 
 
 async def test_the_load_that_violates_a_quarter_is_found():

@@ -54,6 +54,17 @@ async def test_each_rest_answer_is_classified_by_its_code() -> None:
     assert summary["slo_fraction"] == summary["ok"] / seen.total()
 
 
+async def test_requests_are_sent_when_they_are_known_to_be_due() -> None:
+    due = np.array([0.0, 0.01, 0.3])
+    async with rest_server(FakePipeline(script=lambda _: "ok")) as address:
+        results = await attack_async(
+            a_pipeline(), address, LoadSpec.parse("constant:200"), AttackOptions(duration_seconds=0.5), arrivals=due
+        )
+
+    assert results.records["scheduled"].tolist() == due.tolist()
+    assert results.facts.duration_seconds == 0.5
+
+
 async def test_each_grpc_answer_is_classified_by_its_code() -> None:
     fake = FakePipeline(script=lambda number: GRPC_ACTIONS[number % len(GRPC_ACTIONS)])
     async with grpc_server(fake) as address:

@@ -1,0 +1,40 @@
+"""What the simulator is told of the machine, from a served load that all senses answered. Pure."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.modalities.run import Run
+from benchmarks.modalities.setting import STAGE, VARIANT
+from benchmarks.simulator.calibration import excess_law, once_a_batch
+from trimtab_adapter.simulation.chance import between_sizes
+from trimtab_adapter.simulation.conditions import Conditions
+from trimtab_pipelines.profile import PointProfile
+
+
+def conditions_of(run: Run, point: PointProfile) -> Conditions:
+    """How long batches and requests took beside what is thought of them.
+
+    Args:
+        run: a load whose rows all went to one point.
+        point: what is thought of it.
+
+    Raises:
+        ValueError: not one job was answered, so that nothing is known of the machine.
+    """
+    answered = run.results.answered
+    told = answered[~np.isnan(answered[f"service_seconds:{STAGE}"]) & (answered[f"batch_size:{STAGE}"] > 0)]
+    if not told.size:
+        raise ValueError(f"{run.method} answered none of {run.jobs} jobs at {run.jobs_rps:.3g}/s: the load is too much")
+    inside = told[f"queue_seconds:{STAGE}"] + told[f"service_seconds:{STAGE}"]
+    outside = told["latency_seconds"] - inside - (told["sent"] - told["scheduled"])
+    batches = told[once_a_batch(told, STAGE)]
+    sizes: NDArray[np.int32] = batches[f"batch_size:{STAGE}"]
+    thought = np.array([between_sizes(point, size, 0.5) for size in sizes.tolist()])
+    law = excess_law(np.log(batches[f"service_seconds:{STAGE}"] / thought), sizes)
+    key = (STAGE, VARIANT)
+    return Conditions(
+        before_seconds=max(float(np.median(outside)), 0.0),
+        factors={key: tuple(law.factors.tolist())},
+        service_ratios={key: law.ratio},
+        size_ratios={key: law.by_size},
+    )

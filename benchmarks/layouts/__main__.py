@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.layouts import phases
+from benchmarks.layouts.burst import beside_a_burst
 from benchmarks.layouts.phases import MORE_ENCODERS, PARTED, SPREAD, WHOLE, asking
 from benchmarks.layouts.prefix import first_words
 from benchmarks.layouts.same import CACHE_BYTES, same_image
@@ -110,7 +111,7 @@ async def _burst(folder: Path, architecture: str, figures: dict[str, float], bar
     for name, layout in (("whole", WHOLE), ("parted", PARTED)):
         async with asking(folder / f"burst-{name}", layout, architecture) as (_, asker):
             rps = 0.6 * await phases.goodput(asker, 8)
-            told = await phases.beside_a_burst(asker, max(rps, 1.0), 8)
+            told = await beside_a_burst(asker, max(rps, 1.0), 8)
             figures |= {f"{name}_text_first_word_{key}": value for key, value in told.items()}
             figures[f"{name}_burst_rps"] = rps
             console.print(f"{name}: first words {told}")

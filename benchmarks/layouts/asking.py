@@ -77,9 +77,11 @@ class Asker:
         self.told.append(told)
         return told
 
-    async def at_rate(self, bodies: Sequence[tuple[dict[str, Any], str]], rps: float, seconds: float) -> list[Told]:
+    async def at_rate(
+        self, bodies: Sequence[tuple[dict[str, Any], str]], rps: float, seconds: float, *, seed: int = 0
+    ) -> list[Told]:
         """Ask at random moments, ``rps`` of them a second on average, and wait for all."""
-        random = np.random.default_rng(int(1000 * rps) + len(bodies))
+        random = np.random.default_rng([int(1000 * rps) + len(bodies), seed])
         moments = np.cumsum(random.exponential(1 / rps, size=max(int(rps * seconds), 1)))
         began, asked = time.perf_counter() + 0.05, []
         for number, moment in enumerate(moments):

@@ -1,0 +1,95 @@
+"""First words of chats without images beside a burst of chats with many, over those in calm.
+
+Both are asked in turns, many short rounds within one run, so that whatever the machine does in the meantime falls on
+both; every other round begins with the burst. In a round both see the same chats at the same moments. The 99th
+percentile is of all rounds together, with at least ten chats beyond it; how far it may be by chance is told by drawing
+rounds again.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, Told, chats
+
+TEXT_RPS: Final = 15.0
+ROUNDS: Final = 12
+ROUND_SECONDS: Final = 7.0
+LEAST_BEYOND: Final = 10
+"""Chats that a quantile leaves beyond it: of fewer it is one of the largest by chance."""
+RESAMPLES: Final = 2_000
+Rounds = Sequence[NDArray[np.float64]]
+"""The seconds to the first words of each round's chats."""
+
+
+async def beside_a_burst(
+    asker: Asker, burst_rps: float, images: int, *, rounds: int = ROUNDS, round_seconds: float = ROUND_SECONDS
+) -> dict[str, float]:
+    """The first words of chats without images, alone and while chats with many come, in turns."""
+    words = chats(asker.model, 0, 64, seed=80)
+    shown = chats(asker.model, images, 64, seed=81)
+    calm: list[list[Told]] = []
+    burst: list[list[Told]] = []
+    for number in range(rounds):
+        for beside in (False, True) if number % 2 == 0 else (True, False):
+            asked = asker.at_rate(words, TEXT_RPS, round_seconds, seed=number)
+            if not beside:
+                calm.append(await asked)
+                continue
+            told, _ = await asyncio.gather(asked, asker.at_rate(shown, burst_rps, round_seconds, seed=number))
+            burst.append(told)
+    judged = over_calm([*map(first_seconds, calm)], [*map(first_seconds, burst)])
+    return judged | {"unanswered": sum(not one.whole for told in (*calm, *burst) for one in told)}
+
+
+def first_seconds(told: Sequence[Told]) -> NDArray[np.float64]:
+    """Seconds to the first word of each; a chat without an answer counts as the longest that is waited.
+
+    That is not what was promised: where refusals take the tail of a calm time too, a burst would look no worse.
+    """
+    return np.array(
+        [one.first_seconds if one.whole and one.first_seconds is not None else PATIENCE_SECONDS for one in told]
+    )
+
+
+def over_calm(calm: Rounds, burst: Rounds) -> dict[str, float]:
+    """The 99th percentile beside a burst over that in calm, of all rounds together, and 90 % of what it may be.
+
+    Chats of one round share what the machine did in it, so rounds are drawn again, not chats.
+
+    Raises:
+        ValueError: there are too few chats for such a quantile, or not as many rounds of one as of the other.
+    """
+    if len(calm) != len(burst):
+        raise ValueError(f"each round is of both; got {len(calm)} in calm and {len(burst)} beside a burst")
+    fewest = min(sum(len(one) for one in rounds) for rounds in (calm, burst))
+    if 0.01 * fewest < LEAST_BEYOND:
+        least = math.ceil(LEAST_BEYOND / 0.01)
+        raise ValueError(
+            f"a 99th percentile needs {least} chats at least; got {fewest}; ask more rounds, or longer ones"
+        )
+    random = np.random.default_rng(0)
+    drawn = [random.integers(len(calm), size=len(calm)) for _ in range(RESAMPLES)]
+    low, high = np.quantile([_ratio(calm, burst, which) for which in drawn], (0.05, 0.95))
+    every = np.arange(len(calm))
+    return {
+        "calm_ms": round(1e3 * _p99(calm, every), 2),
+        "burst_ms": round(1e3 * _p99(burst, every), 2),
+        "over_calm": round(_ratio(calm, burst, every), 3),
+        "over_calm_low": round(float(low), 3),
+        "over_calm_high": round(float(high), 3),
+        "median_over_calm": round(float(np.median(np.concatenate(burst)) / np.median(np.concatenate(calm))), 3),
+        "chats_each": fewest,
+    }
+
+
+def _ratio(calm: Rounds, burst: Rounds, which: NDArray[np.int64]) -> float:
+    return _p99(burst, which) / _p99(calm, which)
+
+
+def _p99(rounds: Rounds, which: NDArray[np.int64]) -> float:
+    return float(np.quantile(np.concatenate([rounds[number] for number in which]), 0.99))

@@ -166,7 +166,7 @@ class View:
 
     def slack_of(self, piece: Slice) -> float:
         """Seconds that are left for this stage."""
-        return piece.work.deadline - self.now - self.later_seconds
+        return piece.work.due_at - self.now - self.later_seconds
 
     def drop_time(self, piece: Slice) -> float:
         """The moment after which the slice is dropped if it has not left: no point allowed could save it any more.
@@ -184,7 +184,7 @@ class View:
                 return piece.work.deadline
             case "Predicted":
                 seconds = least_seconds(points, min(piece.rows, self.most_rows))
-                return piece.work.deadline - seconds - self.later_seconds
+                return piece.work.due_at - seconds - self.later_seconds
 
     def fitting_rows(self, point: Point, head: Slice, full: int) -> int:
         """The most rows whose batch ends in time for its most urgent slice, by bisection; 0 where not even one does."""

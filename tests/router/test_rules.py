@@ -223,7 +223,11 @@ def test_a_variant_runs_once_it_is_ready():
 
 def test_the_least_loaded_free_replica_with_the_planned_variant_is_chosen():
     busy, other = Candidate("new", free=False), Candidate("old")
-    loaded, recent, rested = Candidate("new", pending_tokens=1), Candidate("new", last_used=9), Candidate("new", last_used=3)
+    loaded, recent, rested = (
+        Candidate("new", pending_tokens=1),
+        Candidate("new", last_used=9),
+        Candidate("new", last_used=3),
+    )
 
     assert least_loaded([busy, other, loaded, recent, rested], "new") is rested
     assert least_loaded([busy, other, loaded], "new") is loaded

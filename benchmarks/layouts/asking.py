@@ -62,8 +62,10 @@ class Asker:
         """Ask one chat and hear it to its end; whatever happens is told."""
         told, due = Told(), time.perf_counter() if due is None else due
         url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
+        content = json.dumps(body).encode()
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS), self.session.post(url, json=body) as response:
+            asked = self.session.post(url, data=content, headers={"Content-Type": "application/json"})
+            async with asyncio.timeout(PATIENCE_SECONDS), asked as response:
                 told.status = response.status
                 if response.status != 200 or not body.get("stream"):
                     _whole(told, await response.read())

@@ -11,7 +11,7 @@ import math
 import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import aiohttp
@@ -38,15 +38,21 @@ async def beside_a_burst(
     calm: list[list[Told]] = []
     burst: list[list[Told]] = []
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as elsewhere:
-        ask = partial(asyncio.get_running_loop().run_in_executor, elsewhere, _ask_about_images, asker.port, asker.model)
-        await ask(images, 1.0, 1.0, 0)  # all is loaded by then
+        loop = asyncio.get_running_loop()
+
+        def ask(rps: float, seconds: float, seed: int) -> asyncio.Future[None]:
+            return loop.run_in_executor(
+                elsewhere, _ask_about_images, asker.port, asker.model, images, rps, seconds, seed
+            )
+
+        await ask(1.0, 1.0, 0)  # all is loaded by then
         for number in range(rounds):
             for beside in (False, True) if number % 2 == 0 else (True, False):
                 asked = asker.at_rate(words, TEXT_RPS, round_seconds, seed=number)
                 if not beside:
                     calm.append(await asked)
                     continue
-                told, _ = await asyncio.gather(asked, ask(images, burst_rps, round_seconds, number))
+                told, _ = await asyncio.gather(asked, ask(burst_rps, round_seconds, number))
                 burst.append(told)
     judged = over_calm([*map(first_seconds, calm)], [*map(first_seconds, burst)])
     return judged | {"unanswered": sum(not one.whole for told in (*calm, *burst) for one in told)}

@@ -14,11 +14,17 @@ from trimtab_protocol.chat.references import Reference, blank, listed
 from trimtab_router.graph import Runnable
 from trimtab_router.stage.prompts import Prompts, Shown
 from trimtab_router.stage.work import Work
+from trimtab_router.stage.writing import Writing
 
 HELLO, LONG = 20, 24_000
 READS = {"serviceSeconds": {1: 0.1}, "promptTokens": 5.0, "readingSeconds": {5: 0.1, 1005: 1.1}}
 """A millisecond a token beyond five."""
 QUARTER = Usage(prompt=10, text=10)
+
+
+def writing(top: Writers) -> Writing:
+    assert top.desk.writing is not None
+    return top.desk.writing
 
 
 class Readers(Writers):
@@ -27,12 +33,12 @@ class Readers(Writers):
     def __init__(self, **given):
         super().__init__(**(READS | given))
         for _ in range(20):
-            self.desk.writing.prompts.learn(Shown(40), QUARTER)
+            writing(self).prompts.learn(Shown(40), QUARTER)
 
     def chat(self, text_bytes, deadline):
         inputs = {"messages": np.array([b"m" * text_bytes], object)}
         work = Work(Caller(), Runnable("text", 1, inputs), deadline=deadline, now=self.clock.now)
-        self.desk.writing.weigh(work, images=0)
+        writing(self).weigh(work, images=0)
         refusal = self.desk.refusal_of(work, self.clock.now)
         if refusal is None:
             self.desk.take(work)
@@ -148,11 +154,11 @@ def test_where_nothing_was_measured_all_prompts_weigh_the_same(unknown):
 def test_a_desk_learns_what_prompts_take_from_answers():
     top = Writers(**READS)
     work = Work(Caller(), Runnable("text", 1, {"messages": np.array([b"m" * 400], object)}), deadline=9.0, now=0.0)
-    top.desk.writing.weigh(work, images=0)
+    writing(top).weigh(work, images=0)
     assert (work.tokens, work.reading_seconds) == ((), 0.0)
     top.desk.take(work)
     top.settle()
     (parcel,) = top.sent
     top.wrote(parcel, LastPiece("", "stop", Usage(prompt=100, completion=1, text=100)))
 
-    assert top.desk.writing.prompts.tokens(Shown(800)) == pytest.approx(200)
+    assert writing(top).prompts.tokens(Shown(800)) == pytest.approx(200)

@@ -69,6 +69,21 @@ def test_an_engine_that_does_not_tell_text_from_images_is_learnt_from_its_chats_
     assert prompts.tokens(Shown(400, images=1)) == pytest.approx(400)
 
 
+@pytest.mark.parametrize("separators", [(",", ":"), None])
+def test_a_long_chat_is_told_by_short_ones_though_most_of_those_is_json(separators):
+    def shown(text, images=0):
+        content = [*[{"type": "image"}] * images, {"type": "text", "text": text}]
+        told = json.dumps([{"role": "user", "content": content}], separators=separators)
+        return Shown.of_messages(np.array([told.encode()], object), 0, images)
+
+    prompts = Prompts()
+    prompts.learn(shown("What is seven plus five?"), Usage(prompt=6, completion=1, text=6))
+
+    assert prompts.tokens(shown("word " * 6_000)) == pytest.approx(7_500, rel=0.4)
+    assert shown("", images=2).text_bytes <= 15
+    assert shown('{"role": "user"} {"type": "image"}').text_bytes >= 34  # text that spells JSON is text
+
+
 def test_what_was_made_of_images_is_read_off_their_references():
     def referring(row):
         return {"messages": np.array([b"{}"], object), "references": np.array([row], object)}

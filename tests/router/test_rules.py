@@ -207,7 +207,9 @@ def test_what_requests_bring_on_average():
     rows.record(1.0, {"locate": 1, "read": 3})
     rows.record(2.0, {"locate": 1})
     assert rows.mean(3.0) == {"locate": 1.0, "read": 1.5}
-    assert rows.mean(61.9) == {"locate": 1.0, "read": 1.5}
+    rows.record(3.5, {"locate": 4})
+    assert rows.mean(3.6) == {"locate": 2.0, "read": 1.0}
+    assert rows.mean(61.9) == {"locate": 2.0, "read": 1.0}
     assert rows.mean(100.0) == {}
 
 

@@ -16,6 +16,9 @@ from trimtab_protocol.tensors import Array
 
 WEIGHT = 0.05
 """Of the newest answer. What it counts for grows with its length, so that long prompts are told best."""
+_MESSAGE, _MESSAGE_BYTES = b'"role":', len(b'{"role":"user","content":[{"type":"text","text":""}]},')
+_IMAGE, _IMAGE_BYTES = b'"image"}', len(b'{"type":"image"},')
+"""What tells a message and an image apart in JSON, and the bytes of each that are no text of a chat's."""
 
 
 @dataclass(slots=True)
@@ -44,7 +47,7 @@ class Shown:
     """What a router knows of the prompt of a row.
 
     Attributes:
-        text_bytes: of its messages.
+        text_bytes: of its messages, without the JSON around their text.
         images: how many its chat shows.
         image_tokens: that their encoder made of them; None where that is not known.
     """
@@ -63,7 +66,11 @@ class Shown:
     @classmethod
     def of_messages(cls, messages: Array, row: int, images: int) -> "Shown | None":
         """Of a row's messages alone, before its images are encoded; None where these are no text."""
-        return cls(len(messages[row]), images) if messages.dtype.kind == "O" else None
+        if messages.dtype.kind != "O":
+            return None
+        told = bytes(messages[row])
+        frames = told.count(_MESSAGE) * _MESSAGE_BYTES + told.count(_IMAGE) * _IMAGE_BYTES
+        return cls(max(len(told) - frames, 1), images)
 
 
 class Prompts:

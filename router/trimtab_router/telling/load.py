@@ -1,6 +1,6 @@
 """Counts second by second what the adapter plans with: arrivals, their recent peak, and what each brings. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from trimtab_pipelines.router_state import HISTORY_SECONDS
 from trimtab_router.telling.per_second import PerSecond
@@ -38,6 +38,9 @@ class PerRequest:
 
     def __init__(self) -> None:
         self._brought = PerSecond[dict[str, float]](RECENT_SECONDS, dict)
+        self._whole: dict[str, float] = {}
+        """Of the whole seconds before this one."""
+        self._summed_at: int | None = None
 
     def record(self, now: float, by_stage: Mapping[str, float]) -> None:
         """Count one request, with what it brings the stages that run for it."""
@@ -47,9 +50,16 @@ class PerRequest:
 
     def mean(self, now: float) -> dict[str, float]:
         """Per request and stage; empty where there was no request in the last minute."""
-        totals: dict[str, float] = {}
-        for brought in (self._brought[now], *self._brought.whole(now, RECENT_SECONDS)):
-            for stage, amount in brought.items():
-                totals[stage] = totals.get(stage, 0.0) + amount
+        if self._summed_at != int(now):  # it is asked for with each request
+            self._whole, self._summed_at = _sum(self._brought.whole(now, RECENT_SECONDS)), int(now)
+        totals = _sum([self._whole, self._brought[now]])
         requests = totals.pop("", 0.0)
         return {stage: amount / requests for stage, amount in totals.items()}
+
+
+def _sum(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for brought in each:
+        for stage, amount in brought.items():
+            totals[stage] = totals.get(stage, 0.0) + amount
+    return totals

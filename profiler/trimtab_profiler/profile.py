@@ -308,8 +308,8 @@ async def _measure_reading(
         lengths[round(chats.mean_prompt_tokens(read))] = longer
     session.done += (len(chats.LENGTHS) - len(lengths)) * options.effort.rounds
     found: dict[int, Measurement] = {}
-    for tokens, longer in lengths.items():
-        found[tokens] = (await _measure(session, stage, replace(point, batch_sizes=(1,)), replica, longer))[0]
+    for tokens, prompts in lengths.items():
+        found[tokens] = (await _measure(session, stage, replace(point, batch_sizes=(1,)), replica, prompts))[0]
         if found[tokens].latency_seconds_p50 > (options.longest_batch_seconds or math.inf):
             session.done += (len(lengths) - len(found)) * options.effort.rounds
             break

@@ -298,7 +298,7 @@ async def _measure_reading(
     lengths: dict[int, inputs.Rows] = {}
     for times in chats.LENGTHS:
         longer = chats.longer(few, times)
-        batch = inputs.batch(longer, BATCHES_PER_POINT, 0, datatypes)
+        batch = inputs.batch(longer, min(BATCHES_PER_POINT, point.batch_sizes[-1]), 0, datatypes)
         try:
             read = (await replica.infer(point.variant, point.operating_point, batch)).outputs
         except Refused:

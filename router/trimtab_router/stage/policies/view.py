@@ -4,9 +4,9 @@ The contract, for whoever writes a policy:
 
 - `View.waiting` yields what waits, most urgent first; `beside` gives what may leave with a slice. Nothing is changed by
   looking. A slice says its rows, its deadline (`work.deadline`, of the whole request, and `work.due_at`, less what a
-  long prompt takes; `View.slack_of` is what is left for this stage), what its request wishes (`work.wish`), how accurate this stage must be for it
-  (`work.accuracy_floor`), which inputs are there (`work.signature`), and, where its rows have an answer already, how
-  they got it (`provisional`) and what was meant for them (`again`).
+  long prompt takes; `View.slack_of` is what is left for this stage), what its request wishes (`work.wish`), how
+  accurate this stage must be for it (`work.accuracy_floor`), which inputs are there (`work.signature`), and, where its
+  rows have an answer already, how they got it (`provisional`) and what was meant for them (`again`).
 - A point may serve a slice if it `suits` it: it reaches the floor for the slice's task, and a second look is only worth
   having from a more accurate point than the first. `View.points_for` are those; where there are none the desk drops the
   slice with that reason, or lets its provisional answer stand.

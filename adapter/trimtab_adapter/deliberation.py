@@ -1,6 +1,6 @@
 """What the slow loop remembers from one decision to the next, in the world as in simulation. Pure."""
 
-from trimtab_adapter.observation import MOST_ROWS, RATIO_RANGE, Measured, State, damp
+from trimtab_adapter.observation import MOST_PROMPT_TOKENS, MOST_ROWS, RATIO_RANGE, Measured, State, damp
 from trimtab_adapter.planning.corrected import Joined, Watched
 from trimtab_adapter.planning.decide import Situation
 from trimtab_adapter.planning.hysteresis import outgrows
@@ -14,6 +14,7 @@ class Deliberation:
     def __init__(self) -> None:
         self._recent: list[tuple[float, float]] = []
         self._rows: dict[str, Measured] = {}
+        self._tokens: dict[str, Measured] = {}
         self._ratios: dict[tuple[str, str], Measured] = {}
         self._accuracies: dict[Watched, float] = {}
         self._strain = Strain()
@@ -23,6 +24,8 @@ class Deliberation:
         """Follow what the routers measured."""
         for stage, rows in state.rows_per_request.items():
             self._rows[stage] = damp(self._rows.get(stage), rows, 0.0, MOST_ROWS)
+        for stage, tokens in state.prompt_tokens.items():
+            self._tokens[stage] = damp(self._tokens.get(stage), tokens, 0.0, MOST_PROMPT_TOKENS)
         for key, ratio in state.service_ratios.items():
             self._ratios[key] = damp(self._ratios.get(key), ratio, *RATIO_RANGE)
         self._accuracies = {which: round(accuracy, 2) for which, accuracy in state.accuracies.items()}
@@ -41,6 +44,7 @@ class Deliberation:
             current=current,
             recent_rps=tuple(self._recent),
             rows_per_request={stage: rows.used for stage, rows in self._rows.items()},
+            prompt_tokens={stage: tokens.used for stage, tokens in self._tokens.items()},
             service_ratios={key: ratio.used for key, ratio in self._ratios.items()},
             accuracies=dict(self._accuracies),
             joined=self._joined,

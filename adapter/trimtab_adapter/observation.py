@@ -25,6 +25,7 @@ from trimtab_predictor.context import MEMORY_SECONDS
 
 MOST_RPS = 1e7  # no single router receives more; a larger count is a fault
 MOST_ROWS = 1e4  # rows one request can fan out to
+MOST_PROMPT_TOKENS = 1e8  # no model reads more
 RATIO_RANGE = (0.5, 4.0)  # a machine farther from its profile than this needs a new profile, not a correction
 WEIGHT = 0.3  # of the newest ratio in the moving average
 RISE = 0.1  # relative change above which a greater measurement is used: it asks for more capacity
@@ -95,6 +96,7 @@ class Measured:
 class State:
     """What the router measured: rows per request by stage, service ratio by stage and variant, its last minute.
 
+    `prompt_tokens`: of the prompts that come, on average, by the stage that writes.
     `accuracies`: of what is not as accurate as it was measured to be. `joined`: how accurate points are on tasks that
     joined.
     """
@@ -104,6 +106,7 @@ class State:
     served: Served | None = None
     accuracies: Mapping[Watched, float] = field(default_factory=dict)
     joined: Joined = field(default_factory=dict)
+    prompt_tokens: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_load(content: object) -> Load:
@@ -121,6 +124,7 @@ def read_state(content: object) -> State:
     """Read what a router tells of its state; a stage that was not measured yet is left out."""
     told = _read(RouterState, content, "state", "{'stages': {...}}")
     rows: dict[str, float] = {}
+    tokens: dict[str, float] = {}
     ratios: dict[tuple[str, str], float] = {}
     accuracies: dict[Watched, float] = {}
     joined: dict[tuple[str, str, str], Mapping[str, Accuracy]] = {}
@@ -128,6 +132,8 @@ def read_state(content: object) -> State:
         where = f"state.stages.{name}"
         if stage.rows_per_request is not None:
             rows[name] = _within(stage.rows_per_request, f"{where}.rows_per_request", 0.0, MOST_ROWS)
+        if stage.prompt_tokens is not None:
+            tokens[name] = _within(stage.prompt_tokens, f"{where}.prompt_tokens", 0.0, MOST_PROMPT_TOKENS)
         if stage.service_ratio is not None and stage.variant:
             ratios[name, stage.variant] = _within(stage.service_ratio, f"{where}.service_ratio", 0.0, math.inf)
         accuracies |= _drifted(name, stage, where)
@@ -135,7 +141,7 @@ def read_state(content: object) -> State:
     if told.served is not None:
         _within(told.served.p99_seconds or 0.0, "state.served.p99_seconds", 0.0, 1e6)
         _within(told.served.accuracy or 0.0, "state.served.accuracy", 0.0, 1.0)
-    return State(rows, ratios, told.served, accuracies, joined)
+    return State(rows, ratios, told.served, accuracies, joined, tokens)
 
 
 def _drifted(name: str, stage: StageState, where: str) -> dict[Watched, float]:
@@ -175,10 +181,13 @@ def merge_states(states: Iterable[State]) -> State:
     """Sum up what several routers of one pipeline measured: means, and the worst 99th percentile of any."""
     known = list(states)
     rows: dict[str, list[float]] = {}
+    tokens: dict[str, list[float]] = {}
     ratios: dict[tuple[str, str], list[float]] = {}
     for state in known:
         for stage, value in state.rows_per_request.items():
             rows.setdefault(stage, []).append(value)
+        for stage, value in state.prompt_tokens.items():
+            tokens.setdefault(stage, []).append(value)
         for key, value in state.service_ratios.items():
             ratios.setdefault(key, []).append(value)
     accuracies: dict[Watched, list[float]] = {}
@@ -195,6 +204,7 @@ def merge_states(states: Iterable[State]) -> State:
             which: {task: one for state in known for task, one in state.joined.get(which, {}).items()}
             for which in dict.fromkeys(which for state in known for which in state.joined)
         },
+        {stage: math.fsum(values) / len(values) for stage, values in tokens.items()},
     )
 
 

@@ -4,12 +4,14 @@ import argparse
 import asyncio
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.layouts import phases
+from benchmarks.layouts.burst import beside_a_burst
 from benchmarks.layouts.phases import MORE_ENCODERS, PARTED, SPREAD, WHOLE, asking
 from benchmarks.layouts.prefix import first_words
 from benchmarks.layouts.same import CACHE_BYTES, same_image
@@ -24,9 +26,11 @@ FIXED = {"whole": WHOLE, "parted": PARTED, "two encoders": MORE_ENCODERS}
 LEAST_OF_BEST = 0.95
 LEAST_OVER_WHOLE = {4: 1.5, 1: 1.0}
 FORGIVING = Promise(3.0, 0.5)
-"""Promised of the first word where things die, so that nobody is dropped for being late."""
+"""Promised of the first word where things die or lateness is what is measured: nobody is dropped for it."""
 MOST_AGAIN = 48
 """An encoder holds two batches of eight at most; the text stage's sixteen places may wait for three images each."""
+LEAST_BURST_RPS = 1.0
+"""Also where a machine that others use carries less: such a burst is more than it can do."""
 MOST_OVER_CALM = {"decoder-only": 1.2, "cross-attention": 1.1}
 console = Console(stderr=True)
 
@@ -108,9 +112,9 @@ async def _chosen(
 
 async def _burst(folder: Path, architecture: str, figures: dict[str, float], bars: list[Bar]) -> None:
     for name, layout in (("whole", WHOLE), ("parted", PARTED)):
-        async with asking(folder / f"burst-{name}", layout, architecture) as (_, asker):
-            rps = 0.6 * await phases.goodput(asker, 8)
-            told = await phases.beside_a_burst(asker, max(rps, 1.0), 8)
+        async with asking(folder / f"burst-{name}", layout, architecture, FORGIVING) as (_, asker):
+            rps = max(0.6 * await phases.goodput(replace(asker, promise=QUICK), 8), LEAST_BURST_RPS)
+            told = await beside_a_burst(asker, rps, 8)
             figures |= {f"{name}_text_first_word_{key}": value for key, value in told.items()}
             figures[f"{name}_burst_rps"] = rps
             console.print(f"{name}: first words {told}")

@@ -62,8 +62,10 @@ class Asker:
         """Ask one chat and hear it to its end; whatever happens is told."""
         told, due = Told(), time.perf_counter() if due is None else due
         url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
+        content = json.dumps(body).encode()
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS), self.session.post(url, json=body) as response:
+            asked = self.session.post(url, data=content, headers={"Content-Type": "application/json"})
+            async with asyncio.timeout(PATIENCE_SECONDS), asked as response:
                 told.status = response.status
                 if response.status != 200 or not body.get("stream"):
                     _whole(told, await response.read())
@@ -77,9 +79,11 @@ class Asker:
         self.told.append(told)
         return told
 
-    async def at_rate(self, bodies: Sequence[tuple[dict[str, Any], str]], rps: float, seconds: float) -> list[Told]:
+    async def at_rate(
+        self, bodies: Sequence[tuple[dict[str, Any], str]], rps: float, seconds: float, *, seed: int = 0
+    ) -> list[Told]:
         """Ask at random moments, ``rps`` of them a second on average, and wait for all."""
-        random = np.random.default_rng(int(1000 * rps) + len(bodies))
+        random = np.random.default_rng([int(1000 * rps) + len(bodies), seed])
         moments = np.cumsum(random.exponential(1 / rps, size=max(int(rps * seconds), 1)))
         began, asked = time.perf_counter() + 0.05, []
         for number, moment in enumerate(moments):

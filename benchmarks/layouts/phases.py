@@ -1,4 +1,4 @@
-"""The phases: goodput by images a chat, words beside a burst of images, many at one instant, and what dies."""
+"""The phases: goodput by images a chat, ten times as many images, many at one instant, and what dies."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.first_week.stranger import Up
-from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, Told, chats
+from benchmarks.layouts.asking import Asker, Told, chats
 from benchmarks.layouts.served import QUICK, Promise, servers, serving
 
 console = Console(stderr=True)
@@ -33,7 +33,6 @@ MOST_RPS: Final = 400.0
 AT_ONCE: Final = 200
 HANG_UPS: Final = 2_000
 LONGEST_WAIT_SECONDS: Final = 0.15
-TEXT_RPS: Final = 15.0
 STEP_RPS, CALM_SECONDS, BURST_SECONDS = 40.0, 90.0, 50.0
 PATIENT: Final = Promise(0.5, 0.1)
 """What lmm-digits itself promises."""
@@ -137,30 +136,6 @@ def _seconds_until_kept(told: list[Told], began: float) -> float:
         if among and _kept(among) < LEAST_KEPT:
             late = start + 5.0
     return late
-
-
-async def beside_a_burst(asker: Asker, burst_rps: float, images: int) -> dict[str, float]:
-    """The first words of chats without images, alone and while chats with many come."""
-    words = chats(asker.model, 0, 64, seed=80)
-    shown = chats(asker.model, images, 64, seed=81)
-    alone = await asker.at_rate(words, TEXT_RPS, 20.0)
-    told, _ = await asyncio.gather(asker.at_rate(words, TEXT_RPS, 20.0), asker.at_rate(shown, burst_rps, 20.0))
-    calm, burst = first_words(alone), first_words(told)
-    return {
-        "calm_ms": round(1e3 * calm, 2),
-        "burst_ms": round(1e3 * burst, 2),
-        "over_calm": round(burst / calm, 3),
-        "unanswered": sum(not one.whole for one in (*alone, *told)),
-    }
-
-
-def first_words(told: list[Told]) -> float:
-    """The p99 of the time to the first word, seconds; a chat without an answer counts as the longest that is waited.
-
-    That is not what was promised: where refusals take the tail of a calm time too, a burst would look no worse.
-    """
-    times = [one.first_seconds if one.whole and one.first_seconds is not None else PATIENCE_SECONDS for one in told]
-    return float(np.quantile(times, 0.99))
 
 
 async def at_one_instant(asker: Asker) -> dict[str, float]:

@@ -131,8 +131,8 @@ class Results:
     """All records of a run, in order of schedule.
 
     `records` is a structured array with the fields of `Record`, where `variant:STAGE`, `batch_size:STAGE`,
-    `queue_seconds:STAGE`, `service_seconds:STAGE` and `operating_point:STAGE` stand for the visits; what is known of tokens is there where
-    the load was streamed.
+    `queue_seconds:STAGE`, `service_seconds:STAGE` and `operating_point:STAGE` stand for the visits; what is known of
+    tokens is there where the load was streamed.
     """
 
     facts: RunFacts

@@ -54,6 +54,18 @@ class StagePlan(Model):
     reads: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
     service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
     looks: tuple[LookPlan, ...] = Field(default=(), max_length=MOST_LOOKS, exclude_if=is_empty, description=_LOOKS)
+    prompt_tokens: float = Field(
+        default=0.0,
+        ge=0,
+        exclude_if=lambda tokens: not tokens,
+        description="Of the prompts that serviceSeconds are of, on average, where the stage writes",
+    )
+    reading_seconds: dict[int, float] = Field(
+        default_factory=dict,
+        max_length=32,
+        exclude_if=is_empty,
+        description="Expected seconds until the answer to a prompt begins, by its tokens, where the stage writes",
+    )
     throughput_rps: float = Field(
         default=0.0, ge=0, description="Rows per second all replicas can serve, at the fastest point allowed"
     )

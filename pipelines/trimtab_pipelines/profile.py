@@ -12,7 +12,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trimtab_pipelines.quantity import Cores
-from trimtab_pipelines.resource import Model, Name, Resource
+from trimtab_pipelines.reading import seconds_to_read
+from trimtab_pipelines.resource import Model, Name, Resource, is_empty
 from trimtab_pipelines.variants import ParameterValue
 
 
@@ -71,6 +72,13 @@ class Curve(Model):
             ),
         )
 
+    def longer(self, row_seconds: float) -> "Curve":
+        """Each row of a batch takes so much longer."""
+        return Curve(
+            measurements=tuple(_longer(one, row_seconds) for one in self.measurements),
+            fit=self.fit.model_copy(update={"linear": self.fit.linear + row_seconds}),
+        )
+
 
 class ChatTimes(Model):
     """Of what writes: beside whole answers to chats with an image, what else its times depend on."""
@@ -79,6 +87,36 @@ class ChatTimes(Model):
     text: Curve = Field(description="Of chats without images, the whole answer")
     text_first: Curve = Field(description="Of chats without images, until its first piece")
     tokens: float = Field(ge=1, description="Of a whole answer, on average")
+    prompt_tokens: float = Field(
+        default=0.0,
+        ge=0,
+        exclude_if=lambda tokens: not tokens,
+        description="Of the prompts that show an image, on average; images count where they join the prompt",
+    )
+    text_prompt_tokens: float = Field(
+        default=0.0,
+        ge=0,
+        exclude_if=lambda tokens: not tokens,
+        description="Of the prompts that show none, on average",
+    )
+    reading_seconds: dict[int, float] = Field(
+        default_factory=dict,
+        max_length=32,
+        exclude_if=is_empty,
+        description="Median seconds until the answer to a prompt of words alone begins, by its tokens; one at a time",
+    )
+
+    def prompt_tokens_showing(self, images: float) -> float:
+        """Of the prompts that times are of, where each shows so many images; 0 where an older profile does not say."""
+        return _on_line(self.text_prompt_tokens, self.prompt_tokens, images) if self.reading_seconds else 0.0
+
+    def seconds_beyond(self, tokens: float, images: float) -> float:
+        """What a prompt of so many tokens takes beyond the one that was measured with so many images; none if fewer."""
+        usual = self.prompt_tokens_showing(images)
+        if not tokens > usual:
+            return 0.0
+        longer, known = (seconds_to_read(self.reading_seconds, each) for each in (tokens, usual))
+        return max(longer - known, 0.0)
 
 
 class PointProfile(Model):
@@ -93,12 +131,21 @@ class PointProfile(Model):
         default=None, exclude_if=lambda chats: chats is None, description="Of a stage that writes answers to chats"
     )
 
-    def showing(self, images: float) -> "PointProfile":
-        """The same for chats that show so many images on average: measured at none and one, a line through both."""
+    def showing(self, images: float, prompt_tokens: float = 0.0) -> "PointProfile":
+        """The same for chats as they are: measured with no image and with one, a line through both.
+
+        Args:
+            images: that each shows on average.
+            prompt_tokens: of each on average. Those beyond the measured ones cost what reading them takes, of each chat
+                that is beside; fewer are as dear as measured.
+        """
         if self.chats is None:
             return self
         own = self.chats.text.towards(Curve(measurements=self.measurements, fit=self.fit), images)
         first = self.chats.text_first.towards(self.chats.first, images)
+        beyond = self.chats.seconds_beyond(prompt_tokens, images)
+        if beyond:
+            own, first = own.longer(beyond), first.longer(beyond)
         return self._of(own, self.chats.model_copy(update={"first": first}))
 
     @property
@@ -194,6 +241,18 @@ def _moved(one: Measurement, to: Measurement, share: float) -> Measurement:
         latency_seconds_p99=line(one.latency_seconds_p99, to.latency_seconds_p99),
         throughput_rps=1.0 / line(1.0 / one.throughput_rps, 1.0 / to.throughput_rps),
         batches=min(one.batches, to.batches),
+    )
+
+
+def _longer(one: Measurement, row_seconds: float) -> Measurement:
+    seconds = one.batch_size * row_seconds
+    return Measurement(
+        batch_size=one.batch_size,
+        latency_seconds_mean=one.latency_seconds_mean + seconds,
+        latency_seconds_p50=one.latency_seconds_p50 + seconds,
+        latency_seconds_p99=one.latency_seconds_p99 + seconds,
+        throughput_rps=1.0 / (1.0 / one.throughput_rps + row_seconds),
+        batches=one.batches,
     )
 
 

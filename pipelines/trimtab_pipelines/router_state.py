@@ -66,6 +66,8 @@ class StageState(Told):
     """Observed over predicted service time."""
     rows_per_request: Finite | None = None
     """The fan-out of the last minute; None before the first request."""
+    prompt_tokens: Finite | None = None
+    """Of the prompts that came in the last minute, on average, as they were predicted; None where nobody knows."""
     drifted_accuracies: dict[str, Finite] = {}
     """By operating point of what it runs: how accurate those are by now that are not what they were measured to be."""
     drifted_by_task: dict[str, dict[str, Finite]] = {}

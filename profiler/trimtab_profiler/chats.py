@@ -17,7 +17,9 @@ from trimtab_protocol import Tensor
 
 KINDS: Final = 4
 """With and without images, each to the first piece and to the end."""
-MESSAGES, OPTIONS, USAGE, COMPLETION = "messages", "options", "usage", 1
+LENGTHS: Final = (1, 4, 16, 64, 256)
+"""How many times as long prompts are made, to measure how long they take to be read; as far as a model takes them."""
+MESSAGES, OPTIONS, USAGE, PROMPT, COMPLETION = "messages", "options", "usage", 0, 1
 Rows = Mapping[str, NDArray[Any]]
 
 
@@ -37,6 +39,11 @@ def begun(rows: Rows) -> dict[str, NDArray[Any]]:
     return {**rows, OPTIONS: _each(rows[OPTIONS], lambda options: options | {"max_tokens": 1})}
 
 
+def longer(rows: Rows, times: int) -> dict[str, NDArray[Any]]:
+    """The same chats, of which each says what it says so many times."""
+    return {**rows, MESSAGES: _each(rows[MESSAGES], lambda messages: [_said_again(one, times) for one in messages])}
+
+
 def of_strangers(batch: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...]:
     """A batch of a tenant whom nobody has seen, where it tells options: nothing that replicas keep may be reused."""
     return tuple(
@@ -49,8 +56,25 @@ def of_strangers(batch: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...]:
 
 def mean_tokens(outputs: Sequence[Tensor]) -> float:
     """Tokens of an answer, on average, at least one."""
+    return max(_mean(outputs, COMPLETION), 1.0)
+
+
+def mean_prompt_tokens(outputs: Sequence[Tensor]) -> float:
+    """Tokens of a prompt, on average: of words and, where they join the prompt, of images."""
+    return max(_mean(outputs, PROMPT), 1.0)
+
+
+def _mean(outputs: Sequence[Tensor], of: int) -> float:
     usage = next(tensor.array for tensor in outputs if tensor.name == USAGE)
-    return max(float(np.mean(usage[:, COMPLETION])), 1.0)
+    return float(np.mean(usage[:, of]))
+
+
+def _said_again(message: Any, times: int) -> Any:
+    content = message["content"]
+    if isinstance(content, str):
+        return message | {"content": " ".join([content] * times)}
+    said = [part | {"text": " ".join([part["text"]] * times)} if "text" in part else part for part in content]
+    return message | {"content": said}
 
 
 def _without_images(messages: Any) -> Any:

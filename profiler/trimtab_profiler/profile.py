@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from trimtab_pipelines.documents import dump_yaml, write_atomically
@@ -23,7 +24,7 @@ from trimtab_profiler.fit import fit_latency
 from trimtab_profiler.grid import GridPoint, grid, share
 from trimtab_profiler.hardware import this_machine, usable_cores
 from trimtab_profiler.measure import FULL, QUICK, Batch, Effort, Samples, measure_round
-from trimtab_profiler.replica import Replica, running_replica
+from trimtab_profiler.replica import Refused, Replica, running_replica
 from trimtab_profiler.subject import subject_of
 
 ROWS = 64
@@ -140,7 +141,8 @@ async def profile(
         sizes = stage.batch_sizes if options.planned_batches_only else options.batch_sizes
         session.grids[stage.name] = grid(stage, options.cores, usable_cores(), sizes)
         visits = sum(len(point.batch_sizes) for point in session.grids[stage.name])
-        visits *= chats.KINDS if chats.may_differ(stage, inputs.stage_rows(pipeline, stage, rows, ROWS)) else 1
+        if chats.may_differ(stage, inputs.stage_rows(pipeline, stage, rows, ROWS)):
+            visits = chats.KINDS * visits + len(chats.LENGTHS) * len(session.grids[stage.name])
         session.total += visits * options.effort.rounds
     return {stage.name: await _profile_stage(session, stage) for stage in stages}
 
@@ -237,8 +239,12 @@ async def _profile_point(
         await _measure(session, stage, sizes, replica, other)
         for other in (chats.textual(rows), chats.begun(rows), chats.begun(chats.textual(rows)))
     ]
-    batch = inputs.batch(rows, min(ROWS, sizes.batch_sizes[-1]), 0, inputs.datatypes(session.pipeline, stage))
-    tokens = chats.mean_tokens((await replica.infer(point.variant, point.operating_point, batch)).outputs)
+    size, datatypes = min(ROWS, sizes.batch_sizes[-1]), inputs.datatypes(session.pipeline, stage)
+    answered, read = [
+        (await replica.infer(point.variant, point.operating_point, inputs.batch(each, size, 0, datatypes))).outputs
+        for each in (rows, chats.begun(chats.textual(rows)))
+    ]
+    reading = await _measure_reading(session, stage, point, replica, chats.begun(chats.textual(rows)))
     return [
         point_profile(point, cores, measurements).model_copy(
             update={
@@ -246,7 +252,10 @@ async def _profile_point(
                     first=curve(begun, cores),
                     text=curve(text, cores),
                     text_first=curve(text_begun, cores),
-                    tokens=tokens,
+                    tokens=chats.mean_tokens(answered),
+                    prompt_tokens=chats.mean_prompt_tokens(answered),
+                    text_prompt_tokens=chats.mean_prompt_tokens(read),
+                    reading_seconds=_rising({tokens: share(one, cores) for tokens, one in reading.items()}),
                 )
             }
         )
@@ -278,6 +287,40 @@ async def _measure(
                     del visited[other]
                 break
     return [samples.measurement() for samples in visited.values()]
+
+
+async def _measure_reading(
+    session: _Session, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows
+) -> dict[int, Measurement]:
+    """Measure prompts longer and longer, one at a time, by their tokens: as long as the replica takes them."""
+    options, datatypes = session.options, inputs.datatypes(session.pipeline, stage)
+    few = {name: array[:BATCHES_PER_POINT] for name, array in rows.items()}
+    lengths: dict[int, inputs.Rows] = {}
+    for times in chats.LENGTHS:
+        longer = chats.longer(few, times)
+        batch = inputs.batch(longer, min(BATCHES_PER_POINT, point.batch_sizes[-1]), 0, datatypes)
+        try:
+            read = (await replica.infer(point.variant, point.operating_point, batch)).outputs
+        except Refused:
+            if not lengths:
+                raise
+            break
+        lengths[round(chats.mean_prompt_tokens(read))] = longer
+    session.done += (len(chats.LENGTHS) - len(lengths)) * options.effort.rounds
+    found: dict[int, Measurement] = {}
+    for tokens, prompts in lengths.items():
+        found[tokens] = (await _measure(session, stage, replace(point, batch_sizes=(1,)), replica, prompts))[0]
+        if found[tokens].latency_seconds_p50 > (options.longest_batch_seconds or math.inf):
+            session.done += (len(lengths) - len(found)) * options.effort.rounds
+            break
+    return found
+
+
+def _rising(measured: Mapping[int, Measurement]) -> dict[int, float]:
+    """Median seconds by tokens; what took less than fewer tokens did, by chance, takes as long as those."""
+    tokens = sorted(measured)
+    seconds = np.maximum.accumulate([measured[each].latency_seconds_p50 for each in tokens])
+    return dict(zip(tokens, seconds.tolist(), strict=True))
 
 
 def point_profile(point: GridPoint, cores: float, measurements: Sequence[Measurement]) -> PointProfile:

@@ -18,10 +18,15 @@ HOST = "127.0.0.1"
 START_SECONDS = 300.0
 STOP_SECONDS = 10.0
 _SHOWN_LOG_BYTES = 1500
+_MISTAKES = {400, 413, 422}
 
 
 class ProfileError(Failed):
     """A variant that cannot be measured; the message names it and says why."""
+
+
+class Refused(ProfileError):
+    """A batch that a replica takes for its sender's mistake, such as a prompt that is too long for it."""
 
 
 class Replica:
@@ -35,7 +40,8 @@ class Replica:
         """Serve one batch, over the wire the router uses.
 
         Raises:
-            ProfileError: the replica refused the batch, broke the protocol or died.
+            Refused: the replica takes it for a mistake.
+            ProfileError: the replica failed at the batch, broke the protocol or died.
         """
         request = InferRequest(
             variant,
@@ -53,7 +59,8 @@ class Replica:
         except (ConnectionBroken, ProtocolError) as error:
             raise ProfileError(f"variant {variant}: {error}") from error
         message = bytes(reply.body[:_SHOWN_LOG_BYTES]).decode(errors="replace")
-        raise ProfileError(f"variant {variant}, operating point {operating_point}: {reply.status} {message}")
+        kind = Refused if reply.status in _MISTAKES else ProfileError
+        raise kind(f"variant {variant}, operating point {operating_point}: {reply.status} {message}")
 
 
 @asynccontextmanager

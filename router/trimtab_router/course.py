@@ -23,6 +23,7 @@ from trimtab_router.refusal import Refusal, failure, invalid, invalid_for
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.ports import Clock
 from trimtab_router.stage.work import Served, Work
+from trimtab_router.stage.writing import prompt_tokens
 from trimtab_router.wish import NO_WISH, Terms, Wish
 
 _ROUNDING = 1e-9
@@ -47,6 +48,9 @@ class Course:
         self._graph = graph
         self._sizes = Sizes()
         self._encoders = graph.encoders
+        writers = {name: (tensor, desks[name].writing) for name, tensor in graph.messages.items()}
+        self.prompt_tokens = partial(prompt_tokens, writers)
+        """How many tokens the prompts of a request have: of its inputs, and the images that each chat shows."""
         for name, desk in desks.items():
             desk.followed_by([desks[follower] for follower in graph.following(name)])
         for name, encoder in self._encoders.items():
@@ -99,8 +103,13 @@ class Course:
         )
         if runnable.stage in journey.named:
             work.task = journey.wish.task
+        writing = self.desks[runnable.stage].writing
         if stage.encodes:
             work.identities = images.identities(runnable.inputs)
+            for name in self._graph.following(stage.name):
+                work.read_in(self.desks[name].outlook.reading_seconds(journey.prompt_tokens.get(name, 0.0)))
+        elif writing is not None:
+            writing.weigh(work, journey.delivery.images)
         return work
 
     def _taken(self, journey: "Journey", work: Work, now: float) -> bool:
@@ -242,6 +251,7 @@ class Journey:
         "listens",
         "named",
         "over",
+        "prompt_tokens",
         "refusal",
         "request_id",
         "rows_by_stage",
@@ -300,6 +310,8 @@ class Journey:
         self.served: dict[str, Sequence[Served]] = {}
         self.rows_by_stage = dict.fromkeys(course.encoding, images * walk.rows)
         """Those of images count where nobody encodes them, too: the plan asks how many chats show."""
+        self.prompt_tokens = course.prompt_tokens(walk.inputs, images)
+        """Of its prompts on average, by who writes, as far as is known when it comes."""
         self._course = course
         self._ended = ended
         self._hold = hold

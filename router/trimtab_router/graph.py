@@ -14,7 +14,7 @@ import numpy as np
 
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.spec import InferencePipelineSpec
-from trimtab_pipelines.stages import PULLED, SHOWN, Stage
+from trimtab_pipelines.stages import MESSAGES, PULLED, SHOWN, Stage
 from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import DTYPES
 from trimtab_protocol.tensors import Array
@@ -71,6 +71,14 @@ class Graph:
         """The stage that writes the answer piece by piece; None where answers come whole."""
         self.encoders = spec.encoders
         """Of each stage that reads images itself or pulls them, as the plan has it, the stage that encodes them."""
+        self.messages = {
+            stage.name: tensor
+            for stage in self.stages
+            if stage.writes
+            for owner, tensor in [split_reference(each.source) for each in stage.inputs if each.name == MESSAGES]
+            if owner == REQUEST
+        }
+        """Of each stage that writes, the input of the request that has the messages of its chats."""
         self.outputs = {output.name: _Read.of(output.name, output.source) for output in spec.outputs}
         self.needed = lru_cache(MOST_CHOICES)(self._needed)
         """The stages that must run for these pipeline outputs, in topological order."""

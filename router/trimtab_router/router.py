@@ -294,7 +294,7 @@ class Router:
     def state(self) -> RouterState:
         """What runs now."""
         now = self._clock.now
-        rows_per_request = self.accounts.rows.per_request(now)
+        rows_per_request, tokens = self.accounts.rows.mean(now), self.accounts.prompt_tokens.mean(now)
         refused = {name: self._http[name].refused if name in self._http else {} for name in self._desks}
         return RouterState(
             plan_generation=self.plan_generation,
@@ -303,7 +303,7 @@ class Router:
             served=self.accounts.recent.summary(now),
             accuracy_sources=sources(self.pipeline.spec.stages),
             stages={
-                name: stage_state(desk, rows_per_request.get(name), refused[name], now)
+                name: stage_state(desk, rows_per_request.get(name), tokens.get(name), refused[name], now)
                 for name, desk in self._desks.items()
             },
         )
@@ -332,7 +332,7 @@ class Router:
 
     def _bounds(self) -> Bounds | None:
         """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""
-        rows = self.accounts.rows.per_request(self._clock.now)
+        rows = self.accounts.rows.mean(self._clock.now)
         stages = [(desk.carries(), rows.get(desk.stage.name) or 1.0) for desk in self._working]
         return bounds_of(stages, self.pipeline.spec.slo.latency_seconds, self.pipeline.spec.drop_policy)
 
@@ -370,6 +370,8 @@ class Router:
             images=_images(admitted.inputs),
             named=asked.stages,
         )
+        if journey.prompt_tokens:
+            self.accounts.prompt_tokens.record(self._clock.now, journey.prompt_tokens)
         self._course.advance(journey)
         return journey
 

@@ -3,13 +3,14 @@
 import json
 
 import aiohttp
+import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from benchmarks.chats.through import Heard, Way, bars_of, listen
 from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, Told
-from benchmarks.layouts.phases import first_words
+from benchmarks.layouts.burst import first_seconds, over_calm
 from trimtab_model_servers.lmm_digits.chats import Chat
 from trimtab_model_servers.lmm_digits.questions import Kind
 
@@ -44,8 +45,10 @@ async def test_a_refused_chat_has_no_first_word_and_looks_no_faster_than_calm():
     refused = await asked_of(a_server(429, json.dumps({"error": {"message": "too many"}}).encode()))
 
     assert (refused.status, refused.first_seconds, refused.error) == (429, None, "too many")
-    calm = [Told(status=200, first_seconds=0.02, whole=True)] * 99
-    assert first_words([*calm, *[refused] * 20]) == PATIENCE_SECONDS > first_words(calm)
+    assert first_seconds([Told(status=200, first_seconds=0.02, whole=True), refused]).tolist() == [
+        0.02,
+        PATIENCE_SECONDS,
+    ]
 
 
 async def test_a_stream_that_breaks_off_after_a_word_is_no_answer():
@@ -53,7 +56,27 @@ async def test_a_stream_that_breaks_off_after_a_word_is_no_answer():
     cut = await asked_of(a_server(200, word))
 
     assert cut.first_seconds is not None
-    assert first_words([cut]) == PATIENCE_SECONDS
+    assert first_seconds([cut]).tolist() == [PATIENCE_SECONDS]
+
+
+def test_words_beside_a_burst_are_judged_over_all_rounds_and_say_how_far_chance_goes():
+    random = np.random.default_rng(1)
+    drifts = np.linspace(1.0, 3.0, 12)
+    calm = [drift * random.exponential(0.01, 105) for drift in drifts]
+    slower = over_calm(calm, [1.3 * one for one in calm])
+    same = over_calm(calm, [drift * random.exponential(0.01, 105) for drift in drifts])
+
+    assert slower["over_calm"] == slower["over_calm_low"] == slower["over_calm_high"] == 1.3
+    assert same["over_calm_low"] < 1.0 < same["over_calm_high"]
+    assert same["over_calm_low"] < same["over_calm"] < same["over_calm_high"]
+
+
+def test_a_quantile_of_too_few_chats_or_unequal_rounds_is_none():
+    few = [np.full(30, 0.01)] * 10
+    with pytest.raises(ValueError, match="needs 1000 chats at least; got 300"):
+        over_calm(few, few)
+    with pytest.raises(ValueError, match="got 10 in calm and 9 beside a burst"):
+        over_calm(few, few[1:])
 
 
 async def test_a_stream_of_an_error_alone_adds_no_time_to_a_first_word():

@@ -118,14 +118,15 @@ async def test_a_status_that_is_kept_otherwise_is_written_once_for_each_news(clu
     assert await site.look() == 0
 
 
-@pytest.mark.parametrize("written", [{"cores": "many", "since": "2026-01-01T00:00:00Z"}, {"cores": "2", "since": "soon"}])
+@pytest.mark.parametrize(("cores", "since"), [("many", "2026-01-01T00:00:00Z"), ("2", "soon")])
 async def test_room_that_another_hand_wrote_unreadably_is_judged_anew(
-    cluster: Cluster, namespace: str, written: dict[str, str]
+    cluster: Cluster, namespace: str, cores: str, since: str
 ) -> None:
     site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
     await serve(site)
-    status = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline", "status": {"schedulable": written}}
-    status["metadata"] = {"name": "sample", "namespace": namespace}
+    status: dict[str, Any] = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline"}
+    status |= {"metadata": {"name": "sample", "namespace": namespace}}
+    status |= {"status": {"schedulable": {"cores": cores, "since": since}}}
     await cluster.apply(status, manager="somebody", subresource="status")
     await site.settle()
 

@@ -12,6 +12,7 @@ from trimtab_pipelines.acceptance import check_plan, idle
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.profile import ChatTimes, Curve, PointProfile
+from trimtab_pipelines.reading import seconds_to_read
 
 
 def test_each_variant_reads_what_is_its_own(tmp_path):
@@ -108,3 +109,43 @@ def test_what_was_measured_by_chance_the_wrong_way_round_is_no_gain_of_many_imag
     assert none.towards(one, 16.0).measurements[0].latency_seconds_p50 == fast.latency_seconds(1, 0.5)
     assert a_point_profile().showing(3.0) == a_point_profile()
     assert a_point_profile().until_first == a_point_profile()
+
+
+READING = {10: 0.002, 110: 0.012}
+
+
+def a_profile_that_tells_of_prompts() -> PointProfile:
+    """Ten tokens of words and sixteen of an image; a tenth of a millisecond a token beyond ten."""
+    own = a_chat_profile()
+    assert own.chats is not None
+    told = {"prompt_tokens": 26.0, "text_prompt_tokens": 10.0, "reading_seconds": READING}
+    return own.model_copy(update={"chats": own.chats.model_copy(update=told)})
+
+
+@given(images=st.floats(0, 8), size=st.sampled_from([1, 4, 8]), more=st.floats(0, 5_000))
+def test_tokens_beyond_the_profiled_ones_take_what_reading_them_takes_in_each_chat_of_a_batch(images, size, more):
+    profile = a_profile_that_tells_of_prompts()
+    usual = profile.showing(images)
+    longer = profile.showing(images, 10.0 + 16.0 * images + more)
+
+    extra = 0.0001 * more
+    assert longer.latency_seconds(size) == pytest.approx(usual.latency_seconds(size) + size * extra)
+    assert longer.until_first.latency_seconds(size) == pytest.approx(
+        usual.until_first.latency_seconds(size) + size * extra
+    )
+    assert longer.throughput_rps(size) == pytest.approx(1 / (1 / usual.throughput_rps(size) + extra))
+
+
+@pytest.mark.parametrize("tokens", [0.0, 5.0, 42.0])
+def test_fewer_tokens_than_were_profiled_or_unknown_ones_are_as_dear(tokens):
+    profile = a_profile_that_tells_of_prompts()
+
+    assert profile.showing(2.0, tokens) == profile.showing(2.0)
+    assert a_chat_profile().showing(2.0, 9_000.0) == a_chat_profile().showing(2.0)
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(0, 1.0), (10, 1.0), (15, 1.5), (30, 4.0), (40, 6.0), (60, 10.0)])
+def test_seconds_to_read_lie_on_straight_lines_and_go_on_beyond_the_last(tokens, seconds):
+    assert seconds_to_read({10: 1.0, 20: 2.0, 40: 6.0}, tokens) == pytest.approx(seconds)
+    assert seconds_to_read({}, tokens) == 0.0
+    assert seconds_to_read({20: 3.0}, tokens) == 3.0

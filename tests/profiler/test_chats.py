@@ -31,6 +31,18 @@ def test_a_chat_that_ends_with_its_first_token_is_else_the_same():
     assert begun["messages"] is rows()["messages"] or list(begun["messages"]) == list(rows()["messages"])
 
 
+def test_a_longer_chat_says_more_and_shows_the_same():
+    (message,) = json.loads(chats.longer(rows(), 3)["messages"][0])
+    (before,) = json.loads(rows()["messages"][0])
+
+    said = [part["text"] for part in before["content"] if part["type"] == "text"]
+    assert [part["text"] for part in message["content"] if part["type"] == "text"] == [" ".join(said * 3)]
+    assert [part["type"] for part in message["content"]] == [part["type"] for part in before["content"]]
+    plain = {"messages": np.array([b'[{"role": "user", "content": "why?"}]'], object)}
+    assert json.loads(chats.longer(plain, 2)["messages"][0]) == [{"role": "user", "content": "why? why?"}]
+    assert chats.mean_prompt_tokens([Tensor("usage", "INT64", np.array([[9, 4, 0, 0, 9], [7, 2, 0, 0, 7]]))]) == 8.0
+
+
 def test_each_batch_is_of_a_stranger_and_other_tensors_pass():
     pipeline = a_choosing_pipeline()
     text = pipeline.spec.stage("text")

@@ -1,6 +1,7 @@
 """A short profile on real replicas, and the errors of variants that cannot be measured."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,9 @@ async def test_who_writes_is_measured_to_the_first_piece_and_without_images(tmp_
 
     profiles = await profile(pipeline, file.parent, options, told.append)
 
-    assert [(p.done, p.total) for p in told] == [(n, 18) for n in range(1, 19)]  # 2 of an encoder, 4 × 2 of each writer
+    # 2 of an encoder; 4 × 2 of each writer, and 5 lengths of prompts, one of which is too long for it
+    assert [p.total for p in told] == [28] * 26
+    assert [p.done for p in told] == [*range(1, 11), *range(12, 24), *range(25, 29)]
     assert profiles["encode"].spec.points[0].chats is None
     for name in ("decoder-only", "whole"):
         point = profiles["answer"].spec.point(name, "default", 1.0)
@@ -101,6 +104,14 @@ async def test_who_writes_is_measured_to_the_first_piece_and_without_images(tmp_
         assert point.chats.tokens > 1
         for curve in (point.chats.first, point.chats.text, point.chats.text_first):
             assert [each.batch_size for each in curve.measurements] == [1, 2]
+        tokens = sorted(point.chats.reading_seconds)
+        assert tokens[0] == pytest.approx(point.chats.text_prompt_tokens, abs=2.0)
+        assert len(tokens) == 4
+        assert all(2 * few < many < 5 * few for few, many in pairwise(tokens))
+        assert point.chats.reading_seconds[tokens[-1]] > point.chats.reading_seconds[tokens[0]]
+        assert (
+            point.chats.prompt_tokens > point.chats.text_prompt_tokens + 10
+        )  # an image is sixteen tokens and its marks
     write_profiles(profiles, tmp_path)
     assert load_profiles(tmp_path) == profiles
 

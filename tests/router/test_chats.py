@@ -56,6 +56,16 @@ async def test_a_whole_answer_and_what_the_model_server_was_asked():
         assert await rig.metric("trimtab_tokens_total", modality="image", direction="in") == 14
 
 
+async def test_a_router_tells_how_many_tokens_prompts_have_once_answers_have_told_it():
+    chat = a_chat("one two", a_png())
+    async with chatting(ChatReplica()) as rig:
+        for known in (None, None, pytest.approx(14.0, rel=0.05)):  # ten of words and four of the image
+            assert rig.router.state().stages["text"].prompt_tokens == known
+            assert (await ask(rig, chat))[0] == 200
+
+        assert rig.router.state().stages["text"].prompt_tokens == pytest.approx(14.0, rel=0.05)
+
+
 async def test_pieces_reach_the_caller_one_by_one():
     replica = ChatReplica(stepped=True)
     async with chatting(replica) as rig:

@@ -78,6 +78,8 @@ def test_who_has_waited_for_a_replica_has_less_time_left():
     assert json.loads(later[0]) == {"max_tokens": 1, "urgency_seconds": 0.5}
     assert later[1] == b"no JSON"
     assert _hurried(106.5, piece, "messages").tolist() == [HELLO, HELLO]
+    piece.work.read_in(4.0)  # seconds that its prompt takes to be read: so much sooner it must begin
+    assert json.loads(_hurried(100.0, piece, "options")[0])["urgency_seconds"] == 3.0
 
 
 async def test_over_grpc_too():

@@ -7,7 +7,7 @@ from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError
 from trimtab_router.stage.binding import effective_variant, least_loaded, variant_for
 from trimtab_router.stage.service_time import BELIEVED, ServiceTimes, interpolate, wait_for_others
-from trimtab_router.telling.load import KEPT_SECONDS, ArrivalCounter, RowCounter
+from trimtab_router.telling.load import KEPT_SECONDS, ArrivalCounter, PerRequest
 
 KEY = ("small", "default")
 
@@ -15,10 +15,10 @@ KEY = ("small", "default")
 class Candidate:
     """A replica as the choice sees it."""
 
-    def __init__(self, *ready, free=True, inflight=0, last_used=0):
+    def __init__(self, *ready, free=True, pending_tokens=0, last_used=0):
         self.ready_variants = frozenset(ready)
         self.free = free
-        self.inflight = inflight
+        self.pending_tokens = pending_tokens
         self.last_used = last_used
 
 
@@ -267,15 +267,17 @@ def test_a_clock_that_is_set_back_heaps_up_no_peak():
     assert counter.history(1003.0)[-2:] == [0, 0]
 
 
-def test_rows_per_request():
-    rows = RowCounter()
-    assert rows.per_request(0.0) == {}
+def test_what_requests_bring_on_average():
+    rows = PerRequest()
+    assert rows.mean(0.0) == {}
 
     rows.record(1.0, {"locate": 1, "read": 3})
     rows.record(2.0, {"locate": 1})
-    assert rows.per_request(3.0) == {"locate": 1.0, "read": 1.5}
-    assert rows.per_request(61.9) == {"locate": 1.0, "read": 1.5}
-    assert rows.per_request(100.0) == {}
+    assert rows.mean(3.0) == {"locate": 1.0, "read": 1.5}
+    rows.record(3.5, {"locate": 4})
+    assert rows.mean(3.6) == {"locate": 2.0, "read": 1.0}
+    assert rows.mean(61.9) == {"locate": 2.0, "read": 1.0}
+    assert rows.mean(100.0) == {}
 
 
 def test_a_variant_runs_once_it_is_ready():
@@ -290,7 +292,11 @@ def test_a_variant_runs_once_it_is_ready():
 
 def test_the_least_loaded_free_replica_with_the_planned_variant_is_chosen():
     busy, other = Candidate("new", free=False), Candidate("old")
-    loaded, recent, rested = Candidate("new", inflight=1), Candidate("new", last_used=9), Candidate("new", last_used=3)
+    loaded, recent, rested = (
+        Candidate("new", pending_tokens=1),
+        Candidate("new", last_used=9),
+        Candidate("new", last_used=3),
+    )
 
     assert least_loaded([busy, other, loaded, recent, rested], "new") is rested
     assert least_loaded([busy, other, loaded], "new") is loaded

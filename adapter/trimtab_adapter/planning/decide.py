@@ -8,7 +8,7 @@ from trimtab_adapter.planning.corrected import Joined, Watched, corrected, drift
 from trimtab_adapter.planning.explain import basis_words, explain, line
 from trimtab_adapter.planning.hysteresis import planning_load, why_more
 from trimtab_adapter.planning.least_bad import Answer, answer
-from trimtab_adapter.planning.options import PlanningError, Question, capped
+from trimtab_adapter.planning.options import PlanningError, Question, capped, read_by
 from trimtab_adapter.planning.points import allowed_points
 from trimtab_adapter.planning.stretch import stretch
 from trimtab_adapter.solvers.limits import limited
@@ -35,6 +35,7 @@ class Situation:
     accuracies: Mapping[Watched, float] = field(default_factory=dict)  # drifted
     joined: Joined = field(default_factory=dict)
     strain: float = 1.0  # over profiled times of who writes, as broken promises tell
+    prompt_tokens: Mapping[str, float] = field(default_factory=dict)  # measured, by the stage that writes
 
 
 def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation) -> PipelinePlan:
@@ -71,6 +72,7 @@ def question_of(
         current,
         situation.strain,
         drifts(asked, spec),
+        situation.prompt_tokens,
     )
     hold_seconds = pipeline.spec.adaptation.hold_seconds
     held = why_more(situation.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
@@ -111,6 +113,7 @@ def plan_of(
     cause = f"planned for {forecast.peak_rps:.3g} requests/s by {forecast.source}"
     cause += f": {forecast.held}" if forecast.held else ""
     strained = question.strain > 1.0 and any(stage.writes for stage in question.spec.stages)
+    cause += "".join(f"; {offered}" for offered in map(question.offered, question.spec.stages) if offered)
     cause += f"; with {question.strain:.3g} times the profiled seconds, since promises were broken" if strained else ""
     spec = PipelinePlanSpec(
         pipeline=pipeline.name,
@@ -153,6 +156,7 @@ def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePla
     sizes = sorted({size for size in (*stage.batch_sizes, 1) if size < option.batch_size} | {option.batch_size})
     allowed = allowed_points(question, stage, variant, option.operating_point, sizes)
     planned = allowed.planned
+    reads = read_by(question, stage, variant, variant.point(option.operating_point))
     plan = StagePlan(
         name=name,
         variant=option.variant,
@@ -168,6 +172,8 @@ def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePla
         service_seconds=planned.service_seconds,
         looks=planned.looks,
         escalation=option.escalation,
+        prompt_tokens=reads.tokens,
+        reading_seconds=reads.seconds,
         throughput_rps=option.throughput_rps,
         latency_seconds=option.latency_seconds,
     )

@@ -41,6 +41,7 @@ class Question:
     current: PipelinePlan | None = None
     strain: float = 1.0  # over profiled times of who writes
     drifts: tuple[str, ...] = ()  # which accuracies of the spec are observed ones, in words
+    prompt_tokens: Mapping[str, float] = field(default_factory=dict)  # measured; else as profiled
 
     @property
     def busiest_rps(self) -> float:
@@ -66,6 +67,13 @@ class Question:
         """The images a chat shows, for who writes; 1, as was measured, where the pipeline does not tell."""
         encoder = next((reads for reads in _reads(self.spec.stage(stage)) if self.spec.stage(reads).encodes), None)
         return 1.0 if encoder is None else self.rows(encoder)
+
+    def offered(self, stage: Stage) -> str:
+        """Say in a few words which prompts a stage that writes is planned for; nothing where nobody measured them."""
+        tokens = self.prompt_tokens.get(stage.name, 0.0)
+        if not stage.writes or not tokens:
+            return ""
+        return f"{stage.name}: prompts of {tokens:.3g} tokens, {tokens * self.stage_rps(stage.name):.3g} a second"
 
     @property
     def promise(self) -> tuple[str, float]:
@@ -124,10 +132,29 @@ def pose(question: Question, relaxed: Relaxation = NOTHING) -> Program:
 def point_profile(question: Question, stage: Stage, variant: Variant, point: OperatingPoint) -> PointProfile | None:
     """What was measured of an operating point with the cores its replicas get, or None.
 
-    Of who writes it is for chats that show as many images as they do now.
+    Of who writes it is for chats that show as many images as they do now, and have as many tokens.
     """
     found = question.profiles[stage.name].spec.point(variant.name, point.name, variant.resources.cpu)
-    return found if found is None or not stage.writes else found.showing(question.images(stage.name))
+    if found is None or not stage.writes:
+        return found
+    return found.showing(question.images(stage.name), question.prompt_tokens.get(stage.name, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """How long prompts take to be read, in seconds by tokens, and how many tokens those have that are planned for."""
+
+    tokens: float = 0.0
+    seconds: Mapping[int, float] = field(default_factory=dict)
+
+
+def read_by(question: Question, stage: Stage, variant: Variant, point: OperatingPoint) -> Reads:
+    """What was measured of an operating point of who writes; nothing of others, and where a profile does not say."""
+    found = question.profiles[stage.name].spec.point(variant.name, point.name, variant.resources.cpu)
+    if found is None or found.chats is None or not found.chats.reading_seconds:
+        return Reads()
+    usual = found.chats.prompt_tokens_showing(question.images(stage.name))
+    return Reads(max(usual, question.prompt_tokens.get(stage.name, 0.0)), found.chats.reading_seconds)
 
 
 def keeps_to_one_point(question: Question, stage: Stage) -> bool:

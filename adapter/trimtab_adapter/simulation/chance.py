@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 
 import numpy as np
@@ -9,8 +10,9 @@ from numpy.typing import NDArray
 
 from trimtab_adapter.planning.options import PlanningError
 from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_pipelines.profile import ModelProfile, PointProfile
+from trimtab_pipelines.profile import ChatTimes, ModelProfile, PointProfile
 from trimtab_pipelines.stages import Stage
+from trimtab_protocol.chat.inner import Usage
 
 _P99_DEVIATIONS = 2.3263  # of a normal distribution; its 99 % quantile
 _BLOCK = 8192
@@ -43,14 +45,15 @@ class DrawnTimes:
             self._normals = self._random.standard_normal(_BLOCK).tolist()
         return median * math.exp(deviation * self._normals.pop())
 
-    def draw_chat(self, variant: str, point: str, beside: int, images: int) -> tuple[float, float, float]:
-        """Until the first piece of an answer and until it is whole, in seconds, and its tokens.
+    def draw_chat(self, variant: str, point: str, beside: int, images: int, text_tokens: int = 0) -> "DrawnChat":
+        """How long an answer takes, and what it takes.
 
         Args:
             variant: what writes.
             point: how it runs.
             beside: rows that its replica writes, this one included.
             images: that its chat shows.
+            text_tokens: of its chat's words; as many as were profiled where it is 0.
         """
         profile = self._profiled(variant, point).showing(images)
         begun, tokens = profile.until_first, 1.0 if profile.chats is None else profile.chats.tokens
@@ -59,7 +62,9 @@ class DrawnTimes:
         drawn = own * math.exp(deviation * float(self._random.standard_normal()))
         first = between_sizes(begun, beside, 0.5)
         whole = max(between_sizes(profile, beside, 0.5), first)
-        return drawn * first, drawn * whole, tokens
+        reads = _reads(self._profiled(variant, point).chats, images, text_tokens)
+        seconds = reads.seconds_beyond
+        return DrawnChat(drawn * (first + seconds), drawn * (whole + seconds), tokens, reads.usage)
 
     def _profiled(self, variant: str, point: str) -> PointProfile:
         found = self._profile.spec.point(variant, point, self._stage.variant(variant).resources.cpu)
@@ -82,6 +87,33 @@ class DrawnTimes:
         if sizes := conditions.size_ratios.get(key):
             median *= float(at_sizes(sizes, [rows])[0])
         return median, 0.0 if key in conditions.factors else _deviation(found, rows) * conditions.spread
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnChat:
+    """How long an answer takes until it begins and until it is whole, its tokens, and what its prompt took."""
+
+    first_seconds: float
+    whole_seconds: float
+    tokens: float
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a prompt takes beyond one as it was profiled, and its tokens."""
+
+    seconds_beyond: float = 0.0
+    usage: Usage = field(default_factory=Usage)
+
+
+def _reads(chats: ChatTimes | None, images: int, text_tokens: int) -> _Read:
+    """Of a prompt of so many tokens of words, beside those of its images as they were profiled."""
+    if chats is None or not text_tokens:
+        return _Read()
+    shown = round(images * (chats.prompt_tokens_showing(1.0) - chats.prompt_tokens_showing(0.0)))
+    tokens = text_tokens + shown
+    return _Read(chats.seconds_beyond(tokens, images), Usage(prompt=tokens, image=shown, text=text_tokens))
 
 
 def at_sizes(known: Mapping[int, float], rows: Sequence[int] | NDArray[np.int32]) -> NDArray[np.float64]:

@@ -9,14 +9,15 @@ import numpy as np
 from trimtab_adapter.simulation.carrier import DrawnCarrier, Ended, rows_of
 from trimtab_adapter.simulation.replica import SimulatedReplica
 from trimtab_pipelines.spec import InferencePipelineSpec
-from trimtab_pipelines.stages import ANSWER, PULLED, SHOWN
-from trimtab_protocol.chat.inner import LastPiece, Piece, Usage
+from trimtab_pipelines.stages import ANSWER, MESSAGES, PULLED, SHOWN
+from trimtab_protocol.chat.inner import LastPiece, Piece, Usage, texts
 from trimtab_protocol.tensors import Array
 from trimtab_router.stage.endings import Abandoned, Answered, Ending
 from trimtab_router.stage.ports import Wrote
 from trimtab_router.stage.slot import Parcel
 
-NOTHING_TOLD = Usage(prompt=0, image=0, text=0)
+TOKEN_BYTES = 4
+"""Of text, of each token."""
 
 
 def usual_images(spec: InferencePipelineSpec) -> int:
@@ -28,6 +29,17 @@ def usual_images(spec: InferencePipelineSpec) -> int:
 def shown(rows: int, images: int) -> Array:
     """The images of chats that show so many each; only the shape means anything."""
     return np.zeros((rows, images), dtype=np.int8)
+
+
+def said(rows: int, tokens: int) -> Array:
+    """The messages of chats of so many tokens each; only how long they are means anything."""
+    return texts([b" " * (TOKEN_BYTES * tokens)] * rows)
+
+
+def text_tokens_in(inputs: Mapping[str, Array]) -> int:
+    """How many tokens the words of a row come to; 0 where nothing says so."""
+    messages = inputs.get(MESSAGES)
+    return len(messages[0]) // TOKEN_BYTES if messages is not None and messages.dtype.kind == "O" else 0
 
 
 def images_in(inputs: Mapping[str, Array]) -> int:
@@ -49,14 +61,15 @@ class WritingCarrier(DrawnCarrier):
         replica = self._by_slot[parcel.slot]
         replica.held.append((parcel, ended))
         self._machine.busy += len(replica.held) == 1
-        images = images_in(parcel.batch[0].work.inputs)
-        first, whole, tokens = self._draws.draw_chat(*parcel.key, len(replica.held), images)
+        inputs = parcel.batch[0].work.inputs
+        drawn = self._draws.draw_chat(*parcel.key, len(replica.held), images_in(inputs), text_tokens_in(inputs))
+        first, whole, tokens = drawn.first_seconds, drawn.whole_seconds, drawn.tokens
         slowed = 1.0 + self._machine.contention * (self._machine.busy - 1)
         now, rest = self._clock.now, max(round(tokens) - 1, 1)
         self._clock.at(now + slowed * first, partial(self._tell, replica, parcel, wrote, Piece("", 1)))
         more = partial(self._tell, replica, parcel, wrote, Piece("", rest))
         self._clock.at(now + slowed * whole, more)
-        self._clock.at(now + slowed * whole, partial(self._written, replica, parcel, wrote))
+        self._clock.at(now + slowed * whole, partial(self._written, replica, parcel, wrote, drawn.usage))
 
     def abandon(self, parcel: Parcel) -> None:
         """Write no more of a row; with a replica that died it ends by itself."""
@@ -68,8 +81,8 @@ class WritingCarrier(DrawnCarrier):
         if any(held is parcel for held, _ in replica.held):
             wrote(parcel, piece)
 
-    def _written(self, replica: SimulatedReplica, parcel: Parcel, wrote: Wrote) -> None:
-        self._tell(replica, parcel, wrote, LastPiece("", "stop", NOTHING_TOLD))
+    def _written(self, replica: SimulatedReplica, parcel: Parcel, wrote: Wrote, usage: Usage) -> None:
+        self._tell(replica, parcel, wrote, LastPiece("", "stop", usage))
         given = {name: rows_of(1) for name, *_ in ANSWER}
         self._end(replica, parcel, Answered((given,), parcel.point.name))
 

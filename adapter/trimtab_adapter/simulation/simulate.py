@@ -17,7 +17,7 @@ from trimtab_adapter.planning.options import PlanningError
 from trimtab_adapter.simulation.agenda import Agenda
 from trimtab_adapter.simulation.carrier import Batches, DrawnCarrier, rows_of
 from trimtab_adapter.simulation.chance import DrawnTimes, fan_outs
-from trimtab_adapter.simulation.chats import WritingCarrier, shown, usual_images
+from trimtab_adapter.simulation.chats import WritingCarrier, said, shown, usual_images
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_adapter.simulation.fleet import SimulatedFleet
 from trimtab_adapter.simulation.outcome import Second, Simulated
@@ -28,7 +28,7 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.router_state import Served
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.stages import SHOWN
+from trimtab_pipelines.stages import MESSAGES, SHOWN
 from trimtab_protocol.tensors import Array
 from trimtab_router.course import Course, Journey
 from trimtab_router.graph import Graph, Walk
@@ -38,7 +38,7 @@ from trimtab_router.stage.desk import GRACE_SECONDS, Desk
 from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Clock
-from trimtab_router.telling.load import ArrivalCounter, RowCounter
+from trimtab_router.telling.load import ArrivalCounter, PerRequest
 from trimtab_router.telling.recent import RECENT_SECONDS
 from trimtab_router.wish import NO_WISH, Wish
 
@@ -68,6 +68,7 @@ class Scenario:
         wishes: of the requests, in turns too; nothing but an answer where there are none.
         lacks: the optional inputs that requests come without, in turns too.
         images: that chats show, in turns too; what the pipeline expects where there are none.
+        text_tokens: of the words of chats, in turns too; as many as were profiled where there are none.
         seed: of service times, fan-outs and certainties.
     """
 
@@ -85,6 +86,7 @@ class Scenario:
     wishes: tuple[Wish, ...] = ()
     lacks: tuple[frozenset[str], ...] = ()
     images: tuple[int, ...] = ()
+    text_tokens: tuple[int, ...] = ()
     seed: int = 0
 
 
@@ -161,7 +163,8 @@ class _Simulation:
         for ago, arrivals in zip(range(-len(scenario.history_rps), 0), scenario.history_rps, strict=True):
             self.counter.record(float(ago), arrivals)
         self.asked_at = -math.inf
-        self.rows = RowCounter()
+        self.rows = PerRequest()
+        self.tokens = PerRequest()
         self.due = 0.0
 
     def run(self) -> Simulated:
@@ -228,6 +231,8 @@ class _Simulation:
             self.counter.record(now)
         ended, images = partial(self._ended, index), self.images[index % len(self.images)]
         journey = Journey(self.course, walk, terms, arrived_at=now, ended=ended, images=images)
+        if journey.prompt_tokens and self.scenario.adaptation is not None:
+            self.tokens.record(now, journey.prompt_tokens)
         before = self.scenario.conditions.before_seconds
         if before:
             self.agenda.at(now + before, partial(self.course.advance, journey))
@@ -260,6 +265,8 @@ class _Simulation:
         rows, lacks = self.request_rows[index % len(self.request_rows)], self.lacks[index % len(self.lacks)]
         images = self.images[index % len(self.images)]
         given: dict[str, Array] = {name: rows_of(rows) for name in self.names if name not in lacks}
+        if self.scenario.text_tokens and MESSAGES in given:
+            given[MESSAGES] = said(rows, self.scenario.text_tokens[index % len(self.scenario.text_tokens)])
         if SHOWN in given and self.course.teller is not None:
             del given[SHOWN]
             given |= {SHOWN: shown(rows, images)} if images else {}
@@ -303,7 +310,7 @@ class _Simulation:
         counts, self.asked_at = self.counter.history(now, seconds_to_ask(now - self.asked_at)), now
         load = Load(adaptation.origin_seconds + now, tuple(float(count) for count in counts))
         ratios = {(name, desk.variant): desk.outlook.service_ratio for name, desk in self.desks.items()}
-        state = State(self.rows.per_request(now), ratios, self._served())
+        state = State(self.rows.mean(now), ratios, self._served(), prompt_tokens=self.tokens.mean(now))
         try:
             plan = adaptation.tick(scenario.pipeline, scenario.profiles, self.plan, load, state)
         except (ObservationError, PlanningError):

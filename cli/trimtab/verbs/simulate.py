@@ -67,6 +67,10 @@ def command(
         list[int] | None,
         typer.Option("--images", min=0, max=16, help="Images that a chat shows; given several times, chats take turns"),
     ] = None,
+    text_tokens: Annotated[
+        list[int] | None,
+        typer.Option("--text-tokens", min=1, help="Tokens of a chat's words; given several times, chats take turns"),
+    ] = None,
     out: OutFolderOption = None,
 ) -> int:
     """Simulate a pipeline under a load with the router's own code: what would be late or dropped, and at what cost."""
@@ -94,6 +98,7 @@ def command(
         adaptation=adaptation,
         conditions=Conditions(startup_seconds=startup, failures=failures),
         images=tuple(images or ()),
+        text_tokens=tuple(text_tokens or ()),
         seed=seed,
     )
     began = time.perf_counter()

@@ -293,7 +293,7 @@ class HttpCarrier:
 
     def _request(self, parcel: Parcel) -> BatchRequest:
         batch, point, left_out = parcel.batch, parcel.point, self._left_out[parcel.variant]
-        predicted_seconds = point.seconds(parcel.rows)
+        predicted_seconds = point.seconds(parcel.rows) + max(parcel.reading_seconds, 0.0)
         rows_of = partial(_hurried, parcel.departed_at) if self._stage.writes else partial(_numbered, parcel)
         inputs = [
             [Tensor(name, self._datatypes[name], rows_of(piece, name)) for piece in batch]
@@ -323,7 +323,7 @@ def _start(doing: Coroutine[Any, Any, None], kept: set[asyncio.Task[Any]]) -> No
 
 def _hurried(departed_at: float, piece: Slice, name: str) -> Array:
     """These rows of an input; options of chats say how soon their answers are due to begin."""
-    rows, left_seconds = piece.array(name), piece.work.deadline - departed_at
+    rows, left_seconds = piece.array(name), piece.work.due_at - departed_at
     return texts([hurried_options(bytes(row), left_seconds) for row in rows]) if name == OPTIONS else rows
 
 

@@ -9,8 +9,11 @@ from trimtab_router.stage.slot import Slot
 class Candidate(Protocol):
     """A replica as the choice sees it."""
 
-    inflight: int
     last_used: int
+
+    @property
+    def pending_tokens(self) -> float:
+        """Tokens of prompts it has to read, and one of each answer it writes; of batches, how many it has."""
 
     @property
     def ready_variants(self) -> frozenset[str]:
@@ -47,7 +50,8 @@ def effective_variant(replicas: Iterable[Candidate], planned: str, current: str)
 def least_loaded(replicas: Sequence[AnyCandidate], planned: str) -> AnyCandidate | None:
     """The free replica for the next batch; None where none is free.
 
-    Replicas that offer the planned variant come first, then those with fewer batches, then the one unused for longest.
+    Replicas that offer the planned variant come first, then those with fewer batches or, where they write, fewer tokens
+    to compute, then the one unused for longest.
     """
     return _first([replica for replica in replicas if replica.free], planned)
 
@@ -55,7 +59,7 @@ def least_loaded(replicas: Sequence[AnyCandidate], planned: str) -> AnyCandidate
 def _first(able: Sequence[AnyCandidate], planned: str) -> AnyCandidate | None:
     if len(able) == 1:  # as almost always, and asked for at every batch
         return able[0]
-    return min(able, key=lambda r: (planned not in r.ready_variants, r.inflight, r.last_used), default=None)
+    return min(able, key=lambda r: (planned not in r.ready_variants, r.pending_tokens, r.last_used), default=None)
 
 
 def with_a_spare_place(slots: Sequence[Slot], planned: str, current: str) -> Slot | None:

@@ -84,8 +84,8 @@ class Desk:
         self.watch = AccuracyWatch(stage)
         self._audits = Audits(stage, self.watch)
         self._returns = Returns(stage, self.queue, tally, suspects)
-        self._writing = Writing(self.outlook, clock, cast("Writer", carrier), tally) if stage.writes else None
-        self._door = Door(stage, self.queue, self.outlook, self._writing, drop_policy, suspects)
+        self.writing = Writing(self.outlook, clock, cast("Writer", carrier), tally) if stage.writes else None
+        self._door = Door(stage, self.queue, self.outlook, self.writing, drop_policy, suspects)
         self._sharing = Sharing(cast("Keeper", carrier), self._found, tally) if stage.encodes else None
         self._early = Early(cast("Writer", carrier), tally)
         self._policy = always_decides(policy, tally)
@@ -124,7 +124,7 @@ class Desk:
         self.look_around()
 
     def _seat(self) -> None:
-        if self._writing is not None:
+        if self.writing is not None:
             for slot in self.slots:
                 slot.seat(self.plan.batch_size)
 
@@ -143,7 +143,7 @@ class Desk:
     def carries(self) -> Carries:
         """The rows that its ready replicas compute at a time, and how long that takes; 0 seconds where unknown."""
         size = self.plan.batch_size
-        seconds = self.outlook.service_seconds(size) if self._writing is None else self._writing.held_seconds
+        seconds = self.outlook.service_seconds(size) if self.writing is None else self.writing.held_seconds
         return Carries(self.ready_replicas * size, seconds)
 
     @property
@@ -202,15 +202,15 @@ class Desk:
             self._early.left(work)
             return False
         parcel.slot.go_on(parcel)
-        if self._writing is not None:
-            self._writing.go_on(parcel)
+        if self.writing is not None:
+            self.writing.go_on(parcel)
         return True
 
     def withdraw(self, work: Work) -> None:
         """Free what a request that ended still has here, and what a replica still writes of it."""
         self.queue.discard(work)
-        if self._writing is not None:
-            self._writing.withdraw(work)
+        if self.writing is not None:
+            self.writing.withdraw(work)
 
     def forget(self, references: Array) -> None:
         """Have what replicas keep of images kept no longer."""
@@ -222,9 +222,9 @@ class Desk:
         try:
             if self._sharing is not None:
                 self._sharing.ended(parcel, made=isinstance(ending, Answered))
-            if self._writing is not None:
+            if self.writing is not None:
                 self._early.ended(parcel)
-                self._writing.ended(parcel, ending)
+                self.writing.ended(parcel, ending)
             elif isinstance(ending, Answered):
                 self._audits.note(parcel, ending, self.outlook.points(parcel.variant), now)
                 self._tally.served(parcel.key, parcel.rows, *self.outlook.learn(parcel, ending, now))
@@ -245,7 +245,7 @@ class Desk:
             self._clock.soon(self._look, self._stir)
 
     def _stir(self) -> int | None:
-        full = self.plan.batch_size if self._writing is None else 1
+        full = self.plan.batch_size if self.writing is None else 1
         return None if self.queue.rows >= full else self._arrivals
 
     def _look(self) -> None:
@@ -359,7 +359,7 @@ class Desk:
             batch=batch,
             rows=rows,
             departed_at=now,
-            found_idle=not slot.inflight and self._writing is None,
+            found_idle=not slot.inflight and self.writing is None,
             again=departure.again,
             early=early,
         )
@@ -372,8 +372,8 @@ class Desk:
             self._plan_ahead(parcel)
         if early:
             self._early.begun(parcel)
-        if self._writing is not None:
-            self._writing.send(parcel, self.ended)
+        if self.writing is not None:
+            self.writing.send(parcel, self.ended)
         else:
             self._carrier.carry(parcel, self.ended)
         if self._sharing is not None:

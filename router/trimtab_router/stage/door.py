@@ -100,20 +100,23 @@ class Door:
         if self._drop_policy != "Predicted" or standing.unready_since is not None:
             return None
         alike = not self._queue.special_rows and not work.special
-        rows_ahead = self._queue.rows_before(work.deadline) if alike else rows_ahead_of(work, self._queue)
+        rows_ahead = self._queue.rows_before(work.due_at) if alike else rows_ahead_of(work, self._queue)
         if not rows_ahead:
             return None
         wait = self._wait_seconds(rows_ahead, standing)
-        service = self._outlook.least_seconds(work, min(work.rows, standing.batch_size))
+        service = self._service_seconds(work, standing)
         if wait + service + self._outlook.later_seconds() <= DOOR_SHARE * (work.deadline - now):
             return None
         return self._predicted_late(work, now, wait, standing)
+
+    def _service_seconds(self, work: Work, standing: Standing) -> float:
+        return self._outlook.least_seconds(work, min(work.rows, standing.batch_size)) + work.reading_seconds
 
     def _predicted_late(self, work: Work, now: float, wait_seconds: float, standing: Standing) -> Refusal:
         return reasons.predicted_late(
             work,
             now,
             wait_seconds=wait_seconds,
-            service_seconds=self._outlook.least_seconds(work, min(work.rows, standing.batch_size)),
+            service_seconds=self._service_seconds(work, standing),
             later_seconds=self._outlook.later_seconds(),
         )

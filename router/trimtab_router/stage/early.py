@@ -44,7 +44,7 @@ class Early:
         if not self.waiting:
             return None
         queue = DeadlineQueue(1)
-        queue.push(Slice(min(self._waiting, key=lambda work: work.deadline), 0, 1))
+        queue.push(Slice(min(self._waiting, key=lambda work: work.due_at), 0, 1))
         return queue
 
     def left(self, work: Work) -> None:

@@ -7,6 +7,7 @@ from math import exp, log
 
 from trimtab_pipelines.evidence import Accuracy, AccuracyBasis
 from trimtab_pipelines.plan import PointPlan, StagePlan, point_plan
+from trimtab_pipelines.reading import seconds_to_read
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.time_price import repriced
 from trimtab_router.stage.endings import Answered
@@ -62,6 +63,7 @@ class Outlook:
     def follow(self, plan: StagePlan) -> None:
         """Take a new plan."""
         self.plan = plan
+        self._usual_reading_seconds = seconds_to_read(plan.reading_seconds, plan.prompt_tokens)
         self._points, self._most_rows, self._prices = {}, {}, {}
         self._newer = set()
         for point in plan.points:
@@ -214,6 +216,28 @@ class Outlook:
         """Predicted seconds of a batch of so many rows at the fastest point allowed; 0 where nothing is known."""
         return least_seconds(self._points.get(self.variant) or self.points(self.variant), rows)
 
+    def reading_seconds(self, tokens: float) -> float:
+        """Predicted seconds that a prompt takes beyond what is predicted for all; below 0 where it is shorter.
+
+        0 where nobody knows how many tokens it has, or how long they take.
+        """
+        beyond = self._profiled_beyond(tokens)
+        return max(beyond * self.times.ratio(self.key(self.variant)), -self.service_seconds(1)) if beyond else 0.0
+
+    def _profiled_beyond(self, tokens: float) -> float:
+        plan = self.plan
+        if not tokens or not plan.reading_seconds or self.variant != plan.variant:
+            return 0.0
+        return seconds_to_read(plan.reading_seconds, tokens) - self._usual_reading_seconds
+
+    def _of_usual(self, parcel: Parcel, seconds: float) -> float:
+        """What a batch that took so long would have taken if its prompt were as long as those that are planned for."""
+        beyond, profiled = self._profiled_beyond(parcel.tokens), self.times.profiled(parcel.key, parcel.rows)
+        if not beyond or not profiled:
+            return seconds
+        usual = profiled[-1]
+        return seconds * usual / (usual + max(beyond, -0.9 * usual))
+
     def typical_seconds(self) -> float:
         """Predicted seconds of a batch as they have been lately."""
         return self.service_seconds(round(self._typical_rows))
@@ -261,7 +285,7 @@ class Outlook:
                 answer.waited_seconds, parcel.departed_at, slot.completed_at, slot.transfer_seconds
             )
         self.times.observe_wait(others)
-        self.times.observe(key, parcel.rows, max(seconds - others, 0.0))
+        self.times.observe(key, parcel.rows, self._of_usual(parcel, max(seconds - others, 0.0)))
         if answer.compute_seconds is not None:
             self._compute_times.observe(key, parcel.rows, answer.compute_seconds)
             if parcel.found_idle:

@@ -48,7 +48,7 @@ class DeadlineQueue:
         lane = self._lanes.get(work.signature)
         if lane is None:
             lane = self._lanes[work.signature] = _Lane()
-        insort(lane, (work.deadline, next(self._sequence), piece))
+        insort(lane, (work.due_at, next(self._sequence), piece))
         self._account(lane, work, piece.rows)
 
     def head(self) -> Slice | None:
@@ -56,9 +56,9 @@ class DeadlineQueue:
         lane = self._urgent_lane()
         return lane[0][2] if lane else None
 
-    def rows_before(self, deadline: float) -> float:
+    def rows_before(self, due_at: float) -> float:
         """How many rows are due by this moment: exact if all or none are, else an estimate by slices."""
-        return sum([lane.rows * (bisect(lane, (deadline, inf)) / len(lane)) for lane in self._lanes.values() if lane])
+        return sum([lane.rows * (bisect(lane, (due_at, inf)) / len(lane)) for lane in self._lanes.values() if lane])
 
     def __iter__(self) -> Iterator[Slice]:
         """All that waits, most urgent first."""
@@ -101,7 +101,7 @@ class DeadlineQueue:
         for piece in pieces:
             work = piece.work
             lane = self._lanes[work.signature]
-            place = bisect(lane, (work.deadline,))
+            place = bisect(lane, (work.due_at,))
             while (there := lane[place][2]).work is not work or there.start != piece.start:
                 place += 1
             if piece.stop == there.stop:
@@ -112,10 +112,10 @@ class DeadlineQueue:
 
     def postpone(self, work: Work, deadline: float) -> None:
         """Give a work another deadline, and what waits of it the place that it has by that."""
+        work.postpone(deadline)
         if work.queued_rows:
             lane = self._lanes[work.signature]
-            lane[:] = sorted((deadline, *entry[1:]) if entry[2].work is work else entry for entry in lane)
-        work.deadline = deadline
+            lane[:] = sorted((work.due_at, *entry[1:]) if entry[2].work is work else entry for entry in lane)
 
     def discard(self, work: Work) -> None:
         """Forget all slices of a work and free its rows; `work.close()` comes with it."""

@@ -40,6 +40,16 @@ class Parcel:
     riders: list[Slice] = field(default_factory=list)
 
     @property
+    def tokens(self) -> float:
+        """How many tokens the prompts of its rows are predicted to have; 0 where nobody knows."""
+        return sum([piece.tokens for piece in self.batch]) if self.batch[0].work.tokens else 0.0
+
+    @property
+    def reading_seconds(self) -> float:
+        """What its longest prompt takes to be read beyond what is predicted for all."""
+        return max([piece.work.reading_seconds for piece in self.batch])
+
+    @property
     def key(self) -> Key:
         """What it runs: variant and operating point."""
         return self.variant, self.point.name
@@ -85,6 +95,7 @@ class Slot:
         tasks: by variant, the tasks that it tells of, by number; absent where it told nothing yet.
         judged: by variant, how accurate it says its points are on tasks that joined, by task and point.
         waiting: of what it has in its hands, what waits for the rest of what it reads: it takes no place from others.
+        reading: of what it has in its hands, the rows whose answers have not begun, and the tokens of their prompts.
     """
 
     name: str = ""
@@ -103,11 +114,20 @@ class Slot:
     tasks: dict[str, Sequence[str]] = field(default_factory=dict)
     judged: dict[str, Mapping[str, Mapping[str, Accuracy]]] = field(default_factory=dict)
     waiting: set[Parcel] = field(default_factory=set)
+    reading: dict[Parcel, float] = field(default_factory=dict)
 
     @property
     def spare(self) -> bool:
         """Whether a place is free that nothing in its hands takes, or soon will."""
         return bool(self.ready_variants) and self.inflight < self.places
+
+    @property
+    def pending_tokens(self) -> float:
+        """Tokens that its next steps compute: of prompts that are not read, and one of each answer that is written.
+
+        A batch, and a prompt of which nothing is known, count as one token.
+        """
+        return self.inflight + sum(self.reading.values()) - len(self.reading)
 
     def offer(self, variants: frozenset[str]) -> None:
         """Serve these from now on. Whoever calls tells the desk to look around."""
@@ -125,6 +145,8 @@ class Slot:
             self.ahead = parcel
         if parcel.early:
             self.waiting.add(parcel)
+        if parcel.tokens > 1.0:
+            self.reading[parcel] = parcel.tokens
         self.inflight += 1
         self.last_used, self.point = use, parcel.point.name
         self.takes_ahead = False
@@ -140,6 +162,10 @@ class Slot:
         self.waiting.discard(parcel)
         self._settle()
 
+    def begun(self, parcel: Parcel) -> None:
+        """The answer of one begins: its prompt is read."""
+        self.reading.pop(parcel, None)
+
     def _settle(self) -> None:
         taken = self.inflight - len(self.waiting)
         self.free = bool(self.ready_variants) and (not self.inflight or taken < self.places)
@@ -149,6 +175,7 @@ class Slot:
         follower, self.ahead = self.ahead, None
         self.inflight -= 1
         self.waiting.discard(parcel)
+        self.reading.pop(parcel, None)
         self.takes_ahead = False
         self._settle()
         if self.places:

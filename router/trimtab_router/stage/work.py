@@ -11,6 +11,7 @@ from trimtab_protocol.chat.inner import LastPiece, Piece
 from trimtab_protocol.tensors import Array
 from trimtab_router.graph import Runnable
 from trimtab_router.refusal import Refusal
+from trimtab_router.stage.prompts import Shown
 from trimtab_router.wish import NO_WISH, Wish
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
@@ -158,6 +159,7 @@ class Work:
         "accuracy_floor",
         "closed",
         "deadline",
+        "due_at",
         "ends_by",
         "enqueued_at",
         "identities",
@@ -165,12 +167,15 @@ class Work:
         "owner",
         "promised",
         "promised_rows",
+        "prompts",
         "queued_rows",
+        "reading_seconds",
         "rows",
         "signature",
         "special",
         "stage",
         "task",
+        "tokens",
         "wish",
     )
 
@@ -191,6 +196,15 @@ class Work:
         self.rows = runnable.rows
         self.inputs = runnable.inputs
         self.deadline = deadline
+        self.due_at = deadline
+        """Its deadline, less what its prompt takes to be read beyond what is predicted for all: who is due first goes
+        first, and slack is counted from here."""
+        self.reading_seconds = 0.0
+        """That difference, which is below 0 for a short prompt."""
+        self.prompts: Sequence[Shown | None] = ()
+        """Of each row that is to be written, what is known of its prompt; empty where it is not that of a chat."""
+        self.tokens: Sequence[float] = ()
+        """Of each row, how many tokens its prompt is predicted to have; empty where nobody knows."""
         self.ends_by = deadline if ends_by is None else ends_by
         self.enqueued_at = now
         self.wish = wish
@@ -222,6 +236,16 @@ class Work:
     def answered(self) -> bool:
         """Whether every row has an answer, if only a provisional one."""
         return self._missing == sum(piece.stop - piece.start for piece in self._pieces if piece.open)
+
+    def read_in(self, reading_seconds: float) -> None:
+        """Know how many seconds its longest prompt takes to be read beyond what is predicted for all."""
+        self.reading_seconds = reading_seconds
+        self.due_at = self.deadline - reading_seconds
+
+    def postpone(self, deadline: float) -> None:
+        """Have another deadline from now on."""
+        self.deadline = deadline
+        self.due_at = deadline - self.reading_seconds
 
     def close(self) -> None:
         """No longer wanted: free the inputs at once, wherever slices of it still lie."""
@@ -308,6 +332,11 @@ class Slice:
     def rows(self) -> int:
         """How many rows."""
         return self.stop - self.start
+
+    @property
+    def tokens(self) -> float:
+        """How many tokens its prompts are predicted to have; 0 where nobody knows."""
+        return sum(self.work.tokens[self.start : self.stop])
 
     def first(self, rows: int) -> "Slice":
         """Only so many of these rows."""

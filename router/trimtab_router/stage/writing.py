@@ -4,12 +4,14 @@ A row's time, as far as promises and predictions go, is that to its first piece.
 its last one, which is what others wait for. Pure.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from trimtab_protocol.chat.inner import LastPiece, Piece
+from trimtab_protocol.tensors import Array
 from trimtab_router.stage.endings import Answered, Ending
 from trimtab_router.stage.outlook import Outlook
 from trimtab_router.stage.ports import Clock, Tally, Writer
+from trimtab_router.stage.prompts import Prompts, Shown
 from trimtab_router.stage.service_time import WEIGHT
 from trimtab_router.stage.slot import Parcel
 from trimtab_router.stage.work import Work
@@ -32,6 +34,7 @@ class Writing:
         self._clock = clock
         self._writer = writer
         self._tally = tally
+        self.prompts = Prompts()
         self._begun: set[Parcel] = set()
         self._whole_at: dict[Parcel, float] = {}
         self._parcels: dict[Work, set[Parcel]] = {}
@@ -40,6 +43,14 @@ class Writing:
     def rows(self) -> int:
         """How many are being written."""
         return sum(map(len, self._parcels.values()))
+
+    def weigh(self, work: Work, images: int) -> None:
+        """Know of a work how long its prompts are, of a chat that shows so many images."""
+        work.prompts = [Shown.of(work.inputs, row, images) for row in range(work.rows)]
+        tokens = [self.prompts.tokens(shown) for shown in work.prompts]
+        if any(tokens):
+            work.tokens = tokens
+            work.read_in(self._outlook.reading_seconds(max(tokens)))
 
     def send(self, parcel: Parcel, ended: Callable[[Parcel, Ending], None]) -> None:
         """Have a row written; a parcel of such a stage has one."""
@@ -73,7 +84,10 @@ class Writing:
         now, row = self._clock.now, parcel.batch[0]
         if parcel not in self._begun:
             self._begun.add(parcel)
+            parcel.slot.begun(parcel)
             self._tally.served(parcel.key, parcel.rows, *self._learnt(parcel, now))
+        if isinstance(piece, LastPiece) and row.work.prompts:
+            self.prompts.learn(row.work.prompts[row.start], piece.usage)
         if not row.work.closed:
             row.work.owner.work_written(row.work, row.start, piece, now)
 
@@ -82,3 +96,22 @@ class Writing:
         if parcel.early:
             return now - self._whole_at.get(parcel, parcel.departed_at), self._outlook.times.ratio(parcel.key)
         return self._outlook.learn(parcel, Answered((), parcel.point.name), now)
+
+
+def prompt_tokens(
+    writers: Mapping[str, tuple[str, Writing | None]], inputs: Mapping[str, Array], images: int
+) -> dict[str, float]:
+    """How many tokens a prompt of a request has on average, by who writes; nothing of whom nobody knows.
+
+    Args:
+        writers: the input of the request that has the messages, and who knows of prompts; by stage.
+        inputs: of the request.
+        images: that each of its chats shows.
+    """
+    found = {}
+    for name, (tensor, writing) in writers.items():
+        messages = inputs.get(tensor)
+        if writing is not None and messages is not None and len(messages):
+            rows = [Shown.of_messages(messages, row, images) for row in range(len(messages))]
+            found[name] = sum(map(writing.prompts.tokens, rows)) / len(rows)
+    return {name: tokens for name, tokens in found.items() if tokens}

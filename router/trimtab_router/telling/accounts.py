@@ -10,7 +10,7 @@ from trimtab_router.course import Journey
 from trimtab_router.delivery import Delivery
 from trimtab_router.refusal import Refusal
 from trimtab_router.stage.ports import Clock
-from trimtab_router.telling.load import ArrivalCounter, RowCounter
+from trimtab_router.telling.load import ArrivalCounter, PerRequest
 from trimtab_router.telling.metrics import Metrics
 from trimtab_router.telling.recent import RecentOutcomes
 
@@ -40,7 +40,10 @@ class Accounts:
         self._arrivals = arrivals
         self._clock = clock
         self._overloaded = overloaded
-        self.rows = RowCounter()
+        self.rows = PerRequest()
+        """Of requests that were answered."""
+        self.prompt_tokens = PerRequest()
+        """Of requests that came, as far as was known then; a row of each."""
         self.recent = RecentOutcomes()
 
     def received(self, at: float, requests: int = 1) -> None:

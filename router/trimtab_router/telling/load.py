@@ -1,7 +1,6 @@
-"""Counts second by second what the adapter plans with: arrivals, their recent peak, and rows per request. Pure."""
+"""Counts second by second what the adapter plans with: arrivals, their recent peak, and what each brings. Pure."""
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from trimtab_pipelines.router_state import HISTORY_SECONDS
 from trimtab_router.telling.per_second import PerSecond
@@ -34,23 +33,33 @@ class ArrivalCounter:
         return max(self.history(now, PEAK_SECONDS), default=0)
 
 
-class RowCounter:
-    """Rows each stage ran per answered request, over the last minute. Time is monotonic seconds."""
+class PerRequest:
+    """What a request brings each stage, over the last minute: rows, or tokens of prompts. Time is monotonic seconds."""
 
     def __init__(self) -> None:
-        self._rows = PerSecond[Counter[str]](RECENT_SECONDS, Counter)
+        self._brought = PerSecond[dict[str, float]](RECENT_SECONDS, dict)
+        self._whole: dict[str, float] = {}
+        """Of the whole seconds before this one."""
+        self._summed_at: int | None = None
 
-    def record(self, now: float, rows_by_stage: Mapping[str, int]) -> None:
-        """Count one request, with the rows of the stages that ran for it."""
-        counts = self._rows[now]
-        counts[""] += 1
-        for stage, rows in rows_by_stage.items():
-            counts[stage] += rows
+    def record(self, now: float, by_stage: Mapping[str, float]) -> None:
+        """Count one request, with what it brings the stages that run for it."""
+        brought = self._brought[now]
+        for stage, amount in {"": 1.0, **by_stage}.items():
+            brought[stage] = brought.get(stage, 0.0) + amount
 
-    def per_request(self, now: float) -> dict[str, float]:
-        """Mean rows per request by stage; empty where no request was answered in the last minute."""
-        totals = Counter(self._rows[now])
-        for counts in self._rows.whole(now, RECENT_SECONDS):
-            totals.update(counts)
-        requests = totals.pop("", 0)
-        return {stage: rows / requests for stage, rows in totals.items()}
+    def mean(self, now: float) -> dict[str, float]:
+        """Per request and stage; empty where there was no request in the last minute."""
+        if self._summed_at != int(now):  # it is asked for with each request
+            self._whole, self._summed_at = _sum(self._brought.whole(now, RECENT_SECONDS)), int(now)
+        totals = _sum([self._whole, self._brought[now]])
+        requests = totals.pop("", 0.0)
+        return {stage: amount / requests for stage, amount in totals.items()}
+
+
+def _sum(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for brought in each:
+        for stage, amount in brought.items():
+            totals[stage] = totals.get(stage, 0.0) + amount
+    return totals

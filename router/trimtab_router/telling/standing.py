@@ -6,12 +6,15 @@ from trimtab_pipelines.router_state import EndpointState, JoinedAccuracy, StageS
 from trimtab_router.stage.desk import Desk
 
 
-def stage_state(desk: Desk, rows_per_request: float | None, refused: Mapping[str, str], now: float) -> StageState:
+def stage_state(
+    desk: Desk, rows_per_request: float | None, prompt_tokens: float | None, refused: Mapping[str, str], now: float
+) -> StageState:
     """What a stage runs and has learnt.
 
     Args:
         desk: the stage's.
         rows_per_request: how many rows a request brings it; None before the first.
+        prompt_tokens: how many the prompts have that came lately, on average; None where nobody knows.
         refused: why replicas get no work, by name.
         now: seconds of the desk's clock.
     """
@@ -30,6 +33,7 @@ def stage_state(desk: Desk, rows_per_request: float | None, refused: Mapping[str
         queue_rows=desk.queue.rows,
         service_ratio=desk.outlook.service_ratio,
         rows_per_request=rows_per_request,
+        prompt_tokens=prompt_tokens,
         drifted_accuracies=of_all,
         drifted_by_task=by_task,
         joined_accuracies={

@@ -84,7 +84,7 @@ def batched(view: View) -> list[Batch]:
     """Algorithm 1 over all that waits, and the batches by their deadlines."""
     batches: list[Batch] = []
     for piece in sorted(islice(view.waiting, MOST_SLICES), key=lambda piece: piece.work.enqueued_at):
-        deadline = piece.work.deadline - view.later_seconds
+        deadline = piece.work.due_at - view.later_seconds
         batch = _open_batch(batches, piece, deadline, view.most_rows)
         if batch is None:
             batch = Batch(piece.work.enqueued_at, piece.work.wish.utility, deadline)

@@ -93,7 +93,7 @@ def batches_of(view: View, most: int, *, small: bool = True) -> list[Batch]:
         if mate is not None and mate.rows + piece.rows <= room and not piece.alone:
             mate.add(piece, piece.rows, weight)
             continue
-        deadline = work.deadline - view.later_seconds - (ANSWER_SECONDS if piece.provisional is not None else 0.0)
+        deadline = work.due_at - view.later_seconds - (ANSWER_SECONDS if piece.provisional is not None else 0.0)
         for rows in _parts(piece.rows, view.most_rows):
             if len(found) == most:
                 return found

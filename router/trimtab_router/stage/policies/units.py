@@ -100,7 +100,7 @@ def units(menu: Menu, most: int, sizes: Sequence[int] = ()) -> list[Unit]:
     found: list[Unit] = []
     open_units: dict[_Kind, tuple[Unit, int]] = {}
     for piece in islice(view.waiting, MOST_PLANNED):
-        deadline = piece.work.deadline - view.later_seconds
+        deadline = piece.work.due_at - view.later_seconds
         if piece.provisional is not None:
             deadline -= ANSWER_SECONDS  # then what is known leaves
         small = bool(sizes) and not piece.alone and SMALL_SHARE * piece.rows <= view.most_rows

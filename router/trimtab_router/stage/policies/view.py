@@ -3,10 +3,10 @@
 The contract, for whoever writes a policy:
 
 - `View.waiting` yields what waits, most urgent first; `beside` gives what may leave with a slice. Nothing is changed by
-  looking. A slice says its rows, its deadline (`work.deadline`, of the whole request; `View.slack_of` is what is left
-  for this stage), what its request wishes (`work.wish`), how accurate this stage must be for it
-  (`work.accuracy_floor`), which inputs are there (`work.signature`), and, where its rows have an answer already, how
-  they got it (`provisional`) and what was meant for them (`again`).
+  looking. A slice says its rows, its deadline (`work.deadline`, of the whole request, and `work.due_at`, less what a
+  long prompt takes; `View.slack_of` is what is left for this stage), what its request wishes (`work.wish`), how
+  accurate this stage must be for it (`work.accuracy_floor`), which inputs are there (`work.signature`), and, where its
+  rows have an answer already, how they got it (`provisional`) and what was meant for them (`again`).
 - A point may serve a slice if it `suits` it: it reaches the floor for the slice's task, and a second look is only worth
   having from a more accurate point than the first. `View.points_for` are those; where there are none the desk drops the
   slice with that reason, or lets its provisional answer stand.
@@ -166,7 +166,7 @@ class View:
 
     def slack_of(self, piece: Slice) -> float:
         """Seconds that are left for this stage."""
-        return piece.work.deadline - self.now - self.later_seconds
+        return piece.work.due_at - self.now - self.later_seconds
 
     def drop_time(self, piece: Slice) -> float:
         """The moment after which the slice is dropped if it has not left: no point allowed could save it any more.
@@ -184,7 +184,7 @@ class View:
                 return piece.work.deadline
             case "Predicted":
                 seconds = least_seconds(points, min(piece.rows, self.most_rows))
-                return piece.work.deadline - seconds - self.later_seconds
+                return piece.work.due_at - seconds - self.later_seconds
 
     def fitting_rows(self, point: Point, head: Slice, full: int) -> int:
         """The most rows whose batch ends in time for its most urgent slice, by bisection; 0 where not even one does."""

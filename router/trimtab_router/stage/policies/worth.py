@@ -35,7 +35,7 @@ def rows_ahead_of(work: Work, waiting: Iterable[Slice]) -> int:
         work: the work.
         waiting: most urgent first.
     """
-    due = takewhile(lambda piece: piece.work.deadline <= work.deadline, waiting)
+    due = takewhile(lambda piece: piece.work.due_at <= work.due_at, waiting)
     worth = worth_of(work)
     return sum(piece.rows for piece in due if piece.provisional is None and worth_of(piece.work) >= worth)
 
@@ -59,7 +59,7 @@ def least_valuable(view: View) -> list[Slice]:
         worth = worth_of(piece.work, row_seconds) if piece.provisional is None else _NOTHING
         most = max(most, worth)
         heappush(heap, (worth, -place, piece, seconds))
-        while heap[0][0] < most and begin + busy_seconds > piece.work.deadline:
+        while heap[0][0] < most and begin + busy_seconds > piece.work.due_at:
             *_, least, freed = heappop(heap)
             busy_seconds -= freed
             gone.append(least)

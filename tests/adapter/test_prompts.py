@@ -1,0 +1,147 @@
+"""Prompts of many tokens: planned for as they come, and simulated by the router's own code."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.adapter.test_layouts import PROFILES, a_chat_profile, a_choosing_pipeline
+from tests.adapter.test_simulated_chats import a_scenario
+from tests.adapter.test_simulation import EXACT, poisson
+from tests.builders import a_profile
+from tests.router.layouts import WHOLE, laid_out
+from trimtab_adapter.deliberation import Deliberation
+from trimtab_adapter.observation import ObservationError, merge_states, read_state
+from trimtab_adapter.planning.decide import Situation, decide
+from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_adapter.simulation.slow_loop import SlowLoop
+from trimtab_pipelines.ends import LATE, OK
+from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
+from trimtab_predictor.forecaster import ReactiveForecaster
+
+READING = {20: 0.003, 1020: 0.503}
+"""Half a millisecond a token beyond twenty."""
+
+
+def reading(profile):
+    """A profile that tells of prompts: twenty tokens of words, and sixteen more of an image."""
+
+    def of(point):
+        told = {"prompt_tokens": 36.0, "text_prompt_tokens": 20.0, "reading_seconds": READING}
+        return point.model_copy(update={"chats": point.chats.model_copy(update=told)})
+
+    points = tuple(of(point) for point in profile.spec.points)
+    return profile.model_copy(update={"spec": profile.spec.model_copy(update={"points": points})})
+
+
+READ = {**PROFILES, "text": reading(PROFILES["text"])}
+PIPELINE = a_choosing_pipeline(pin=WHOLE, adaptation={"interval": "5s", "forecaster": "Reactive", "hold": "5s"})
+
+
+def planned(tokens, *, images=0.0, profiles=READ, rps=50.0) -> PipelinePlan:
+    situation = Situation(
+        ForecastRecord(peak_rps=rps, source="reactive"),
+        0.0,
+        rows_per_request={"encode": images},
+        prompt_tokens={} if tokens is None else {"text": tokens},
+    )
+    return decide(PIPELINE, profiles, situation)
+
+
+def test_who_writes_is_planned_for_the_tokens_that_prompts_have():
+    usual, longer = planned(20.0).spec, planned(220.0).spec  # a tenth of a second more each
+    one, other = usual.stage("text"), longer.stage("text")
+
+    assert other.replicas > one.replicas
+    assert other.throughput_rps >= 50.0
+    assert (one.prompt_tokens, other.prompt_tokens) == (20.0, 220.0)
+    assert other.reading_seconds == READING
+    assert other.service_seconds[1] == pytest.approx(one.service_seconds[1] + 0.1)
+    assert "text: prompts of 220 tokens, 1.21e+04 a second" in longer.explanation.change  # with headroom
+
+
+@pytest.mark.parametrize("tokens", [None, 0.0, 8.0, 36.0])
+def test_no_more_tokens_than_were_profiled_change_nothing(tokens):
+    told, before = planned(tokens, images=1.0).spec, planned(tokens, images=1.0, profiles=PROFILES).spec
+
+    assert [(s.replicas, s.batch_size, s.service_seconds) for s in told.stages] == [
+        (s.replicas, s.batch_size, s.service_seconds) for s in before.stages
+    ]
+    assert before.stage("text").reading_seconds == {}
+
+
+def test_tokens_of_prompts_come_from_routers_and_are_followed_slowly():
+    states = [read_state({"stages": {"text": {"prompt_tokens": tokens}}}) for tokens in (100.0, 200.0)]
+    merged = merge_states(states)
+    assert merged.prompt_tokens == {"text": 150.0}
+
+    deliberation = Deliberation()
+    forecast = ForecastRecord(peak_rps=1.0, source="reactive")
+    deliberation.learn(merged)
+    assert deliberation.situation(forecast, None, 0.0, 60.0).prompt_tokens == {"text": 150.0}
+    deliberation.learn(replace(merged, prompt_tokens={"text": 155.0}))
+    assert deliberation.situation(forecast, None, 0.0, 60.0).prompt_tokens == {"text": 150.0}
+    with pytest.raises(ObservationError, match=r"state.stages.text.prompt_tokens is -1; expected 0 to 1e\+08"):
+        read_state({"stages": {"text": {"prompt_tokens": -1.0}}})
+
+
+SLOW = {**READ, "text": reading(a_profile("text", [a_chat_profile(WHOLE, 60.0, 12.0)]))}
+"""Answers begin after 61 ms, or after 121 beside another, and take three times as long in all."""
+
+
+@pytest.mark.parametrize(("known", "late"), [(True, 0), (False, 1)])
+def test_a_long_prompt_takes_the_first_free_place_where_a_short_one_can_wait_for_the_next(known, late):
+    """Two places are free after 183 and 463 ms; the long prompt takes 200 ms more than the short one before it."""
+    promised = {"latency": "10s", "firstToken": "600ms"}
+    pipeline = a_choosing_pipeline(pin=WHOLE, slo=promised, dropPolicy="Never")
+    plan = planned(20.0, profiles=SLOW, rps=1.0)
+    text = plan.spec.stage("text").model_copy(update={"batch_size": 2, "replicas": 1})
+    text = text if known else text.model_copy(update={"reading_seconds": {}})
+    stages = tuple(text if stage.name == "text" else stage for stage in plan.spec.stages)
+    found = simulate(
+        Scenario(
+            pipeline=pipeline,
+            profiles=SLOW,
+            arrivals_seconds=np.array([0.0, 5.0, 5.1, 5.101, 5.102]),
+            duration_seconds=10.0,
+            plan=plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages})}),
+            conditions=EXACT,
+            images=(0,),
+            text_tokens=(20, 20, 20, 20, 420),
+        )
+    )
+
+    assert found.ends.tolist() == [OK] * (5 - late) + [LATE] * late
+    long_seconds = found.latency_seconds[4] - 2 * 0.121  # until it begins
+    assert long_seconds == pytest.approx(0.402 if known else 0.682, abs=0.002)
+
+
+def test_a_plan_follows_the_prompts_that_come():
+    scenario = a_scenario(poisson(20, 60), apart=False, images=(0,), duration=60.0, pipeline=PIPELINE)
+    adapting = replace(
+        scenario,
+        profiles=READ,
+        conditions=replace(EXACT, startup_seconds=1.0),
+        text_tokens=(320,),
+        adaptation=SlowLoop(ReactiveForecaster()),
+    )
+    found = simulate(adapting)
+
+    assert found.plans[-1].spec.stage("text").prompt_tokens == pytest.approx(320.0, rel=0.05)
+    assert found.plans[-1].spec.stage("text").replicas > planned(20.0, rps=20.0).spec.stage("text").replicas
+    assert (found.ends[found.arrivals_seconds > 30] == OK).mean() >= 0.99
+
+
+def test_images_join_the_prompts_that_are_simulated():
+    found = simulate(
+        replace(
+            a_scenario([1.0], apart=True, images=(2,)),
+            profiles=READ,
+            text_tokens=(120,),
+            plan=laid_out(PIPELINE, apart=True),
+        )
+    )
+
+    # 120 tokens of words and 32 of images, of which 52 were profiled; an encoder of 1 + 3 b ms before
+    known = 0.001 + 2 * 0.003 + 3 * (0.001 + 0.001 * (2.0 + 2 * 0.5))
+    assert found.latency_seconds[0] == pytest.approx(known + 100 * 0.0005)

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import torch
 
-from trimtab_model_servers.families.published_chats import spelled_out
+from trimtab_model_servers.families.published_speech import spelled_out
 from trimtab_model_servers.families.published_shapes import SHAPES, Shape
 
 NAME: Final = "llava-onevision-7b"

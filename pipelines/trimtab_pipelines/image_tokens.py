@@ -226,6 +226,7 @@ RULES: Final[dict[str, ImageTokenRule]] = {
     "internvl": NearestGrid(448, 256, most_tiles=12),
     "llama-3.2-vision": Canvas(560, 1601, most_tiles=4),
     "smolvlm": Splits(384, 81, longest_px=1536),
+    "smolvlm-500m": Splits(512, 64, longest_px=2048),
 }
 """The families as published; other sizes of them are other arguments of the same rule."""
 

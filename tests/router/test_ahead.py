@@ -8,6 +8,7 @@ import pytest
 
 from tests.router.parted import ROWS, a_picture, shown_by, told
 from trimtab_protocol.chat.inner import content_of, encoder_of
+from trimtab_protocol.chat.references import Made
 from trimtab_router import images
 from trimtab_router.ahead import Ahead, Sizes, numbered
 
@@ -61,9 +62,10 @@ def test_nothing_is_announced_of_an_encoder_that_does_not_say_who_it_is():
 
 def test_sizes_that_were_seen_longest_ago_are_forgotten():
     sizes = Sizes(most=1)
-    sizes.note("one", a_picture(1), 4)
-    sizes.note("other", a_picture(1), 5)
-    assert (sizes.rows("one", a_picture(2)), sizes.rows("other", a_picture(2)), len(sizes)) == (None, 5, 1)
+    sizes.note("one", a_picture(1), Made(rows=4))
+    sizes.note("other", a_picture(1), Made(rows=5))
+    assert (sizes.made("one", a_picture(2)), len(sizes)) == (None, 1)
+    assert sizes.made("other", a_picture(2)) == Made(rows=5)
 
 
 def test_what_an_image_shows_says_who_encoded_it():

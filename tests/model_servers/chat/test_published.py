@@ -20,9 +20,10 @@ from trimtab_model_servers.chat.hosted import HostedWriter
 from trimtab_model_servers.chat.words import Message
 from trimtab_model_servers.chat_loading import load_chat
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.published_chats import Encoder, build, spelled_out
+from trimtab_model_servers.families.published_chats import Encoder, build
 from trimtab_model_servers.families.published_halves import Kept, half_of
 from trimtab_model_servers.families.published_shapes import SHAPES
+from trimtab_model_servers.families.published_speech import spelled_out
 from trimtab_model_servers.families.registry import require_family
 from trimtab_model_servers.store import Seed
 from trimtab_model_servers.worker import BatchWorker
@@ -32,7 +33,14 @@ from trimtab_protocol import InferRequest
 
 TINY = {"size": "tiny", "slots": 2, "slot_tokens": 1500, "step_tokens": 90, "image_tokens": 200}
 SIZES = [(56, 56), (90, 40), (33, 120)]
-RULE_OF = dict(zip(SHAPES, ("llava-onevision", "internvl", "llama-3.2-vision"), strict=True))
+RULE_OF = {
+    "llava-onevision-7b": "llava-onevision",
+    "internvl3-8b": "internvl",
+    "smolvlm-2.2b": "smolvlm",
+    "smolvlm2-2.2b": "smolvlm",
+    "smolvlm2-500m": "smolvlm-500m",
+    "llama-3.2-vision-11b": "llama-3.2-vision",
+}
 
 
 def a_photo(width: int, height: int) -> bytes:
@@ -66,7 +74,7 @@ def alone(name: str, content: list[dict[str, str]], photos: list[bytes], tokens:
     encoder = Encoder(shape, model, "")
     pictures = [Pillow.open(io.BytesIO(photo)).convert("RGB") for photo in photos]
     counts = [shape.rule.count(*picture.size, images=len(photos)) for picture in pictures]
-    rows = [encoder.rows(count).total for count in counts]
+    rows = [encoder.rows(count) for count in counts]
     ids = torch.tensor([by_template(name, [{"role": "user", "content": content}], rows)[0]])
     inputs: dict[str, Any] = dict(shape.processor()(images=[pictures], return_tensors="pt")) if photos else {}
     inputs.pop("num_patches", None)

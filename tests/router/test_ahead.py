@@ -8,7 +8,7 @@ import pytest
 
 from tests.router.parted import ROWS, a_picture, shown_by, told
 from trimtab_protocol.chat.inner import content_of, encoder_of
-from trimtab_protocol.chat.references import Made
+from trimtab_protocol.chat.references import Made, Reference
 from trimtab_router import images
 from trimtab_router.ahead import Ahead, Sizes, numbered
 
@@ -44,6 +44,17 @@ def test_images_of_a_known_size_are_announced_as_they_will_be_told():
     assert not ahead.whole
     ahead.came(2, came(files[2]))
     assert ahead.whole
+
+
+def test_an_image_that_is_cut_into_tiles_is_announced_in_as_many_columns():
+    files = [a_picture(1), a_picture(2)]
+    cut = Reference(url=URL, rows=ROWS, columns=3, digest=shown_by(files[0])).json_bytes()
+    ahead = Ahead(files, Sizes())
+    ahead.came(0, np.array([cut], dtype=object))
+
+    (references,) = ahead.references()
+    assert [one["columns"] for one in json.loads(references)] == [3, 3]
+    assert json.loads(numbered({0: cut}))[0]["columns"] == 3
 
 
 @pytest.mark.parametrize("file", [b"no image", a_picture(1)[:20], b""])

@@ -32,6 +32,7 @@ from trimtab_pipelines.image_tokens import RULES
 from trimtab_protocol import InferRequest
 
 TINY = {"size": "tiny", "slots": 2, "slot_tokens": 1500, "step_tokens": 90, "image_tokens": 200}
+ENDS = ["<|im_end|>", "<|eot_id|>", "<end_of_utterance>"]
 SIZES = [(56, 56), (90, 40), (33, 120)]
 RULE_OF = {
     "llava-onevision-7b": "llava-onevision",
@@ -43,9 +44,12 @@ RULE_OF = {
 }
 
 
-def a_photo(width: int, height: int) -> bytes:
+def a_photo(width: int, height: int, grey: int | None = None) -> bytes:
+    """A picture of noise, or of one grey."""
     file = io.BytesIO()
     pixels = np.random.default_rng(width).integers(256, size=(height, width, 3), dtype=np.uint8)
+    if grey is not None:
+        pixels[:] = grey
     Pillow.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
 
@@ -133,7 +137,7 @@ def stored(name: str, folder: Path, model: Any = None) -> Path:
     (model or a_model(name)).save_pretrained(folder, max_shard_size="100KB")
     tokenizer = spelled_out(SHAPES[name]("tiny").image_id - 20)
     if model is None:
-        tokenizer.add_special_tokens(["<|im_end|>", "<|eot_id|>"])
+        tokenizer.add_special_tokens(ENDS)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -147,8 +151,8 @@ async def test_a_stored_model_answers_as_it_did_before_it_was_stored(name, tmp_p
     assert isinstance(hosted, HostedWriter)
     speech = hosted._writing
     before = loaded(name)
-    said = [Message.model_validate({"role": "user", "content": "<|im_end|>"})]
-    ends = {id_ for mark in ("<|im_end|>", "<|eot_id|>") if (id_ := speech.tokenizer.token_to_id(mark)) is not None}
+    said = [Message.model_validate({"role": "user", "content": "".join(ENDS)})]
+    ends = {id_ for mark in ENDS if (id_ := speech.tokenizer.token_to_id(mark)) is not None}
 
     assert hosted.weights == "stored"
     assert sum(token in ends for token in speech.prompt(said, []).tokens) == 1  # the turn's own, not the caller's

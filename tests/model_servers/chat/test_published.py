@@ -184,7 +184,7 @@ def test_what_is_no_such_model_is_refused_by_name(tmp_path):
             load_chat(spec, BatchWorker())
 
 
-@pytest.mark.parametrize("pipeline", ["llava-onevision", "internvl", "llama-vision"])
+@pytest.mark.parametrize("pipeline", ["llava-onevision", "internvl", "smolvlm", "llama-vision"])
 def test_a_pipeline_answers_chats_and_is_parted_where_its_model_can_be(pipeline):
     spec = load_pipeline(Path(__file__).parents[3] / "pipelines" / pipeline / "pipeline.yaml").spec
     for variant in (variant for stage in spec.stages for variant in stage.variants):

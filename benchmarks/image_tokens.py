@@ -35,9 +35,8 @@ SEED: Final = 7
 _PATCHES: Final = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
 _UNKNOWN: Final = "<unk>"
 _WORDS: Final = ("<image>", "<video>", "<|image|>", "<|python_tag|>", "<img>", "</img>", "<context>")
-_TILES: Final = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>") + tuple(
-    f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)
-)
+_TAGS: Final = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
+_TILES: Final = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_TAGS)
 _INTERNVL: Final = dict(
     zip(("start_image_token", "end_image_token", "context_image_token"), _WORDS[4:], strict=True)
 ) | {"video_token": _WORDS[1]}

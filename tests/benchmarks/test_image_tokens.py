@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.image_tokens import counted, differences, families
+from benchmarks.image_tokens import Spelled, counted, differences, families
 from trimtab_pipelines.image_tokens import OneTile
 
 SIZES = [(700, 400), (60, 900)]
@@ -23,6 +23,7 @@ def test_what_a_size_tells_is_what_its_processor_makes(name):
 def test_marks_of_tiles_that_are_told_otherwise_are_found():
     maker, (_, spelled, *_) = FAMILIES["smolvlm"]
     made = maker()
+    assert isinstance(spelled, Spelled)
 
     assert counted(spelled, SIZES).marks == made(SIZES).marks > 2 * 16
     wrong = replace(spelled, shape=replace(spelled.shape, around=lambda rows: (rows.total,)))

@@ -14,7 +14,6 @@ from trimtab_model_servers.engine.attention import NAME, StepContext
 from trimtab_model_servers.engine.store import Heads
 from trimtab_model_servers.engine.values import RequestError
 
-
 DECODERS: Final = ("language_model", "text_model")
 """What transformers' models call the part that writes, where they have others beside it."""
 

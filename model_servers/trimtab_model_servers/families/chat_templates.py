@@ -30,7 +30,6 @@ from trimtab_model_servers.folders import (
 MOST_BYTES: Final = 4 * 2**20
 """A tokenizer's configuration lists its special tokens and may be large; more than this is none."""
 _KEY: Final = "chat_template"
-_TOKEN: Final = "_token"
 _PRIVATE: Final = ((0xE000, 0xF900), (0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 """Code points that stand for nothing, by Unicode's own word."""
 _PROBE: Final = Message(role="user", content=(ImagePart(type="image"), TextPart(type="text", text="Probe?")))
@@ -130,7 +129,7 @@ def stored_names(folder: Path) -> dict[str, str]:
     """
     written = _json(folder, TOKENIZER_CONFIG_FILE)
     extra = written.get("extra_special_tokens")
-    named = {name: token for name, token in written.items() if name.endswith(_TOKEN)}
+    named = {name: token for name, token in written.items() if name.endswith("_token")}
     named |= extra if isinstance(extra, dict) else {}
     read = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}
     return {name: token for name, token in read.items() if isinstance(token, str)}

@@ -31,7 +31,9 @@ class Speech:
     def __init__(self, shape: Shape, model: Any, stored: Path | None = None) -> None:
         self.end_ids = _ends_of(model)
         vocabulary = int(model.config.text_config.vocab_size)
-        self.tokenizer = spelled_out(vocabulary) if stored is None else Tokenizer.from_file(str(stored / TOKENIZER_FILE))
+        self.tokenizer = (
+            spelled_out(vocabulary) if stored is None else Tokenizer.from_file(str(stored / TOKENIZER_FILE))
+        )
         self._shape = shape
         self._specials = _specials_of(self.tokenizer)
         self._words: Spell = bytes_of if stored is None else _words_of(self.tokenizer, self._specials)

@@ -90,7 +90,9 @@ class CountedImages(_Told):
     @model_validator(mode="after")
     def _told_of_each(self) -> Self:
         if self.columns and len(self.columns) != len(self.rows):
-            raise ValueError(f"columns tells of {len(self.columns)} images, rows of {len(self.rows)}; tell both of each")
+            raise ValueError(
+                f"columns tells of {len(self.columns)} images, rows of {len(self.rows)}; tell both of each"
+            )
         return self
 
     def blanks(self) -> tuple["Reference", ...]:

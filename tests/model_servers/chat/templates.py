@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE, get_image_prompt_string
 
 from trimtab_model_servers.chat.kit import Rows
-from trimtab_model_servers.families.published_speech import spelled_out
 from trimtab_model_servers.families.published_shapes import SHAPES
+from trimtab_model_servers.families.published_speech import spelled_out
 
 IMAGE = "\ue000"
 """Stands for an image in a rendered chat."""

@@ -9,9 +9,10 @@ from trimtab_model_servers.chat.kit import Prompt, Rows
 from trimtab_model_servers.chat.words import Message
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.families.lmm_digits import Questions
-from trimtab_model_servers.families.published_speech import Speech
 from trimtab_model_servers.families.published_shapes import SHAPES
+from trimtab_model_servers.families.published_speech import Speech
 from trimtab_model_servers.lmm_digits import models
+
 
 def rows_of(name: str) -> list[Rows]:
     """Of two images, the first of which is cut into as many tiles as may be where tiles are told."""
@@ -40,9 +41,7 @@ def test_a_prompt_is_what_the_models_template_makes_of_the_chat(name, content):
     assert [place.start for place in prompt.places] == starts
 
 
-@pytest.mark.parametrize(
-    ("name", "alike"), [(name, name == "llava-onevision-7b") for name in SHAPES]
-)
+@pytest.mark.parametrize(("name", "alike"), [(name, name == "llava-onevision-7b") for name in SHAPES])
 def test_other_places_of_images_make_another_prompt_where_the_model_learnt_them(name, alike):
     one, other = (spelled(name, asked(content)) for content in INTERLEAVED)
 

@@ -88,7 +88,7 @@ def test_marks_that_callers_spell_are_words(folder, template, words):
     images = sum(part == IMAGE for part in words)
     harmless = [part if part == IMAGE else "".join(char for char in part if char not in "<>_|") for part in words]
     model = speech(folder)
-    specials = set(range(286, 310)) & {token for token in model.tokenizer.get_added_tokens_decoder()}
+    specials = set(range(286, 310)) & set(model.tokenizer.get_added_tokens_decoder())
 
     def counted(content: list[Any]) -> list[int]:
         tokens = spelled(folder, said(*content), *[(28, 28)] * images).tokens

@@ -63,9 +63,7 @@ async def test_a_parted_model_answers_as_a_whole_one_does(whole, text):
         return InferRequest("text", (*asked, *(brought | {"image_columns": other}).values()))
 
     answer = await text.infer(turned([2, 3]), worker)
-    expected = await whole.infer(
-        a_chat("whole", "What?", *TALL_AND_WIDE, max_tokens=8, ignore_eos=True), worker
-    )
+    expected = await whole.infer(a_chat("whole", "What?", *TALL_AND_WIDE, max_tokens=8, ignore_eos=True), worker)
     assert text_of(answer) == text_of(expected)
     assert text_of(await text.infer(turned([3, 2]), worker)) != text_of(expected)
     for wrong in ([2], [2, -1]):

@@ -27,7 +27,8 @@ def told(*each):
 def test_what_an_encoder_tells_is_read_by_who_writes_as_the_router_passes_it_on():
     (row,) = images.joined({"references": images.addressed(told(*MADE), URLS)}, chats=1)["references"]
     assert read_references(row) == tuple(
-        Reference(url=url, rows=made.rows, columns=made.columns, digest=made.digest) for url, made in zip(URLS, MADE, strict=True)
+        Reference(url=url, rows=made.rows, columns=made.columns, digest=made.digest)
+        for url, made in zip(URLS, MADE, strict=True)
     )
     assert images.addresses(told(row)) == URLS
 

@@ -6,7 +6,6 @@ renders what callers say: a special token that is found in what it wrote is the 
 """
 
 import json
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ _KEY: Final = "chat_template"
 _PRIVATE: Final = ((0xE000, 0xF900), (0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 """Code points that stand for nothing, by Unicode's own word."""
 _PROBE: Final = Message(role="user", content=(ImagePart(type="image"), TextPart(type="text", text="Probe?")))
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,9 @@ def test_an_image_that_is_cut_into_tiles_is_announced_in_as_many_columns():
     ahead = Ahead(files, Sizes())
     ahead.came(0, np.array([cut], dtype=object))
 
-    (references,) = ahead.references() or ()
-    assert [one["columns"] for one in json.loads(references)] == [3, 3]
+    announced = ahead.references()
+    assert announced is not None
+    assert [one["columns"] for one in json.loads(announced[0])] == [3, 3]
     assert json.loads(numbered({0: cut}))[0]["columns"] == 3
 
 

@@ -106,7 +106,7 @@ class HostedEncoder:
             for header, (of_chat, _) in zip(headers, beside, strict=True)
         ]
         columns = tuple(count.columns for count in counts)
-        return CountedImages(rows=tuple(count.total for count in counts), columns=columns if any(columns) else ())
+        return CountedImages(rows=tuple(count.total for count in counts), columns=columns if any(columns) else None)
 
     def pending(self) -> dict[str, int]:
         """What is in flight; see docs/chat-stages.md."""

@@ -81,11 +81,11 @@ class CountedImages(_Told):
 
     Attributes:
         rows: of each image.
-        columns: of tiles that each is cut into; none told where none is cut so that a prompt would tell.
+        columns: of tiles that each is cut into; None where a prompt tells of none.
     """
 
     rows: tuple[_Rows, ...]
-    columns: tuple[_Tokens, ...] = ()
+    columns: tuple[_Tokens, ...] | None = None
 
     @model_validator(mode="after")
     def _told_of_each(self) -> Self:

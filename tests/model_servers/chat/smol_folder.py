@@ -15,13 +15,13 @@ from tests.model_servers.chat.test_published import a_model
 from trimtab_model_servers.families.published_shapes import SHAPES
 
 NAME = "smolvlm2-2.2b"
-MARKS = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>")
+MARKS = ("<sep>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>")
 TILE_TOKENS = 4
 _CORPUS = ["User: What is this? Assistant: What this is.\n\n", "User:What\nUser: is\n\n\nAssistant: Be brief. System: "]
 
 
 def a_tokenizer() -> Tokenizer:
-    """One that merges across spaces and line ends, and does not call every mark special."""
+    """One that merges across spaces and line ends, and does not call every mark special; one takes spaces away."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -30,7 +30,10 @@ def a_tokenizer() -> Tokenizer:
         _CORPUS * 9, trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, show_progress=False)
     )
     room = 300 - tokenizer.get_vocab_size()
-    tokenizer.add_special_tokens([*MARKS, *(f"<unused_{number}>" for number in range(room - len(MARKS))), "<image>"])
+    apart = AddedToken("<sep>", lstrip=True, rstrip=True, special=True)
+    tokenizer.add_special_tokens(
+        [apart, *MARKS[1:], *(f"<unused_{number}>" for number in range(room - len(MARKS))), "<image>"]
+    )
     tokenizer.add_tokens([AddedToken(f"<row_{r}_col_{c}>", normalized=False) for r in (1, 2, 3) for c in (1, 2, 3)])
     assert tokenizer.token_to_id("<image>") == SHAPES[NAME]("tiny").image_id
     return tokenizer
@@ -52,7 +55,7 @@ def by_processor(messages: Sequence[dict[str, Any]], pictures: Sequence[Image], 
     tile = SHAPES[NAME]("tiny").tile_px
     processor: Any = Idefics3Processor(
         Idefics3ImageProcessor(size={"longest_edge": 3 * tile}, max_image_size={"longest_edge": tile}),
-        PreTrainedTokenizerFast(tokenizer_object=a_tokenizer(), bos_token=MARKS[3], eos_token=MARKS[2]),
+        PreTrainedTokenizerFast(tokenizer_object=a_tokenizer(), bos_token=MARKS[4], eos_token=MARKS[3]),
         image_seq_len=TILE_TOKENS,
         chat_template=template,
     )

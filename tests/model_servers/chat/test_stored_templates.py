@@ -28,7 +28,7 @@ OTHER = (
     "{% for message in messages %}[{{ message['role'] | upper }}]{{ eos_token }}"
     "{% for part in message['content'] if part['type'] == 'image' %}<image>{% endfor %}"
     "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] | trim }}{% endfor %}"
-    "{% endfor %}{% if add_generation_prompt %}[ANSWER]{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %} <sep> \n[ANSWER]{% endif %}"
 )
 """Images first, then all a turn's words, without a mark between them."""
 TEXT_ONLY = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"

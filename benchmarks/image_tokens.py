@@ -1,8 +1,8 @@
 """``make bench-image-tokens``: image tokens told by size alone, beside those that each model's own processor makes.
 
 Processors are transformers' own classes with the configurations of the models' pages on the hub, and are shown an image
-of every size together with a prompt: its placeholders are counted, and the tiles that would be encoded. The models of
-pipelines/lmm-digits encode theirs.
+of every size together with a prompt: its placeholders are counted, the tiles that would be encoded, and what a model
+that tells rows and columns of tiles writes beside. The models of pipelines/lmm-digits encode theirs.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple
@@ -22,10 +23,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from trimtab.options import console
+from trimtab_model_servers.chat.kit import Rows
 from trimtab_model_servers.families.lmm_digits import PageReader
-from trimtab_model_servers.families.published_shapes import SHAPES
+from trimtab_model_servers.families.published_shapes import SHAPES, Shape
 from trimtab_model_servers.lmm_digits import models
-from trimtab_pipelines.image_tokens import RULES, ImageTokenRule
+from trimtab_pipelines.image_tokens import RULES, ImageTokenRule, ImageTokens
 from trimtab_pipelines.verdict import Outcome, bar
 
 LEAST_PX, MOST_PX = 8, 3000
@@ -33,16 +35,19 @@ SEED: Final = 7
 _PATCHES: Final = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
 _UNKNOWN: Final = "<unk>"
 _WORDS: Final = ("<image>", "<video>", "<|image|>", "<|python_tag|>", "<img>", "</img>", "<context>")
+_TAGS: Final = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
+_TILES: Final = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_TAGS)
 _INTERNVL: Final = dict(
     zip(("start_image_token", "end_image_token", "context_image_token"), _WORDS[4:], strict=True)
 ) | {"video_token": _WORDS[1]}
 
 
 class Count(NamedTuple):
-    """Of one image, or of several in one prompt."""
+    """Of one image, or of several in one prompt; marks are tokens that tell of tiles, where that is looked at."""
 
     placeholders: int
     encoded: int
+    marks: int = 0
 
 
 Size = tuple[int, int]
@@ -58,9 +63,9 @@ def _transformers() -> Any:
 
 
 def _tokenizer(**named: Any) -> Any:
-    words = {word: number for number, word in enumerate((_UNKNOWN, *_WORDS))}
+    words = {word: number for number, word in enumerate((_UNKNOWN, *_WORDS, *_TILES))}
     own = Tokenizer(WordLevel(words, unk_token=_UNKNOWN))
-    own.add_special_tokens(list(_WORDS))
+    own.add_special_tokens([*_WORDS, *_TILES])
     return _transformers().PreTrainedTokenizerFast(
         tokenizer_object=own, unk_token=_UNKNOWN, bos_token=_UNKNOWN, **named
     )
@@ -91,9 +96,10 @@ def _processor(family: str) -> tuple[Any, int]:
             return t.InternVLProcessor(images, words, video, image_seq_length=256), 256
         case "llama-3.2-vision":
             return t.MllamaProcessor(t.MllamaImageProcessor(**_square(560), max_image_tiles=4), _tokenizer()), 1601
-        case "smolvlm":
-            sides = {"size": {"longest_edge": 1536}, "max_image_size": {"longest_edge": 384}}
-            return t.Idefics3Processor(t.Idefics3ImageProcessor(**sides), _tokenizer(), image_seq_len=81), 81
+        case "smolvlm" | "smolvlm-500m":
+            tile, tokens = (384, 81) if family == "smolvlm" else (512, 64)
+            sides = {"size": {"longest_edge": 4 * tile}, "max_image_size": {"longest_edge": tile}}
+            return t.Idefics3Processor(t.Idefics3ImageProcessor(**sides), _tokenizer(), image_seq_len=tokens), tokens
     raise KeyError(family)
 
 
@@ -105,8 +111,9 @@ def by_processor(family: str) -> Maker:
         shown = [np.full((height, width, 3), 255, dtype=np.uint8) for width, height in sizes]
         told = processor(images=[shown], text=processor.image_token * len(shown), return_tensors="pt")
         placeholders = int((told["input_ids"] == processor.image_token_id).sum())
+        marks = told["input_ids"].numel() - placeholders if "rows" in told or "pixel_attention_mask" in told else 0
         tiles = told["pixel_values"].flatten(0, -4).flatten(1).any(dim=1)  # those that only fill up are all zeros
-        return Count(placeholders, int(tiles.sum()) * tile_tokens)
+        return Count(placeholders, int(tiles.sum()) * tile_tokens, marks)
 
     return made
 
@@ -126,16 +133,37 @@ def by_encoder(architecture: models.Architecture) -> Maker:
     return made
 
 
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """A family's rule, and what it writes around the placeholders of an image's tiles."""
+
+    shape: Shape
+    tokenizer: Any
+
+    def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
+        """Count one image."""
+        return self.shape.rule.count(width_px, height_px, images=images)
+
+    def marks(self, each: Sequence[ImageTokens]) -> int:
+        """Count the marks of a prompt's images."""
+        around = [self.shape.around(Rows(one.placeholders, columns=one.columns)) for one in each]
+        text = "".join(part if isinstance(part, str) else _WORDS[0] * part for parts in around for part in parts)
+        return len(self.tokenizer(text)["input_ids"]) - sum(one.placeholders for one in each)
+
+
 def counted(rule: ImageTokenRule, sizes: Sequence[Size]) -> Count:
     """What a rule tells."""
     each = [rule.count(*size, images=len(sizes)) for size in sizes]
-    return Count(sum(one.placeholders for one in each), sum(one.encoded for one in each))
+    marks = rule.marks(each) if isinstance(rule, Spelled) else 0
+    return Count(sum(one.placeholders for one in each), sum(one.encoded for one in each), marks)
 
 
 _SHIPPED: Final = {
-    "llava-onevision": "llava-onevision-7b",
-    "internvl": "internvl3-8b",
-    "llama-3.2-vision": "llama-3.2-vision-11b",
+    "llava-onevision": ("llava-onevision-7b",),
+    "internvl": ("internvl3-8b",),
+    "smolvlm": ("smolvlm-2.2b", "smolvlm2-2.2b"),
+    "smolvlm-500m": ("smolvlm2-500m",),
+    "llama-3.2-vision": ("llama-3.2-vision-11b",),
 }
 
 
@@ -146,7 +174,8 @@ def families() -> dict[str, tuple[Callable[[], Maker], tuple[ImageTokenRule, ...
         for kind in models.ARCHITECTURES
     }
     for name, rule in RULES.items():
-        served = (SHAPES[_SHIPPED[name]]("published").rule,) if name in _SHIPPED else ()
+        shapes = [SHAPES[shipped]("published") for shipped in _SHIPPED.get(name, ())]
+        served = (Spelled(shape, _tokenizer()) if shape.tells_tiles else shape.rule for shape in shapes)
         told[name] = (lambda name=name: by_processor(name), (rule, *served))  # type: ignore[misc]
     return told
 
@@ -158,7 +187,13 @@ def drawn(count: int) -> list[Size]:
 
 def differences(made: Maker, rules: Sequence[ImageTokenRule], shown: Sequence[Sequence[Size]]) -> int:
     """How many of these prompts' images are told otherwise than they are made."""
-    return sum(any(counted(rule, sizes) != count for rule in rules) for sizes in shown for count in (made(sizes),))
+    return sum(any(_otherwise(rule, sizes, count) for rule in rules) for sizes in shown for count in (made(sizes),))
+
+
+def _otherwise(rule: ImageTokenRule, sizes: Sequence[Size], made: Count) -> bool:
+    """Whether a rule tells otherwise, marks included where it tells them."""
+    told = counted(rule, sizes)
+    return told != (made if isinstance(rule, Spelled) else made._replace(marks=0))
 
 
 def main() -> int:

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import torch
 
-from trimtab_model_servers.families.published_chats import spelled_out
 from trimtab_model_servers.families.published_shapes import SHAPES, Shape
+from trimtab_model_servers.families.published_speech import spelled_out
 
 NAME: Final = "llava-onevision-7b"
 WIDTH, LAYERS, HEADS = 384, 3, 8

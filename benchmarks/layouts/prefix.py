@@ -40,7 +40,7 @@ from trimtab_pipelines.processes.module import Module
 from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_protocol.chat.references import blank, listed
+from trimtab_protocol.chat.references import Made, blank, listed
 
 FAMILY: Final = "internvl3-8b"
 WIDTH, LAYERS, HEADS = 256, 4, 8
@@ -124,7 +124,7 @@ async def seconds_to_read(port: int, session: aiohttp.ClientSession, pid: int) -
     content = b'{"type":"image"},' * IMAGES + b'{"type":"text","text":"What do they have in common?"}'
     rows = {
         "messages": b'[{"role":"user","content":[%s]}]' % content,
-        "references": listed([blank(TOKENS)] * IMAGES),
+        "references": listed([blank(Made(rows=TOKENS))] * IMAGES),
         "options": b'{"max_tokens":1,"ignore_eos":true}',
     }
     tensors = tuple(Tensor(name, "BYTES", np.array([row], dtype=object)) for name, row in rows.items())

@@ -46,7 +46,7 @@ def count(model: Hosted, asked: InferRequest) -> dict[str, object]:
     """Tell what a chat would cost."""
     if not isinstance(model, Pricing):
         raise RefusalError(404, f"model {asked.model_name!r} does not chat; there is nothing to count")
-    return model.count(asked).model_dump()
+    return model.count(asked).model_dump(exclude_none=True)
 
 
 def pending(model: Hosted, name: str) -> dict[str, int]:

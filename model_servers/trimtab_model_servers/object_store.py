@@ -24,7 +24,15 @@ from minio.error import InvalidResponseError, MinioException, S3Error, ServerErr
 from trimtab_model_servers.cache import kept, linked, own_folder, tenant
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.fetched import SUFFIX, FetchLimits, require_size, sha256
-from trimtab_model_servers.folders import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, TOKENIZER_FILE, named_by, require_total
+from trimtab_model_servers.folders import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    OPTIONAL_FILES,
+    SINGLE_FILE,
+    TOKENIZER_FILE,
+    named_by,
+    require_total,
+)
 from trimtab_pipelines.backoff import backoff
 
 _DEFAULT_ENDPOINT = "https://s3.amazonaws.com"
@@ -100,6 +108,7 @@ def fetch_folder(bucket: str, prefix: str, limits: FetchLimits) -> Path:
         sources |= {file: source(file) for file in named_by(index.kept().read_bytes(), address)}
     else:
         sources[SINGLE_FILE] = source(SINGLE_FILE)
+    sources |= {file: one for file in OPTIONAL_FILES if (one := source(file)).is_there()}
     require_total((one.find().size or 0 for one in sources.values()), limits, address)
     return linked({file: one.kept() for file, one in sources.items()})
 

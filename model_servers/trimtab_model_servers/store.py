@@ -13,7 +13,7 @@ from trimtab_model_servers.fetched import SUFFIX, FetchLimits, sha256
 from trimtab_model_servers.folders import CONFIG_FILE
 from trimtab_model_servers.hub import fetch_from_hub, fetch_repository
 
-_FORMS = "a path, file://PATH, s3://BUCKET/KEY, hf://OWNER/NAME/FILE or random://?seed=N"
+_FORMS = "a path, file://PATH, s3://BUCKET/KEY, hf://OWNER/NAME@COMMIT/FILE or random://?seed=N"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def find_folder(storage_uri: str, digest: str | None, limits: FetchLimits | None
     """The local folder that holds a model as transformers writes it, fetched if need be; None where none is meant.
 
     Args:
-        storage_uri: a folder's path, or s3://BUCKET/PREFIX or hf://OWNER/NAME.
+        storage_uri: a folder's path, or s3://BUCKET/PREFIX or hf://OWNER/NAME@COMMIT.
         digest: None; a folder has none.
         limits: bounds of what is fetched.
 

@@ -3,7 +3,7 @@
 Two numbers: what the encoder puts out, by which its pool is sized (ModServe, section 4), and how many places the image
 takes in the prompt, which is what prefill costs and usage counts. They differ: LLaVA-OneVision encodes padding that it
 cuts away again, Mllama's text attends to thousands of tokens behind one placeholder. Markers that a family writes as
-text around an image (InternVL's two, SmolVLM's rows and columns) are text and not counted here.
+text around or in an image (InternVL's two, SmolVLM's rows and columns) are text and not counted here.
 
 The rules are those of each model's own processor in transformers, to the rounding; tests hold them against it.
 """
@@ -226,6 +226,7 @@ RULES: Final[dict[str, ImageTokenRule]] = {
     "internvl": NearestGrid(448, 256, most_tiles=12),
     "llama-3.2-vision": Canvas(560, 1601, most_tiles=4),
     "smolvlm": Splits(384, 81, longest_px=1536),
+    "smolvlm-500m": Splits(512, 64, longest_px=2048),
 }
 """The families as published; other sizes of them are other arguments of the same rule."""
 

@@ -84,7 +84,7 @@ class Variant(Model):
         max_length=1024,
         description="Where the weights are: a path relative to this file, file://…, s3://bucket/key, "
         "hf://repository/file or random://?seed=N; for models of several files also s3://bucket/prefix or "
-        "hf://repository",
+        "hf://repository; a commit behind the repository, hf://owner/name@commit, pins it",
     )
     secret_name: Name | None = Field(
         default=None, description="Secret with the credentials and the endpoint of an s3:// storageUri"

@@ -138,7 +138,7 @@ def random_rows(spec: TensorSpec, count: int, any_size: int, seed: int = 0) -> A
 
 def _blank(references: Array) -> Array:
     """Images of as many rows, which show nothing: what was encoded is gone by the time it would be pulled."""
-    return _bytes([listed([blank(read_made(one).rows)]) for one in references])
+    return _bytes([listed([blank(read_made(one))]) for one in references])
 
 
 def _bytes(elements: Sequence[bytes]) -> Array:

@@ -15,6 +15,7 @@ from trimtab_protocol.chat.inner import content_of, encoder_of, texts
 from trimtab_protocol.chat.references import (
     AWAITED,
     Arrived,
+    Made,
     Reference,
     list_of,
     read_made,
@@ -28,28 +29,28 @@ _Size = tuple[str, int, int]
 
 
 class Sizes:
-    """How many rows images have that are not alone in their chat, by what encodes them, width and height in px."""
+    """What is made of images that are not alone in their chat, by what encodes them, width and height in px."""
 
     def __init__(self, most: int = MOST_SIZES) -> None:
         self._most = most
-        self._rows: OrderedDict[_Size, int] = OrderedDict()
+        self._made: OrderedDict[_Size, Made] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._made)
 
-    def note(self, encoder: str, file: bytes, rows: int) -> None:
-        """An image was encoded; the size that was seen longest ago is forgotten, and 0 rows are not remembered."""
+    def note(self, encoder: str, file: bytes, made: Made) -> None:
+        """An image was encoded; the size that was seen longest ago is forgotten."""
         size = _size(file)
-        if size is not None and rows > 0:
-            self._rows[encoder, *size] = rows
-            self._rows.move_to_end((encoder, *size))
-            if len(self._rows) > self._most:
-                self._rows.popitem(last=False)
+        if size is not None:
+            self._made[encoder, *size] = made
+            self._made.move_to_end((encoder, *size))
+            if len(self._made) > self._most:
+                self._made.popitem(last=False)
 
-    def rows(self, encoder: str, file: bytes) -> int | None:
-        """How many rows an image will have; None where none of its size was seen yet."""
+    def made(self, encoder: str, file: bytes) -> Made | None:
+        """What was made of the last image of the same size; None where none of its size was seen yet."""
         size = _size(file)
-        return None if size is None else self._rows.get((encoder, *size))
+        return None if size is None else self._made.get((encoder, *size))
 
 
 class Ahead:
@@ -82,8 +83,8 @@ class Ahead:
         new = {number: told for number, told in came.items() if number not in self._told}
         for number, told in new.items():
             self._told[number] = told
-            encoder, rows = _made(told)
-            self._sizes.note(encoder, self._files[number], rows)
+            made = read_made(told)
+            self._sizes.note(encoder_of(made.digest), self._files[number], made)
         return new
 
     def references(self) -> Array | None:
@@ -96,14 +97,14 @@ class Ahead:
         return texts([list_of(all_of_them)])
 
     def _announcements(self) -> list[bytes] | None:
-        encoder, _ = _made(self._told[0])
-        known = [self._sizes.rows(encoder, file) for file in self._files] if encoder else [None]
-        if None in known:
+        encoder = encoder_of(read_made(self._told[0]).digest)
+        known = [self._sizes.made(encoder, file) for file in self._files] if encoder else [None]
+        alike = [made for made in known if made is not None]
+        if len(alike) != len(known):
             return None
-        counts = [rows for rows in known if rows is not None]
         return [
-            b"" if number in self._told else _announcement(encoder, file, rows)
-            for number, (file, rows) in enumerate(zip(self._files, counts, strict=True))
+            b"" if number in self._told else _announcement(encoder, file, made)
+            for number, (file, made) in enumerate(zip(self._files, alike, strict=True))
         ]
 
 
@@ -111,19 +112,14 @@ def numbered(images: Mapping[int, bytes]) -> bytes:
     """Images that were awaited, as a replica is told of them."""
     referred = ((number, one) for number, told in images.items() for one in read_referred(told))
     return told_arrived(
-        Arrived(image=number, url=one.url, rows=one.rows, digest=one.digest) for number, one in referred
+        Arrived(image=number, url=one.url, rows=one.rows, columns=one.columns, digest=one.digest)
+        for number, one in referred
     )
 
 
-def _announcement(encoder: str, file: bytes, rows: int) -> bytes:
-    digest = content_of(encoder, sha256(file).hexdigest(), rows)
-    return Reference(url=AWAITED, rows=rows, digest=digest).json_bytes()
-
-
-def _made(told: bytes) -> tuple[str, int]:
-    """What encoded an image, empty where its reference does not say, and how many rows it made of it."""
-    made = read_made(told)
-    return encoder_of(made.digest), made.rows
+def _announcement(encoder: str, file: bytes, made: Made) -> bytes:
+    digest = content_of(encoder, sha256(file).hexdigest(), made.rows)
+    return Reference(url=AWAITED, rows=made.rows, columns=made.columns, digest=digest).json_bytes()
 
 
 def _size(file: bytes) -> tuple[int, int] | None:

@@ -87,7 +87,7 @@ def addressed(told: Array, urls: Sequence[str]) -> Array:
 
 
 def _referred(url: str, made: Made) -> bytes:
-    return Reference(url=url, rows=made.rows, digest=made.digest).json_bytes()
+    return Reference(url=url, rows=made.rows, columns=made.columns, digest=made.digest).json_bytes()
 
 
 def addresses(referred: Array) -> list[str]:

@@ -1,6 +1,7 @@
 """A hub of models that keeps state and speaks as much of the Hugging Face Hub as fetching files of one commit needs."""
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
@@ -8,6 +9,8 @@ from urllib.parse import quote
 from tests.fakes.object_store import ObjectStore, StoreHandler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+"""The commit that the branch main is at; other revisions are put by name."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Hub(ObjectStore):
@@ -16,9 +19,9 @@ class Hub(ObjectStore):
     overloaded_for: int = 0
     """So many requests it answers with 503."""
 
-    def put(self, bucket: str, key: str, content: bytes) -> str:
-        """Store a file of a repository (OWNER/NAME); return its address."""
-        self.objects[f"/{bucket}/resolve/main/{quote(key)}"] = content
+    def put(self, bucket: str, key: str, content: bytes, revision: str = "main") -> str:
+        """Store a file of a repository (OWNER/NAME) in one of its revisions; return its address in the newest."""
+        self.objects[f"/{bucket}/resolve/{revision}/{quote(key)}"] = content
         return f"hf://{bucket}/{key}"
 
 
@@ -43,7 +46,8 @@ class _HubHandler(StoreHandler):
             return
         content = self.state.objects.get(path.replace(f"/resolve/{COMMIT}/", "/resolve/main/"))
         self.send_response(404 if content is None else 200)
-        self.send_header("X-Repo-Commit", COMMIT)
+        revision = path.partition("/resolve/")[2].partition("/")[0]
+        self.send_header("X-Repo-Commit", revision if _COMMIT.fullmatch(revision) else COMMIT)
         if content is None:
             self.send_header("X-Error-Code", "EntryNotFound")
             self.send_header("Content-Length", "0")

@@ -17,6 +17,7 @@ from trimtab_model_servers.fetched import FetchLimits
 from trimtab_model_servers.folders import named_by
 from trimtab_model_servers.store import find_folder
 
+OTHER = "f" * 40
 SHARDS = {f"model-{number}.safetensors": save({f"w{number}": torch.full((9,), number)}) for number in (1, 2)}
 INDEX = json.dumps({"weight_map": {f"w{name[6]}": name for name in SHARDS}}).encode()
 SEVERAL = {"config.json": b"{}", "tokenizer.json": b"{ }", "model.safetensors.index.json": INDEX, **SHARDS}
@@ -80,6 +81,12 @@ def test_a_folder_has_the_files_that_its_index_names_each_fetched_once(place, fi
     assert contents(first) == files
     assert find_folder(address, None) == first
     assert gets(place) == asked
+
+
+def test_a_folder_has_what_it_says_of_chats(place):
+    files = ONE | {"chat_template.jinja": b"{{ messages }}", "tokenizer_config.json": b'{"bos_token": "<s>"}'}
+
+    assert contents(find_folder(put(place, files), None)) == files
 
 
 @pytest.mark.parametrize("absent", ["config.json", "tokenizer.json", "model-2.safetensors"])
@@ -162,6 +169,27 @@ def test_all_files_of_a_repository_are_of_one_commit(running_hub):
 
     assert [path.rpartition("/")[2] for path in fetched][-1] == "config.json"
     assert all(f"/resolve/{COMMIT}/" in path for path in fetched[:-1])
+
+
+def test_a_repository_of_a_commit_is_that_one_and_is_not_asked_for_again(running_hub, caplog):
+    put(running_hub, SEVERAL | {"config.json": b'{"newest": 1}'})
+    for file, content in (ONE | {"chat_template.jinja": b"{{ messages }}"}).items():
+        running_hub.put("owner/name", file, content, OTHER)
+    first = find_folder(f"hf://owner/name@{OTHER}", None)
+
+    assert contents(first) == ONE | {"chat_template.jinja": b"{{ messages }}"}
+    running_hub.requests.clear()
+    assert find_folder(f"hf://owner/name@{OTHER}", None) == first
+    assert not running_hub.requests
+    assert "not pinned" not in caplog.text
+    find_folder("hf://owner/name", None)
+    assert f"hf://owner/name: not pinned: it is commit {COMMIT} now" in caplog.text
+
+
+def test_a_commit_that_is_not_there_is_told(running_hub):
+    put(running_hub, ONE)
+    with pytest.raises(ModelError, match=f"hf://owner/name@{OTHER}: .*404"):
+        find_folder(f"hf://owner/name@{OTHER}", None)
 
 
 def test_a_repository_that_is_fetched_in_part_is_not_taken_for_whole(running_hub):

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from tests.fakes.hub import Hub, hub
+from tests.fakes.hub import COMMIT, Hub, hub
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.fetched import FetchLimits
 from trimtab_model_servers.store import find_weights
 
+OTHER = "f" * 40
 CONTENT = save({"weight": torch.arange(1000, dtype=torch.float32)})
 
 
@@ -63,6 +64,37 @@ def test_a_file_above_the_bound_is_not_fetched(running, tmp_path):
         find_weights(address, None, FetchLimits(max_bytes=1000))
     assert gets(running) == 0
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_a_file_of_a_commit_stays_that_one_and_is_asked_for_once(running, caplog):
+    running.put("owner/name", "model.safetensors", CONTENT, OTHER)
+    running.put("owner/name", "model.safetensors", save({"weight": torch.zeros(7)}))
+    address = f"hf://owner/name@{OTHER}/model.safetensors"
+    first = find_weights(address, None)
+
+    assert isinstance(first, Path)
+    assert first.read_bytes() == CONTENT
+    running.requests.clear()
+    assert find_weights(address, None) == first
+    assert not running.requests
+    assert "not pinned" not in caplog.text
+    with pytest.raises(ModelError, match="bytes are more than the 10 allowed"):
+        find_weights(address, None, FetchLimits(max_bytes=10))
+
+
+@pytest.mark.parametrize("revision", ["", "@main"])
+def test_who_names_no_commit_is_told_which_it_is(running, caplog, revision):
+    running.put("owner/name", "model.safetensors", CONTENT)
+    find_weights(f"hf://owner/name{revision}/model.safetensors", None)
+
+    assert f"not pinned: it is commit {COMMIT} now; write @{COMMIT} behind OWNER/NAME" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", ["@", "@../main", "@a@b"])
+def test_what_is_no_revision_is_refused(running, wrong):
+    with pytest.raises(ModelError, match="is no revision; write a commit, 40 hexadecimal digits, or a tag"):
+        find_weights(f"hf://owner/name{wrong.replace('/', '%2F')}/model.safetensors", None)
+    assert not running.requests
 
 
 def test_a_file_that_was_fetched_before_may_be_too_large_for_another_use(running):

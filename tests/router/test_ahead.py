@@ -8,6 +8,7 @@ import pytest
 
 from tests.router.parted import ROWS, a_picture, shown_by, told
 from trimtab_protocol.chat.inner import content_of, encoder_of
+from trimtab_protocol.chat.references import Made, Reference
 from trimtab_router import images
 from trimtab_router.ahead import Ahead, Sizes, numbered
 
@@ -45,6 +46,18 @@ def test_images_of_a_known_size_are_announced_as_they_will_be_told():
     assert ahead.whole
 
 
+def test_an_image_that_is_cut_into_tiles_is_announced_in_as_many_columns():
+    files = [a_picture(1), a_picture(2)]
+    cut = Reference(url=URL, rows=ROWS, columns=3, digest=shown_by(files[0])).json_bytes()
+    ahead = Ahead(files, Sizes())
+    ahead.came(0, np.array([cut], dtype=object))
+
+    announced = ahead.references()
+    assert announced is not None
+    assert [one["columns"] for one in json.loads(announced[0])] == [3, 3]
+    assert json.loads(numbered({0: cut}))[0]["columns"] == 3
+
+
 @pytest.mark.parametrize("file", [b"no image", a_picture(1)[:20], b""])
 def test_what_has_no_known_size_is_not_announced(file):
     ahead = Ahead([a_picture(1), file], known())
@@ -61,9 +74,10 @@ def test_nothing_is_announced_of_an_encoder_that_does_not_say_who_it_is():
 
 def test_sizes_that_were_seen_longest_ago_are_forgotten():
     sizes = Sizes(most=1)
-    sizes.note("one", a_picture(1), 4)
-    sizes.note("other", a_picture(1), 5)
-    assert (sizes.rows("one", a_picture(2)), sizes.rows("other", a_picture(2)), len(sizes)) == (None, 5, 1)
+    sizes.note("one", a_picture(1), Made(rows=4))
+    sizes.note("other", a_picture(1), Made(rows=5))
+    assert (sizes.made("one", a_picture(2)), len(sizes)) == (None, 1)
+    assert sizes.made("other", a_picture(2)) == Made(rows=5)
 
 
 def test_what_an_image_shows_says_who_encoded_it():

@@ -44,10 +44,15 @@ class Coming:
         except RefusalError as refusal:
             raise ImageRefusal(image, str(refusal)) from refusal
         self._told.drop(name)
-        if (told.rows, told.digest) != (announced.rows, announced.digest):
-            came, due = f"{told.rows} rows, {told.digest!r}", f"{announced.rows} rows, {announced.digest!r}"
-            raise ImageRefusal(image, f"it is {came}; announced were {due}")
+        if _laid(told) != _laid(announced):
+            raise ImageRefusal(image, f"it is {_laid(told)}; announced were {_laid(announced)}")
         return told.url
+
+
+def _laid(one: Reference) -> str:
+    """What a prompt and its prefixes follow from."""
+    cut = f" in {one.columns} columns of tiles" if one.columns else ""
+    return f"{one.rows} rows{cut}, {one.digest!r}"
 
 
 def _name(request_id: str, image: int) -> str:

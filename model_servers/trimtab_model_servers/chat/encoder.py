@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trimtab_model_servers.chat import images, words
-from trimtab_model_servers.chat.encoding import Encoding, Limits, done_by
+from trimtab_model_servers.chat.encoding import Encoded, Encoding, Limits, done_by
 from trimtab_model_servers.chat.kept import Held, Kept
 from trimtab_model_servers.chat.kit import Seeing
 from trimtab_model_servers.chat.parts import Built
@@ -84,14 +84,14 @@ class HostedEncoder:
         if isinstance(of, str):
             self.kept.share(of, names)
             return {"kept": len(names)}
-        rows = self.encoding.cached(of.file, of.tenant, alone=of.alone)
-        if rows is None:
+        cached = self.encoding.cached(of.file, of.tenant, alone=of.alone)
+        if cached is None:
             raise RefusalError(404, "what was made of that image is not cached, or not any more; have it encoded")
-        held = self._held(rows, of.file)
+        held = self._held(cached, of.file)
         for name in names:
             self.kept.expect(name)
             self.kept.put(name, held)
-        return _made(held).model_dump()
+        return _made(held).model_dump(exclude_defaults=True)
 
     def count(self, request: InferRequest) -> CountedImages:
         """Tell how many rows the embeddings of each image would have, an image a row; errors as of ``infer``.
@@ -102,10 +102,11 @@ class HostedEncoder:
         seeing, beside = self.encoding.seeing, self._beside(request, rows)
         headers = [self._only(request, row, number).header for row, (_, number) in enumerate(beside)]
         counts = [
-            seeing.rule.count(header.width_px, header.height_px, images=of_chat)
+            seeing.rows(seeing.rule.count(header.width_px, header.height_px, images=of_chat))
             for header, (of_chat, _) in zip(headers, beside, strict=True)
         ]
-        return CountedImages(rows=tuple(seeing.rows(count).total for count in counts))
+        columns = tuple(count.columns for count in counts)
+        return CountedImages(rows=tuple(count.total for count in counts), columns=columns if any(columns) else None)
 
     def pending(self) -> dict[str, int]:
         """What is in flight; see docs/chat-stages.md."""
@@ -148,6 +149,7 @@ class HostedEncoder:
         return (
             Tensor("embeddings", "FP32", joined.numpy()[None]),
             Tensor("image_rows", "INT64", counts),
+            Tensor("image_columns", "INT64", np.array([[one.columns for one in held]], dtype=np.int64)),
             Tensor("image_digests", "BYTES", digests.array[None]),
         )
 
@@ -166,7 +168,7 @@ class HostedEncoder:
             for each in names:
                 self.kept.drop(each)
             raise
-        return (text_tensor(PULLED, [_made(one).model_dump_json() for one in held]),)
+        return (text_tensor(PULLED, [_made(one).json_bytes().decode() for one in held]),)
 
     def _beside(self, request: InferRequest, rows: int) -> list[tuple[int, int]]:
         """Of each row how many images its chat has, and which of them it is."""
@@ -192,14 +194,17 @@ class HostedEncoder:
             rows = await self.encoding.encode(shown.file, shown.header, shown.tenant, of_chat)
         except images.BadImage as bad:
             raise bad.of_chat(shown.number) from bad
-        return self._held(rows, shown.header.digest)
+        seeing = self.encoding.seeing
+        count = seeing.rule.count(shown.header.width_px, shown.header.height_px, images=of_chat)
+        return self._held(Encoded(rows, seeing.rows(count).columns), shown.header.digest)
 
-    def _held(self, rows: torch.Tensor, file_digest: str) -> Held:
-        return Held(rows, content_of(self.encoding.seeing.name, file_digest, len(rows)))
+    def _held(self, encoded: Encoded, file_digest: str) -> Held:
+        content = content_of(self.encoding.seeing.name, file_digest, len(encoded.rows))
+        return Held(encoded.rows, content, encoded.columns)
 
 
 def _made(held: Held) -> Made:
-    return Made(rows=len(held.rows), digest=held.digest)
+    return Made(rows=len(held.rows), columns=held.columns, digest=held.digest)
 
 
 def _tensor(request: InferRequest, name: str) -> Array | None:

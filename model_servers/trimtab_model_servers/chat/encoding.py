@@ -41,32 +41,41 @@ class Counts:
     encode_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """An image's embeddings, [rows, width], and into how many columns of tiles it was cut; 0 where none is told."""
+
+    rows: Tensor
+    columns: int = 0
+
+
 class EmbeddingCache:
     """Embeddings by tenant and content, the ones least lately used given up first; never above its bytes."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._held: OrderedDict[Key, Tensor] = OrderedDict()
+        self._held: OrderedDict[Key, Encoded] = OrderedDict()
         self.bytes = 0
         self.evictions = 0
 
-    def get(self, key: Key) -> Tensor | None:
+    def get(self, key: Key) -> Encoded | None:
         """What is held under a key."""
         found = self._held.get(key)
         if found is not None:
             self._held.move_to_end(key)
         return found
 
-    def put(self, key: Key, rows: Tensor) -> None:
+    def put(self, key: Key, encoded: Encoded) -> None:
         """Hold what fits at all, and give up others for it."""
-        if rows.nbytes > self._most_bytes or key in self._held:
+        nbytes = encoded.rows.nbytes
+        if nbytes > self._most_bytes or key in self._held:
             return
-        while self.bytes + rows.nbytes > self._most_bytes:
+        while self.bytes + nbytes > self._most_bytes:
             _, given_up = self._held.popitem(last=False)
-            self.bytes -= given_up.nbytes
+            self.bytes -= given_up.rows.nbytes
             self.evictions += 1
-        self._held[key] = rows
-        self.bytes += rows.nbytes
+        self._held[key] = encoded
+        self.bytes += nbytes
 
 
 @dataclass(slots=True, eq=False)
@@ -103,10 +112,11 @@ class Encoding:
 
     def at_hand(self, header: Header, tenant: str, images: int = 1) -> Tensor | None:
         """An image's embeddings, where they are kept."""
-        return self.cached(header.digest, tenant, alone=images == 1)
+        held = self.cached(header.digest, tenant, alone=images == 1)
+        return None if held is None else held.rows
 
-    def cached(self, file_digest: str, tenant: str, *, alone: bool) -> Tensor | None:
-        """The embeddings of an image by its file's digest, where they are kept."""
+    def cached(self, file_digest: str, tenant: str, *, alone: bool) -> Encoded | None:
+        """What was made of an image, by its file's digest, where it is kept."""
         held = self._cache.get((tenant, file_digest, alone))
         self.counts.hits += held is not None
         return held
@@ -137,7 +147,8 @@ class Encoding:
                 flight.task.cancel()
 
     async def _fly(self, key: Key, file: bytes, header: Header, images: int) -> Tensor:
-        tokens = self.seeing.rule.count(header.width_px, header.height_px, images=images).encoded
+        count = self.seeing.rule.count(header.width_px, header.height_px, images=images)
+        tokens = count.encoded
         self.counts.pending_tokens += tokens
         try:
             loop = asyncio.get_running_loop()
@@ -147,7 +158,7 @@ class Encoding:
             if self._pump is None:
                 self._pump = asyncio.create_task(self._encode_all())
             rows = await done
-            self._cache.put(key, rows)
+            self._cache.put(key, Encoded(rows, self.seeing.rows(count).columns))
             return rows
         finally:
             self.counts.pending_tokens -= tokens

@@ -14,10 +14,11 @@ from trimtab_model_servers.errors import RefusalError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """An image's embeddings, and what it shows."""
+    """An image's embeddings, what it shows, and into how many columns of tiles it is cut; 0 where none is told."""
 
     rows: Tensor
     digest: str
+    columns: int = 0
 
 
 class Kept:

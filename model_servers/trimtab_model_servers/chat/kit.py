@@ -13,18 +13,30 @@ from trimtab_pipelines.image_tokens import ImageTokenRule, ImageTokens
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an image stands in a prompt: its first placeholder, and how many there are."""
+    """Where an image stands in a prompt: its first placeholder, and how many there are.
+
+    Attributes:
+        pieces: (start, placeholders) of each, where a model writes marks between an image's placeholders; else none.
+    """
 
     start: int
     placeholders: int
+    pieces: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """How many rows an image's embeddings have, and how many of them, the last ones, are of tiles that show nothing."""
+    """The rows of an image's embeddings.
+
+    Attributes:
+        total: how many.
+        padding: how many of them, the last ones, are of tiles that show nothing.
+        columns: of tiles that the image is cut into, where a model writes its rows and columns; else 0.
+    """
 
     total: int
-    padding: int
+    padding: int = 0
+    columns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +58,13 @@ class Writing(Protocol):
     end_ids: frozenset[int]
     tokenizer: Tokenizer
 
-    def prompt(self, messages: Sequence[Message], rows: Sequence[int]) -> Prompt:
-        """Spell a chat whose images have ``rows`` rows of embeddings each, up to the assistant's turn to speak.
+    def prompt(self, messages: Sequence[Message], rows: Sequence[Rows]) -> Prompt:
+        """Spell a chat whose images have ``rows`` of embeddings each, up to the assistant's turn to speak.
 
         Words never make a placeholder or another special token.
 
         Raises:
-            RefusalError: 400, a chat that the model's template has no form for.
+            RefusalError: 400, a chat that the model's template has no form for, or rows that no image of it has.
         """
         ...
 

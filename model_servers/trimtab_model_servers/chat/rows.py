@@ -33,12 +33,14 @@ class Shown:
         rows: of its embeddings.
         held: them, [rows, width], where they are at hand; else the chat has a way to come by them.
         padding: how many of the rows, the last ones, are of tiles that show nothing.
+        columns: of tiles that it is cut into; 0 where none is told.
     """
 
     content: str
     rows: int
     held: Tensor | None = None
     padding: int = 0
+    columns: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,10 +121,7 @@ def _referred(
     references: Sequence[Reference], sources: Sources, request_id: str
 ) -> tuple[tuple[Shown, ...], tuple[Fetch, ...]]:
     """Images encoded elsewhere, or still being so; what one batch left at one replica comes in one answer."""
-    shown = tuple(
-        Shown(one.digest or uuid4().hex, one.rows, torch.zeros(one.rows, sources.width) if one.url == BLANK else None)
-        for one in references
-    )
+    shown = tuple(_referred_to(one, sources.width) for one in references)
     missing = [Wanted(number, one.rows) for number, one in enumerate(shown) if one.held is None]
     there = [one for one in missing if references[one.number].url != AWAITED]
     places = one_address([references[one.number].url for one in there])
@@ -132,6 +131,11 @@ def _referred(
         *(Fetch(tuple(one.number for one in each), partial(sources.pull, url, each)) for url, each in pulls),
         *(Fetch((number,), partial(_awaited, sources, request_id, number, references[number])) for number in awaited),
     )
+
+
+def _referred_to(one: Reference, width: int) -> Shown:
+    nothing = torch.zeros(one.rows, width) if one.url == BLANK else None
+    return Shown(one.digest or uuid4().hex, one.rows, nothing, columns=one.columns)
 
 
 async def _awaited(sources: Sources, request_id: str, number: int, announced: Reference) -> Sequence[Tensor]:
@@ -161,7 +165,8 @@ def _shown_here(header: images.Header, tenant: str, count: int, encoding: Encodi
     seeing = encoding.seeing
     rows = seeing.rows(seeing.rule.count(header.width_px, header.height_px, images=count))
     held = encoding.at_hand(header, tenant, count)
-    return Shown(content_of(seeing.name, header.digest, rows.total), rows.total, held, rows.padding)
+    content = content_of(seeing.name, header.digest, rows.total)
+    return Shown(content, rows.total, held, rows.padding, rows.columns)
 
 
 def _inline(given: dict[str, Array], row: int) -> tuple[Shown, ...]:
@@ -172,6 +177,9 @@ def _inline(given: dict[str, Array], row: int) -> tuple[Shown, ...]:
         raise RefusalError(
             400, f"image_rows {rows} should be above 0 and add up to {len(embeddings)}, as embeddings has"
         )
+    columns = [int(count) for count in given["image_columns"][row]] if "image_columns" in given else [0] * len(rows)
+    if len(columns) != len(rows) or min(columns, default=0) < 0:
+        raise RefusalError(400, f"image_columns {columns} should be 0 or more for each of {len(rows)} images")
     digests = (
         [bytes(one).decode(errors="replace") for one in given["image_digests"][row]] if "image_digests" in given else []
     )
@@ -183,6 +191,7 @@ def _inline(given: dict[str, Array], row: int) -> tuple[Shown, ...]:
             digests[number] if digests else uuid4().hex,
             count,
             torch.from_numpy(embeddings[starts[number] : starts[number + 1]]),
+            columns=columns[number],
         )
         for number, count in enumerate(rows)
     )

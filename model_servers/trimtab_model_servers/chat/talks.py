@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
-from trimtab_model_servers.chat.kit import Prompt, Writing
+from trimtab_model_servers.chat.kit import Prompt, Rows, Writing
 from trimtab_model_servers.chat.rows import Chat, Fetch
 from trimtab_model_servers.chat.told import Last, Word, last_of, piece_of
 from trimtab_model_servers.engine.engine import Engine
@@ -54,7 +54,9 @@ class Talks:
 
     def prompt(self, chat: Chat) -> Prompt:
         """Spell a chat; raises RefusalError 400 where the model has no form for it."""
-        return self._writing.prompt(chat.messages, [image.rows for image in chat.images])
+        return self._writing.prompt(
+            chat.messages, [Rows(image.rows, image.padding, image.columns) for image in chat.images]
+        )
 
     async def words(self, chat: Chat) -> AsyncGenerator[Word | Last, None]:
         """Answer a chat, word by word; who stops listening cancels it and all that is done for it.
@@ -98,7 +100,9 @@ class Talks:
         options, room = chat.options, self._lengths.slot_tokens - len(prompt.tokens)
         most = options.max_tokens or max(min(self._lengths.default_new_tokens, room), 1)
         images = tuple(
-            Image(shown.content, place.start, place.placeholders, shown.rows - shown.padding, shown.padding)
+            Image(
+                shown.content, place.start, place.placeholders, shown.rows - shown.padding, shown.padding, place.pieces
+            )
             for shown, place in zip(chat.images, prompt.places, strict=True)
         )
         try:

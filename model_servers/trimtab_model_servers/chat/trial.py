@@ -7,7 +7,7 @@ import torch
 from PIL import Image as Pillow
 from torch import Tensor
 
-from trimtab_model_servers.chat.kit import Seeing, Writing
+from trimtab_model_servers.chat.kit import Rows, Seeing, Writing
 from trimtab_model_servers.chat.words import ImagePart, Message, TextPart
 from trimtab_model_servers.engine.core import Event
 from trimtab_model_servers.engine.engine import Engine
@@ -28,7 +28,8 @@ def try_out(spec: ModelSpec, engine: Engine, writing: Writing, seeing: Seeing | 
     try:
         _ask(engine, writing, [])
         if seeing is not None:
-            _ask(engine, writing, encode_one(seeing))
+            count = seeing.rule.count(_SIDE_PX, _SIDE_PX)
+            _ask(engine, writing, encode_one(seeing), seeing.rows(count))
     except (RuntimeError, ValueError, RefusalError) as error:
         raise ModelError(f"model {spec.name!r} cannot answer a chat: {type(error).__name__}: {error}") from error
 
@@ -41,11 +42,11 @@ def encode_one(seeing: Seeing) -> list[Tensor]:
         return seeing.encode([seeing.pixels(file.getvalue(), 1)])
 
 
-def _ask(engine: Engine, writing: Writing, images: list[Tensor]) -> None:
+def _ask(engine: Engine, writing: Writing, images: list[Tensor], *each: Rows) -> None:
     content = (*(ImagePart(type="image") for _ in images), TextPart(type="text", text="?"))
-    prompt = writing.prompt([Message(role="user", content=content)], [len(rows) for rows in images])
+    prompt = writing.prompt([Message(role="user", content=content)], each)
     places = tuple(
-        Image("trial", place.start, place.placeholders, len(rows))
+        Image("trial", place.start, place.placeholders, len(rows), pieces=place.pieces)
         for place, rows in zip(prompt.places, images, strict=True)
     )
     said: queue.SimpleQueue[Event] = queue.SimpleQueue()

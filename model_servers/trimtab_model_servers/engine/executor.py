@@ -1,6 +1,6 @@
 """Runs what the scheduler planned: slots copied, embeddings spliced, one packed forward, logits of those who write."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from trimtab_model_servers.engine.families import Family
 from trimtab_model_servers.engine.scheduler import Admission, Chunk, Limits
 from trimtab_model_servers.engine.sights import ImageSight, image_sight
 from trimtab_model_servers.engine.store import Store
-from trimtab_model_servers.engine.values import Request
+from trimtab_model_servers.engine.values import Image, Request
 from trimtab_model_servers.engine.views import Places, Sight, sight_of
 
 
@@ -161,10 +161,9 @@ class Executor:
             held = self._held[part.request_id]
             shown = held.request.images if part.start < len(held.request.tokens) else ()
             for image, given in zip(shown, held.images, strict=False):
-                first, last = max(image.start, part.start), min(image.start + image.placeholders, end)
-                if first < last and given is not None:
-                    piece = given[first - image.start : last - image.start]
-                    embedded[at + first - part.start : at + last - part.start] = piece
+                if given is not None:
+                    for first, last, row in _within(image, part.start, end):
+                        embedded[at + first - part.start : at + last - part.start] = given[row : row + last - first]
             at += len(part.tokens)
 
     def _looking(self, parts: Sequence[Chunk], context: StepContext, layout: _Layout) -> StepContext:
@@ -187,6 +186,16 @@ class Executor:
 
     def _tensor(self, numbers: Places) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64)).to(self._device)
+
+
+def _within(image: Image, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Which positions from ``start`` to ``end`` are an image's: from where to where, and the first one's row."""
+    row = 0
+    for place, count in image.runs:
+        first, last = max(place, start), min(place + count, end)
+        if first < last:
+            yield first, last, row + first - place
+        row += count
 
 
 def _stand(parts: Sequence[Chunk], further: int) -> list[tuple[str, int, int]]:

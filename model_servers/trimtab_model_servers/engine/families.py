@@ -1,17 +1,21 @@
 """The two ways a model takes images in, over transformers' own classes and their public parts only.
 
-``DecoderOnly``: an image's tokens stand in the prompt (LLaVA, LLaVA-OneVision, InternVL and models of text alone).
+``DecoderOnly``: an image's tokens stand in the prompt (LLaVA, LLaVA-OneVision, InternVL, SmolVLM
+and models of text alone).
 ``AcrossAttention``: some layers attend to an image's tokens apart from the prompt (Mllama).
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from torch import Tensor
 
 from trimtab_model_servers.engine.attention import NAME, StepContext
 from trimtab_model_servers.engine.store import Heads
 from trimtab_model_servers.engine.values import RequestError
+
+DECODERS: Final = ("language_model", "text_model")
+"""What transformers' models call the part that writes, where they have others beside it."""
 
 
 class Family(Protocol):
@@ -150,7 +154,7 @@ def family_of(model: Any) -> Family:
 def _decoder(model: Any) -> Any:
     """The part of a model that maps embeddings to hidden states."""
     inner = model.model
-    return inner.language_model if hasattr(inner, "language_model") else inner
+    return next((getattr(inner, name) for name in DECODERS if hasattr(inner, name)), inner)
 
 
 def _refuse_what_is_not_handled(config: Any) -> None:

@@ -270,7 +270,7 @@ class Scheduler:
         for image, ready in zip(one.request.images, one.ready, strict=True):
             if not ready and self._across:
                 return 0
-            if not ready and image.start + image.placeholders > one.computed:
+            if not ready and image.end > one.computed:
                 return image.start
         return one.prompt
 

@@ -69,6 +69,8 @@ class Image:
         tokens: how many tokens the encoder makes of it; for a model that attends across more than the placeholders.
         padding: how many more behind those are of tiles that show nothing. A model that attends across lets text before
             the first image see them, as transformers' own does; nothing else does.
+        pieces: (start, placeholders) of each, in order, where other tokens of the prompt stand between its
+            placeholders (rows and columns of tiles); empty where they stand side by side.
     """
 
     content: str
@@ -76,11 +78,23 @@ class Image:
     placeholders: int
     tokens: int
     padding: int = 0
+    pieces: tuple[tuple[int, int], ...] = ()
 
     @property
     def rows(self) -> int:
         """Rows of its embeddings."""
         return self.tokens + self.padding
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(start, placeholders) of each run of its placeholders."""
+        return self.pieces or ((self.start, self.placeholders),)
+
+    @property
+    def end(self) -> int:
+        """One beyond its last placeholder."""
+        start, placeholders = self.runs[-1]
+        return start + placeholders
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +139,24 @@ class Request:
             raise RequestError("a stop string is empty; should hold at least one character")
         past = 0
         for number, image in enumerate(self.images):
-            if image.start < past or image.start + image.placeholders > len(self.tokens) or image.placeholders < 1:
+            if image.start < past or image.end > len(self.tokens) or image.placeholders < 1:
                 raise RequestError(
                     f"image {number} stands at {image.start} for {image.placeholders}; should follow the one before it "
                     f"and lie within the prompt's {len(self.tokens)} tokens"
                 )
-            past = image.start + image.placeholders
+            past = image.end
+            _require_whole(number, image)
+
+
+def _require_whole(number: int, image: Image) -> None:
+    """Raise RequestError unless an image's pieces follow one another and are all of its placeholders."""
+    ends = [image.start, *(start + count for start, count in image.runs)]
+    apart = all(count > 0 and start >= end for (start, count), end in zip(image.runs, ends, strict=False))
+    if image.runs[0][0] != image.start or sum(count for _, count in image.runs) != image.placeholders or not apart:
+        raise RequestError(
+            f"image {number} stands in pieces {list(image.pieces)}; they should begin at {image.start}, follow one "
+            f"another and have {image.placeholders} placeholders together"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,5 +204,6 @@ def keys_of(tokens: Sequence[int], images: Sequence[Image]) -> Keys:
     for image in images:
         digest = int.from_bytes(hashlib.sha256(image.content.encode()).digest()[:8], "big") >> 1
         base = digest >> _PIECE_BITS << _PIECE_BITS
-        keys[image.start : image.start + image.placeholders] = -1 - (base + np.arange(image.placeholders))
+        places = np.concatenate([np.arange(start, start + count) for start, count in image.runs])
+        keys[places] = -1 - (base + np.arange(image.placeholders))
     return keys

@@ -76,15 +76,15 @@ class Questions:
         self._page = page + [special_id(tokenizer, register) for register in REGISTERS]
         self._user, self._assistant, self._end = (special_id(tokenizer, token) for token in (USER, ASSISTANT, END))
 
-    def prompt(self, messages: Sequence[Message], rows: Sequence[int]) -> Prompt:
+    def prompt(self, messages: Sequence[Message], rows: Sequence[Rows]) -> Prompt:
         """Spell a chat, turn by turn; a system's words stand before the next user's.
 
         Raises:
             RefusalError: 400, the assistant is shown an image or has the last word already, or words stand between
                 pages: the models learned all pages first, so that what such words are about would be lost.
         """
-        if any(count != PAGE_TOKENS for count in rows):
-            raise RefusalError(400, f"images of {list(rows)} rows came; each page has {PAGE_TOKENS}")
+        if any(each.total != PAGE_TOKENS for each in rows):
+            raise RefusalError(400, f"images of {[each.total for each in rows]} rows came; each page has {PAGE_TOKENS}")
         if messages[-1].role == "assistant":
             raise RefusalError(400, "messages: the last one is the assistant's; should be the user's")
         tokens: list[int] = []

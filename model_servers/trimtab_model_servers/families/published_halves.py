@@ -69,10 +69,11 @@ def _class_of(shape: Shape, half: Half, **told: Any) -> Any:
     def init(self: Any, config: Any) -> None:
         kind.__init__(self, config)
         if half == "sees":
-            del self.model.language_model, self.lm_head
+            delattr(self.model, shape.decoder)
+            del self.lm_head
             self.all_tied_weights_keys = {}
         else:
-            for name in [name for name, _ in self.model.named_children() if name != "language_model"]:
+            for name in [name for name, _ in self.model.named_children() if name != shape.decoder]:
                 delattr(self.model, name)
         for name, value in told.items():
             setattr(self, name, value)

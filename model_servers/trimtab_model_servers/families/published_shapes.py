@@ -1,19 +1,23 @@
 """How large published multimodal models are, and how each takes images, on transformers' own classes.
 
-Sizes are those of the models' configurations on the hub: lmms-lab's LLaVA-OneVision-7B, OpenGVLab's InternVL3-8B and
-Meta's Llama 3.2 11B Vision.
+Sizes are those of the models' configurations on the hub: lmms-lab's LLaVA-OneVision-7B, OpenGVLab's InternVL3-8B,
+HuggingFaceTB's SmolVLM (2.2B) and SmolVLM2 (2.2B and 500M) and Meta's Llama 3.2 11B Vision.
 """
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
-from trimtab_pipelines.image_tokens import AnyResolution, Canvas, ImageTokenRule, NearestGrid
+from trimtab_model_servers.chat.kit import Rows
+from trimtab_model_servers.families import published_templates
+from trimtab_model_servers.families.published_templates import Around
+from trimtab_pipelines.image_tokens import AnyResolution, Canvas, ImageTokenRule, NearestGrid, Splits
 
 TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes
 _MLLAMA: Any = import_module("transformers.models.mllama.configuration_mllama")
@@ -22,29 +26,6 @@ _LOUD: Final[dict[str, Any]] = {"initializer_range": 0.2}
 _IMAGENET: Final = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 Size = Literal["published", "tiny"]
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """How a chat is written: what begins it, a turn's opening and end, and what stands around an image.
-
-    Attributes:
-        behind_images: what stands behind a turn's images where they all come before its words, as the model learnt it;
-            None where images stand among the words.
-    """
-
-    begin: str
-    opening: str
-    closing: str
-    image: tuple[str, str]
-    behind_images: str | None = None
-
-    def opened(self, role: str) -> str:
-        """What begins a turn of a role."""
-        return self.opening.format(role=role)
-
-
-_CHATML: Final = ("<|im_start|>{role}\n", "<|im_end|>\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +39,14 @@ class Shape:
         processor: makes its image processor.
         encode: maps what the processor gives of one image, and whether it is its chat's only one, to [rows, width].
         rule: how many tokens an image is.
-        template: how a chat is written.
+        template: how a chat is written, in Jinja, where a stored model brings no template of its own.
+        image_mark: what stands for an image in it.
+        around: what an image of some rows is in a prompt; raises ValueError where none has such rows.
         image_id: the id of a placeholder.
         most_rows: rows of every image's embeddings, padding behind, in a model that attends across; None in others.
         alone_only: only an image that is alone in its chat is cut into tiles.
+        tells_tiles: a prompt tells the row and the column of each tile.
+        decoder: what the model's class calls the part that writes.
     """
 
     config: Callable[[], Any]
@@ -70,10 +55,14 @@ class Shape:
     processor: Callable[[], Any]
     encode: Callable[[Any, Mapping[str, Tensor], bool], Tensor]
     rule: ImageTokenRule
-    template: Template
+    template: str
+    image_mark: str
+    around: Callable[[Rows], Around]
     image_id: int
     most_rows: int | None = None
     alone_only: bool = False
+    tells_tiles: bool = False
+    decoder: str = "language_model"
 
     def model(self) -> Any:
         """The model, weights random."""
@@ -125,7 +114,9 @@ def llava_onevision(size: Size) -> Shape:
         ),
         encode,
         AnyResolution(tile, side, tuple((one, other) for one, other in grid), most_tiles=9, alone_only=True),
-        Template("", *_CHATML, ("", ""), behind_images="\n"),
+        published_templates.LLAVA_ONEVISION,
+        "<image>",
+        published_templates.plain,
         image_id,
         alone_only=True,
     )
@@ -160,7 +151,9 @@ def internvl(size: Size) -> Shape:
         ),
         encode,
         NearestGrid(tile, tokens, most_tiles=12),
-        Template("", *_CHATML, ("<img>", "</img>\n")),
+        published_templates.INTERNVL,
+        "<IMG_CONTEXT>",
+        published_templates.bracketed,
         image_id,
     )
 
@@ -200,14 +193,118 @@ def llama_vision(size: Size) -> Shape:
         lambda: TRANSFORMERS.MllamaImageProcessor(size={"height": tile, "width": tile}, max_image_tiles=tiles),
         encode,
         Canvas(tile, tokens, most_tiles=tiles),
-        Template("<|begin_of_text|>", "<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>", ("", "")),
+        published_templates.LLAMA_VISION,
+        "<|image|>",
+        published_templates.attended_apart,
         image_id,
         most_rows=tiles * tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Smol:
+    """What SmolVLM's models differ in: whose classes they are, and the published sizes.
+
+    Attributes:
+        named: how transformers' classes of this architecture begin.
+        image_id: the id of a placeholder.
+        vocabulary: of the text model.
+        tile_px: side of a tile; an image is scaled to four of them.
+        patch_px: side of a patch.
+        scale: so many patches a side become one token.
+        text: sizes of the text model.
+        vision: sizes of the tower.
+    """
+
+    named: str
+    image_id: int
+    vocabulary: int
+    tile_px: int
+    patch_px: int
+    scale: int
+    text: Mapping[str, Any]
+    vision: Mapping[str, int]
+
+
+_SMOLLM_1_7B: Final = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+}
+_SMOLLM_360M: Final = {
+    "hidden_size": 960,
+    "intermediate_size": 2560,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 15,
+    "num_key_value_heads": 5,
+    "head_dim": 64,
+}
+_SIGLIP_400M: Final = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+}
+_SIGLIP_93M: Final = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+_SMOLVLM: Final = _Smol("Idefics3", 49_153, 49_155, 384, 14, 3, _SMOLLM_1_7B, _SIGLIP_400M)
+_SMOLVLM2: Final = _Smol("SmolVLM", 49_190, 49_280, 384, 14, 3, _SMOLLM_1_7B, _SIGLIP_400M)
+_SMOLVLM2_500M: Final = _Smol("SmolVLM", 49_190, 49_280, 512, 16, 4, _SMOLLM_360M, _SIGLIP_93M)
+
+
+def smolvlm(model: _Smol, size: Size) -> Shape:
+    """SmolVLM: a SigLIP, tiles of an image scaled to a longest side and an overview, several patches a token."""
+    published = size == "published"
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2} | _FEW_HEADS | _LOUD
+    seen = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tile, patch, scale, sides = (model.tile_px, model.patch_px, model.scale, 4) if published else (28, 7, 2, 3)
+    text = TRANSFORMERS.LlamaConfig(
+        **(model.text if published else small),
+        vocab_size=model.vocabulary if published else 320,
+        rms_norm_eps=1e-5,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    vision = getattr(TRANSFORMERS, f"{model.named}VisionConfig")(
+        **(model.vision if published else seen), image_size=tile, patch_size=patch
+    )
+    image_id = model.image_id if published else 300
+    config = getattr(TRANSFORMERS, f"{model.named}Config")(
+        text_config=text, vision_config=vision, image_token_id=image_id, scale_factor=scale, tie_word_embeddings=False
+    )
+    tokens = (tile // patch // scale) ** 2
+
+    def encode(model: Any, inputs: Mapping[str, Tensor], alone: bool) -> Tensor:  # noqa: FBT001
+        del alone
+        told = {name: inputs[name] for name in ("pixel_values", "pixel_attention_mask")}
+        rows: Tensor = torch.cat(list(model.get_image_features(**told, return_dict=True).pooler_output))
+        return rows
+
+    return Shape(
+        lambda: deepcopy(config),
+        getattr(TRANSFORMERS, f"{model.named}ForConditionalGeneration"),
+        tile,
+        lambda: getattr(TRANSFORMERS, f"{model.named}ImageProcessor")(
+            size={"longest_edge": sides * tile}, max_image_size={"longest_edge": tile}
+        ),
+        encode,
+        Splits(tile, tokens, longest_px=sides * tile),
+        published_templates.SMOLVLM,
+        "<image>",
+        partial(published_templates.in_tiles, tile_tokens=tokens),
+        image_id,
+        tells_tiles=True,
+        decoder="text_model",
     )
 
 
 SHAPES: Final[Mapping[str, Callable[[Size], Shape]]] = {
     "llava-onevision-7b": llava_onevision,
     "internvl3-8b": internvl,
+    "smolvlm-2.2b": partial(smolvlm, _SMOLVLM),
+    "smolvlm2-2.2b": partial(smolvlm, _SMOLVLM2),
+    "smolvlm2-500m": partial(smolvlm, _SMOLVLM2_500M),
     "llama-3.2-vision-11b": llama_vision,
 }

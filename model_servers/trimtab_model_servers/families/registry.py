@@ -48,10 +48,11 @@ FAMILIES = {
 }
 """Family name to the module here whose `build(spec)` makes it."""
 
+_DECODER_ONLY = ("llava-onevision-7b", "internvl3-8b", "smolvlm-2.2b", "smolvlm2-2.2b", "smolvlm2-500m")
 CHAT_FAMILIES = {
     **dict.fromkeys((f"lmm-digits/{part}" for part in ("whole", "encode", "text")), "lmm_digits"),
     **dict.fromkeys(
-        (f"{name}/{part}" for name in ("llava-onevision-7b", "internvl3-8b") for part in ("whole", "encode", "text")),
+        (f"{name}/{part}" for name in _DECODER_ONLY for part in ("whole", "encode", "text")),
         "published_chats",
     ),
     "llama-3.2-vision-11b/whole": "published_chats",

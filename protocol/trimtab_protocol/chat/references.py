@@ -5,9 +5,9 @@ is asked of one may not, since a key that is misspelt would go unseen.
 """
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from trimtab_protocol.errors import ProtocolError
 
@@ -30,9 +30,16 @@ class _Told(BaseModel):
 
 
 class Made(_Told):
-    """What a replica keeps of an image: how many rows of embeddings, and what it shows; empty where it does not say."""
+    """What a replica keeps of an image.
+
+    Attributes:
+        rows: of embeddings.
+        columns: of tiles that it was cut into, where a prompt tells; 0 where it was not cut, or none is told.
+        digest: what it shows; empty where the replica does not say.
+    """
 
     rows: _Rows
+    columns: int = Field(default=0, ge=0)
     digest: str = Field(default="", max_length=256)
 
 
@@ -70,9 +77,28 @@ class Shared(_Told):
 
 
 class CountedImages(_Told):
-    """How many rows the embeddings of each image would have, as a replica tells that encodes."""
+    """How many rows the embeddings of each image would have, as a replica tells that encodes.
+
+    Attributes:
+        rows: of each image.
+        columns: of tiles that each is cut into; None where a prompt tells of none.
+    """
 
     rows: tuple[_Rows, ...]
+    columns: tuple[_Tokens, ...] | None = None
+
+    @model_validator(mode="after")
+    def _told_of_each(self) -> Self:
+        if self.columns and len(self.columns) != len(self.rows):
+            raise ValueError(
+                f"columns tells of {len(self.columns)} images, rows of {len(self.rows)}; tell both of each"
+            )
+        return self
+
+    def blanks(self) -> tuple["Reference", ...]:
+        """Images of the same rows and columns that show nothing."""
+        columns = self.columns or (0,) * len(self.rows)
+        return tuple(blank(Made(rows=rows, columns=each)) for rows, each in zip(self.rows, columns, strict=True))
 
 
 class CountedChat(_Told):
@@ -89,9 +115,9 @@ _ONE_OR_MORE: TypeAdapter[Reference | tuple[Reference, ...]] = TypeAdapter(Refer
 _ARRIVED: TypeAdapter[tuple[Arrived, ...]] = TypeAdapter(tuple[Arrived, ...])
 
 
-def blank(rows: int) -> Reference:
-    """An image of so many rows that shows nothing."""
-    return Reference(url=BLANK, rows=rows)
+def blank(made: Made) -> Reference:
+    """An image of the same rows and columns that shows nothing."""
+    return Reference(url=BLANK, rows=made.rows, columns=made.columns)
 
 
 def listed(images: Iterable[Reference]) -> bytes:

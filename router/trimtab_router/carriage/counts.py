@@ -7,7 +7,7 @@ from trimtab_pipelines.codes import Code
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.stages import PULLED, SHOWN, Stage
 from trimtab_protocol.chat.inner import Usage, texts
-from trimtab_protocol.chat.references import CountedChat, CountedImages, blank, listed
+from trimtab_protocol.chat.references import CountedChat, CountedImages, listed
 from trimtab_protocol.tensors import Array
 from trimtab_router import images
 from trimtab_router.carriage.http import HttpCarrier
@@ -70,7 +70,7 @@ def _given(stage: Stage, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 def _blank(told: bytes) -> Array:
     """Images of as many rows as an encoder tells, which show nothing."""
-    return texts([listed(map(blank, CountedImages.model_validate_json(told).rows))])
+    return texts([listed(CountedImages.model_validate_json(told).blanks())])
 
 
 def _usage(told: bytes) -> Usage:

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
+from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE, get_image_prompt_string
 
-from trimtab_model_servers.families.published_chats import spelled_out
+from trimtab_model_servers.chat.kit import Rows
 from trimtab_model_servers.families.published_shapes import SHAPES
+from trimtab_model_servers.families.published_speech import spelled_out
 
 IMAGE = "\ue000"
 """Stands for an image in a rendered chat."""
@@ -49,19 +51,34 @@ _LLAMA = (
 TEMPLATES = {
     "llava-onevision-7b": _CHATML.replace("PARTS", _IMAGES_FIRST.replace("<image>", IMAGE)),
     "internvl3-8b": _CHATML.replace("PARTS", _PARTS.replace("IMAGE", f"'<img>{IMAGE}</img>\\n'")),
+    **dict.fromkeys(
+        ("smolvlm-2.2b", "smolvlm2-2.2b", "smolvlm2-500m"), DEFAULT_CHAT_TEMPLATE.replace("<image>", IMAGE)
+    ),
     "llama-3.2-vision-11b": _LLAMA.replace("PARTS", _PARTS.replace("IMAGE", f"'{IMAGE}'")),
 }
 
 
-def by_template(name: str, messages: list[dict[str, Any]], rows: Sequence[int]) -> tuple[list[int], list[int]]:
-    """A chat as a tiny model's bytes, images of so many rows as their placeholders; and where each image begins."""
+def by_template(name: str, messages: list[dict[str, Any]], rows: Sequence[Rows]) -> tuple[list[int], list[int]]:
+    """A chat as a tiny model's bytes, images of such rows as their placeholders; and where each image begins."""
     shape = SHAPES[name]("tiny")
     renderer = PreTrainedTokenizerFast(tokenizer_object=spelled_out(320))
-    rendered = renderer.apply_chat_template(messages, chat_template=TEMPLATES[name], tokenize=False)
-    first, *others = str(rendered).split(IMAGE)
+    told: Any = {"chat_template": TEMPLATES[name], "tokenize": False, "add_generation_prompt": True}
+    first, *others = str(renderer.apply_chat_template(messages, **told)).split(IMAGE)
     ids, starts = list(first.encode()), []
-    for count, words in zip(rows, others, strict=True):
-        starts.append(len(ids))
-        ids += [shape.image_id] * (1 if shape.most_rows else count)
+    for each, words in zip(rows, others, strict=True):
+        shown = expanded(name, each)
+        starts.append(len(ids) + len(shown[: shown.index(IMAGE)].encode()))
+        for place, run in enumerate(shown.split(IMAGE)):
+            ids += ([shape.image_id] if place else []) + list(run.encode())
         ids += words.encode()
     return ids, starts
+
+
+def expanded(name: str, rows: Rows) -> str:
+    """An image as its processor writes it, each placeholder as a mark."""
+    shape = SHAPES[name]("tiny")
+    if not shape.tells_tiles:
+        return IMAGE * (1 if shape.most_rows else rows.total)
+    tokens = shape.rule.count(1, 1).encoded // shape.rule.count(1, 1).tiles
+    grid = ((rows.total // tokens - 1) // rows.columns, rows.columns) if rows.columns else (0, 0)
+    return str(get_image_prompt_string(*grid, tokens, "<fake_token_around_image>", IMAGE, "<global-img>"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trimtab_model_servers.chat.encoding import EmbeddingCache, Encoding, Limits
+from trimtab_model_servers.chat.encoding import EmbeddingCache, Encoded, Encoding, Limits
 from trimtab_model_servers.chat.images import Header
 from trimtab_model_servers.chat.kept import Held, Kept
 from trimtab_model_servers.chat.kit import Rows
@@ -129,14 +129,14 @@ async def test_what_nobody_waits_for_any_more_is_not_encoded(eye: Eye, encoding:
 
 
 def test_a_cache_never_holds_more_than_its_bytes_and_gives_up_the_least_used():
-    cache, rows = EmbeddingCache(2 * 3 * ROW_BYTES), torch.zeros(3, 2)
+    cache, rows = EmbeddingCache(2 * 3 * ROW_BYTES), Encoded(torch.zeros(3, 2))
     for name in "abc":
         cache.put(("", name, True), rows)
         cache.get(("", "a", True))
 
     assert [cache.get(("", name, True)) is not None for name in "abc"] == [True, False, True]
     assert (cache.bytes, cache.evictions) == (2 * 3 * ROW_BYTES, 1)
-    cache.put(("", "large", True), torch.zeros(99, 2))
+    cache.put(("", "large", True), Encoded(torch.zeros(99, 2)))
     assert cache.bytes == 2 * 3 * ROW_BYTES
 
 

@@ -20,9 +20,10 @@ from trimtab_model_servers.chat.hosted import HostedWriter
 from trimtab_model_servers.chat.words import Message
 from trimtab_model_servers.chat_loading import load_chat
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.published_chats import Encoder, build, spelled_out
+from trimtab_model_servers.families.published_chats import Encoder, build
 from trimtab_model_servers.families.published_halves import Kept, half_of
 from trimtab_model_servers.families.published_shapes import SHAPES
+from trimtab_model_servers.families.published_speech import spelled_out
 from trimtab_model_servers.families.registry import require_family
 from trimtab_model_servers.store import Seed
 from trimtab_model_servers.worker import BatchWorker
@@ -31,13 +32,24 @@ from trimtab_pipelines.image_tokens import RULES
 from trimtab_protocol import InferRequest
 
 TINY = {"size": "tiny", "slots": 2, "slot_tokens": 1500, "step_tokens": 90, "image_tokens": 200}
+ENDS = ["<|im_end|>", "<|eot_id|>", "<end_of_utterance>"]
 SIZES = [(56, 56), (90, 40), (33, 120)]
-RULE_OF = dict(zip(SHAPES, ("llava-onevision", "internvl", "llama-3.2-vision"), strict=True))
+RULE_OF = {
+    "llava-onevision-7b": "llava-onevision",
+    "internvl3-8b": "internvl",
+    "smolvlm-2.2b": "smolvlm",
+    "smolvlm2-2.2b": "smolvlm",
+    "smolvlm2-500m": "smolvlm-500m",
+    "llama-3.2-vision-11b": "llama-3.2-vision",
+}
 
 
-def a_photo(width: int, height: int) -> bytes:
+def a_photo(width: int, height: int, grey: int | None = None) -> bytes:
+    """A picture of noise, or of one grey."""
     file = io.BytesIO()
     pixels = np.random.default_rng(width).integers(256, size=(height, width, 3), dtype=np.uint8)
+    if grey is not None:
+        pixels[:] = grey
     Pillow.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
 
@@ -66,7 +78,7 @@ def alone(name: str, content: list[dict[str, str]], photos: list[bytes], tokens:
     encoder = Encoder(shape, model, "")
     pictures = [Pillow.open(io.BytesIO(photo)).convert("RGB") for photo in photos]
     counts = [shape.rule.count(*picture.size, images=len(photos)) for picture in pictures]
-    rows = [encoder.rows(count).total for count in counts]
+    rows = [encoder.rows(count) for count in counts]
     ids = torch.tensor([by_template(name, [{"role": "user", "content": content}], rows)[0]])
     inputs: dict[str, Any] = dict(shape.processor()(images=[pictures], return_tensors="pt")) if photos else {}
     inputs.pop("num_patches", None)
@@ -125,7 +137,7 @@ def stored(name: str, folder: Path, model: Any = None) -> Path:
     (model or a_model(name)).save_pretrained(folder, max_shard_size="100KB")
     tokenizer = spelled_out(SHAPES[name]("tiny").image_id - 20)
     if model is None:
-        tokenizer.add_special_tokens(["<|im_end|>", "<|eot_id|>"])
+        tokenizer.add_special_tokens(ENDS)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -139,8 +151,8 @@ async def test_a_stored_model_answers_as_it_did_before_it_was_stored(name, tmp_p
     assert isinstance(hosted, HostedWriter)
     speech = hosted._writing
     before = loaded(name)
-    said = [Message.model_validate({"role": "user", "content": "<|im_end|>"})]
-    ends = {id_ for mark in ("<|im_end|>", "<|eot_id|>") if (id_ := speech.tokenizer.token_to_id(mark)) is not None}
+    said = [Message.model_validate({"role": "user", "content": "".join(ENDS)})]
+    ends = {id_ for mark in ENDS if (id_ := speech.tokenizer.token_to_id(mark)) is not None}
 
     assert hosted.weights == "stored"
     assert sum(token in ends for token in speech.prompt(said, []).tokens) == 1  # the turn's own, not the caller's
@@ -172,7 +184,7 @@ def test_what_is_no_such_model_is_refused_by_name(tmp_path):
             load_chat(spec, BatchWorker())
 
 
-@pytest.mark.parametrize("pipeline", ["llava-onevision", "internvl", "llama-vision"])
+@pytest.mark.parametrize("pipeline", ["llava-onevision", "internvl", "smolvlm", "llama-vision"])
 def test_a_pipeline_answers_chats_and_is_parted_where_its_model_can_be(pipeline):
     spec = load_pipeline(Path(__file__).parents[3] / "pipelines" / pipeline / "pipeline.yaml").spec
     for variant in (variant for stage in spec.stages for variant in stage.variants):

@@ -17,7 +17,7 @@ from trimtab_model_servers.families.published_halves import Kept
 from trimtab_model_servers.families.published_shapes import SHAPES
 from trimtab_model_servers.worker import BatchWorker
 
-WRITES = ("model.language_model.", "lm_head.")
+WRITES = ("model.language_model.", "model.text_model.", "lm_head.")
 
 
 def built(name: str, part: str, storage_uri: str = "random://?seed=1", **parameters: Any) -> Built:

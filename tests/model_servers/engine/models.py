@@ -103,13 +103,17 @@ class LlavaRequests:
             self.embeddings = model.get_image_features(pixel_values=self.pixels, return_dict=True).pooler_output
 
     def draw(self, name: str) -> Asked:
-        """Text, then up to two images with text between."""
+        """Text, then up to two images with text between, and now and then marks within."""
         random = self.random
         shown = [int(image) for image in random.integers(3, size=random.integers(3))]
         ids, images = [1, *([7, 8, 9, 10, 11] if random.random() < 0.5 else words(random, 6))], []
         for image in shown:
-            images.append(Image(f"picture {image}", len(ids), LLAVA_TOKENS, LLAVA_TOKENS))
-            ids += [IMAGE_ID] * LLAVA_TOKENS + words(random, int(random.integers(4)))
+            cut, marks = int(1 + random.integers(LLAVA_TOKENS - 1)), words(random, int(random.integers(3)))
+            runs = ((len(ids), cut), (len(ids) + cut + len(marks), LLAVA_TOKENS - cut))
+            pieces = runs if marks else ()
+            images.append(Image(f"picture {image}", len(ids), LLAVA_TOKENS, LLAVA_TOKENS, pieces=pieces))
+            ids += [IMAGE_ID] * cut + marks + [IMAGE_ID] * (LLAVA_TOKENS - cut)
+            ids += words(random, int(random.integers(4)))
         ids += words(random, int(1 + random.integers(5)))
         written = int(1 + random.integers(12))
         generate = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}

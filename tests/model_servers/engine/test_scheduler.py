@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab_model_servers.engine.scheduler import WORDS_REMEMBERED_STEPS, Limits, Scheduler, Step
-from trimtab_model_servers.engine.values import EngineBusy, Image, Request, RequestError
+from trimtab_model_servers.engine.values import EngineBusy, Image, Request, RequestError, keys_of
 
 LIMITS = Limits(slots=3, slot_tokens=40, step_tokens=8, waiting=50)
 
@@ -289,3 +289,19 @@ def test_who_has_more_of_an_image_taken_over_than_he_may_go_on_with_gives_his_sl
     scheduler.finish("c")
     scheduler.image_ready("b", 0)
     assert computed(scheduler, planned(scheduler)) == ["b"]
+
+
+@pytest.mark.parametrize(
+    "pieces", [((2, 2), (5, 2)), ((1, 2), (2, 2)), ((1, 2), (5, 1)), ((1, 4), (6, 0)), ((1, 2), (7, 2))]
+)
+def test_an_image_in_pieces_that_are_not_all_of_it_is_refused(pieces):
+    with pytest.raises(RequestError, match=r"image 0 stands (in pieces .* should begin at 1|at 1 for 4)"):
+        Request("r", (7,) * 8, images=(Image("cat", 1, 4, 4, pieces=pieces),))
+
+
+def test_an_image_in_pieces_has_its_rows_in_order_and_leaves_the_marks_between_as_they_are():
+    keys = keys_of((5, 9, 9, 6, 9, 7), [Image("cat", 1, 3, 3, pieces=((1, 2), (4, 1)))])
+    side_by_side = keys_of((9, 9, 9), [Image("cat", 0, 3, 3)])
+
+    assert keys[[0, 3, 5]].tolist() == [5, 6, 7]
+    assert keys[[1, 2, 4]].tolist() == side_by_side.tolist()

@@ -15,7 +15,7 @@ from trimtab_router import images
 from trimtab_router.ahead import numbered
 
 URLS = [f"http://encoder:9000/v2/models/encode/embeddings/a-{row}" for row in range(2)]
-MADE = [Made(rows=4, digest="family:path:f:4"), Made(rows=9)]
+MADE = [Made(rows=4, digest="family:path:f:4"), Made(rows=9, columns=2)]
 
 
 def told(*each):
@@ -27,7 +27,8 @@ def told(*each):
 def test_what_an_encoder_tells_is_read_by_who_writes_as_the_router_passes_it_on():
     (row,) = images.joined({"references": images.addressed(told(*MADE), URLS)}, chats=1)["references"]
     assert read_references(row) == tuple(
-        Reference(url=url, rows=made.rows, digest=made.digest) for url, made in zip(URLS, MADE, strict=True)
+        Reference(url=url, rows=made.rows, columns=made.columns, digest=made.digest)
+        for url, made in zip(URLS, MADE, strict=True)
     )
     assert images.addresses(told(row)) == URLS
 
@@ -36,7 +37,7 @@ def test_images_that_were_awaited_arrive_as_the_router_tells_of_them():
     addressed = images.addressed(told(*MADE), URLS)
     assert read_arrived(numbered({3: addressed[0], 5: addressed[1]})) == (
         Arrived(image=3, url=URLS[0], rows=4, digest="family:path:f:4"),
-        Arrived(image=5, url=URLS[1], rows=9),
+        Arrived(image=5, url=URLS[1], rows=9, columns=2),
     )
 
 
@@ -47,8 +48,22 @@ def test_an_image_is_asked_for_as_an_encoder_reads_it(alone):
 
 
 def test_images_that_show_nothing_are_read_by_who_is_measured_with_them():
-    (row,) = inputs._blank(told(MADE[0]))
-    assert read_references(row) == (Reference(url=BLANK, rows=4),)
+    rows = inputs._blank(told(*MADE))
+    assert [read_references(row) for row in rows] == [
+        (Reference(url=BLANK, rows=4),),
+        (Reference(url=BLANK, rows=9, columns=2),),
+    ]
+
+
+def test_images_that_are_counted_are_blank_ones_of_the_same_rows_and_columns():
+    counted = CountedImages(rows=(4, 9), columns=(0, 2))
+    assert CountedImages.model_validate_json(counted.json_bytes()).blanks() == (
+        Reference(url=BLANK, rows=4),
+        Reference(url=BLANK, rows=9, columns=2),
+    )
+    assert CountedImages(rows=(4,)).blanks() == (Reference(url=BLANK, rows=4),)
+    with pytest.raises(ValidationError, match="columns tells of 1 images, rows of 2; tell both of each"):
+        CountedImages(rows=(4, 9), columns=(2,))
 
 
 def test_what_a_later_release_tells_beside_it_is_passed_over():

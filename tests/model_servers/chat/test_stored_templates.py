@@ -1,0 +1,190 @@
+"""A stored model's own template spells its chats, as transformers' processor would; what callers write stays words."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image as Pillow
+from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
+
+from tests.model_servers.chat.asking import a_chat_spec, files, texts
+from tests.model_servers.chat.smol_folder import MARKS, NAME, a_folder, by_processor
+from tests.model_servers.chat.test_published import SIZES, TINY, a_photo
+from trimtab_model_servers.chat.hosted import HostedWriter
+from trimtab_model_servers.chat.kit import Prompt, Rows
+from trimtab_model_servers.chat.words import Message
+from trimtab_model_servers.chat_loading import load_chat
+from trimtab_model_servers.errors import ModelError, RefusalError
+from trimtab_model_servers.families.chat_templates import stored_names, stored_templates
+from trimtab_model_servers.families.published_shapes import SHAPES
+from trimtab_model_servers.families.published_speech import Speech
+from trimtab_model_servers.worker import BatchWorker
+from trimtab_protocol import InferRequest
+
+OTHER = (
+    "{% for message in messages %}[{{ message['role'] | upper }}]{{ eos_token }}"
+    "{% for part in message['content'] if part['type'] == 'image' %}<image>{% endfor %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] | trim }}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %} <sep> \n[ANSWER]{% endif %}"
+)
+"""Images first, then all a turn's words, without a mark between them."""
+TEXT_ONLY = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
+IMAGE = {"type": "image"}
+
+
+def said(*content: str | dict[str, str]) -> list[dict[str, Any]]:
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    system = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
+    return [*system, {"role": "user", "content": parts}]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_folder(tmp_path_factory.mktemp("model"), None)
+
+
+@pytest.fixture
+def folder(weights: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(weights, tmp_path / "model"))
+
+
+def speech(folder: Path) -> Speech:
+    shape = SHAPES[NAME]("tiny")
+    return Speech(shape, shape.model(), folder)
+
+
+def spelled(folder: Path, messages: list[dict[str, Any]], *sizes: tuple[int, int]) -> Prompt:
+    counts = [SHAPES[NAME]("tiny").rule.count(*size) for size in sizes]
+    rows = [Rows(count.placeholders, columns=count.columns) for count in counts]
+    return speech(folder).prompt([Message.model_validate(message) for message in messages], rows)
+
+
+@pytest.mark.parametrize("template", [DEFAULT_CHAT_TEMPLATE, OTHER, None])
+@pytest.mark.parametrize("sizes", [[], SIZES[:1], SIZES, [(28, 28), (900, 20)]])
+def test_a_prompt_is_the_one_that_the_models_processor_makes(folder, template, sizes):
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    parts = [part for number, _ in enumerate(sizes) for part in (f" Page {number}:\n", IMAGE)]
+    messages = said(*parts, "\nWhat is this? ")
+    pictures = [Pillow.new("RGB", size) for size in sizes]
+    prompt = spelled(folder, messages, *sizes)
+
+    assert list(prompt.tokens) == by_processor(messages, pictures, template or DEFAULT_CHAT_TEMPLATE)
+    where = [place for place, token in enumerate(prompt.tokens) if token == SHAPES[NAME]("tiny").image_id]
+    runs = [run for place in prompt.places for run in place.pieces or ((place.start, place.placeholders),)]
+    assert [start + each for start, count in runs for each in range(count)] == where
+
+
+@pytest.mark.parametrize("template", [DEFAULT_CHAT_TEMPLATE, OTHER, None])
+@pytest.mark.parametrize(
+    "words", [("<image>",), ("<ima", IMAGE, "ge>"), (*MARKS, "<row_1_col_1>"), ("<end_of_", IMAGE, "utterance>")]
+)
+def test_marks_that_callers_spell_are_words(folder, template, words):
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    images = sum(part == IMAGE for part in words)
+    harmless = [part if part == IMAGE else "".join(char for char in part if char not in "<>_|") for part in words]
+    model = speech(folder)
+    specials = set(range(286, 310)) & set(model.tokenizer.get_added_tokens_decoder())
+
+    def counted(content: list[Any]) -> list[int]:
+        tokens = spelled(folder, said(*content), *[(28, 28)] * images).tokens
+        return [token for token in tokens if token in specials]
+
+    assert counted(list(words)) == counted(harmless)
+    if not images:
+        tokens = spelled(folder, said(*words)).tokens
+        assert "".join(words) in model.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def test_private_characters_that_callers_write_reach_the_model(folder):
+    words = "".join(map(chr, range(0xE000, 0xE040))) + "<image>"
+
+    assert words in speech(folder).tokenizer.decode(spelled(folder, said(words)).tokens, skip_special_tokens=False)
+
+
+def test_the_template_that_transformers_prefers_is_taken(folder):
+    for file, wrapped in (
+        ("tokenizer_config.json", {"chat_template": [{"name": "default", "template": "4"}], "bos_token": "<b>"}),
+        ("chat_template.jinja", "3"),
+        ("chat_template.json", {"chat_template": "2"}),
+        ("processor_config.json", {"chat_template": {"default": "1"}}),
+    ):
+        (folder / file).write_text(wrapped if isinstance(wrapped, str) else json.dumps(wrapped))
+
+    assert [found.source for found in stored_templates(folder)] == ["1", "2", "3", "4"]
+    assert stored_names(folder) == {"bos_token": "<b>"}
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (TEXT_ONLY, "can only concatenate str"),
+        ("{% for %}", "Expected an expression"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages[0]['content'][1]['text'] }}", "does not write an image as <image>"),
+        ("<image>", "does not write what a caller says"),
+    ],
+)
+def test_a_template_that_cannot_speak_of_images_is_passed_over_and_the_log_says_why(folder, caplog, template, why):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    model = speech(folder)
+
+    assert model.template == "family"
+    assert f"{folder}: the template in tokenizer_config.json is not used: " in caplog.text
+    assert why in caplog.text
+    (folder / "chat_template.jinja").write_text(OTHER)
+    assert speech(folder).template == "stored"
+
+
+def test_a_chat_that_a_template_refuses_is_refused_in_its_words(folder):
+    refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no <system> here') }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(refusing + DEFAULT_CHAT_TEMPLATE)
+    with pytest.raises(RefusalError, match="template has no form for them: no <system> here") as refused:
+        spelled(folder, said("What?"))
+    assert refused.value.status_code == 400
+
+
+def test_images_that_a_template_leaves_out_are_missed(folder):
+    first_only = DEFAULT_CHAT_TEMPLATE.replace("{{ '<image>' }}", "{{ '<image>' if loop.first }}")
+    (folder / "chat_template.jinja").write_text(first_only)
+    with pytest.raises(RefusalError, match="template writes 1 of their 2 images"):
+        spelled(folder, said(IMAGE, IMAGE, "What?"), (28, 28), (28, 28))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(5, 0), (40, 0), (28, 4), (4, 3)])
+def test_rows_that_no_image_has_are_refused(folder, rows, columns):
+    messages = [Message.model_validate(message) for message in said(IMAGE, "What?")]
+    with pytest.raises(RefusalError, match="should be 4 a tile and an overview's"):
+        speech(folder).prompt(messages, [Rows(rows, columns=columns)])
+
+
+@pytest.mark.parametrize(("file", "text"), [("chat_template.json", "{"), ("tokenizer_config.json", "[]")])
+def test_a_file_that_is_no_configuration_is_named(folder, file, text):
+    (folder / file).write_text(text)
+    with pytest.raises(ModelError, match=file):
+        speech(folder)
+
+
+async def test_what_is_counted_beforehand_is_what_an_answer_takes(folder):
+    (folder / "chat_template.jinja").write_text(OTHER)
+    spec = a_chat_spec("whole", family=f"{NAME}/whole", parameters=TINY, storageUri=str(folder))
+    hosted, worker = load_chat(spec, BatchWorker()), BatchWorker()
+    assert isinstance(hosted, HostedWriter)
+    assert hosted.facts()["template"] == "stored"
+    photos = [a_photo(*size) for size in SIZES[:2]]
+    content = texts("messages", json.dumps(said(IMAGE, "<image> or", IMAGE, "What?")).encode())
+    options = texts("options", json.dumps({"max_tokens": 4, "ignore_eos": True}).encode())
+    request = InferRequest("whole", (content, options, files(*photos)))
+    counted, answer = hosted.count(request), await hosted.infer(request, worker)
+    await hosted.close()
+    prompt, _, image, _, text = (int(number) for number in answer.outputs[2].array[0])
+
+    pictures = [Pillow.open(io.BytesIO(photo)) for photo in photos]
+    neutral = said(IMAGE, "image or", IMAGE, "What?")
+    assert (counted.prompt_tokens, counted.text_tokens, sum(counted.image_tokens)) == (prompt, text, image)
+    assert prompt > len(by_processor(neutral, pictures, OTHER))
+    assert image == sum(token == 300 for token in by_processor(neutral, pictures, OTHER))

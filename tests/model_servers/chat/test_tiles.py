@@ -1,0 +1,105 @@
+"""Images that are cut into tiles: what encodes tells what writes into how many columns, and answers are the same."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model_servers.chat.asking import DIGESTS, a_chat, a_chat_spec, files, messages, rows_of_files, text_of, texts
+from tests.model_servers.chat.test_published import TINY, a_photo, loaded
+from trimtab_model_servers.chat.encoder import HostedEncoder
+from trimtab_model_servers.chat.hosted import HostedWriter
+from trimtab_model_servers.chat_loading import load_chat
+from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.worker import BatchWorker
+from trimtab_protocol import InferRequest, Tensor
+from trimtab_protocol.chat.references import CountedImages, Identity, listed, read_made
+
+NAME = "smolvlm2-2.2b"
+TALL_AND_WIDE = [a_photo(33, 90), a_photo(90, 33)]
+"""As many tiles each, in another grid."""
+EMBEDDINGS = {"name": "embeddings", "datatype": "FP32", "shape": [-1, 64]}
+BROUGHT = [{"name": name, "datatype": "INT64", "shape": [-1]} for name in ("image_rows", "image_columns")]
+
+
+def part(kind: str, stage: str, inputs: tuple[Any, ...] = (), outputs: list[Any] | None = None) -> Any:
+    spec = a_chat_spec(kind, stage, family=f"{NAME}/{stage}", parameters=TINY)
+    known = {} if outputs is None else {"outputs": outputs}
+    written = spec.model_dump(by_alias=True, mode="json")
+    given = [one for one in written["inputs"] if one["name"] not in {"embeddings", "image_rows", "image_digests"}]
+    changed = {"inputs": [*given, *(one | {"optional": True} for one in inputs)], **known}
+    return load_chat(type(spec).model_validate(written | changed), BatchWorker())
+
+
+@pytest.fixture
+async def whole():
+    hosted = loaded(NAME)
+    yield hosted
+    await hosted.close()
+
+
+@pytest.fixture
+async def text():
+    hosted = part("text", "text", (EMBEDDINGS, *BROUGHT, DIGESTS))
+    assert isinstance(hosted, HostedWriter)
+    yield hosted
+    await hosted.close()
+
+
+async def test_a_parted_model_answers_as_a_whole_one_does(whole, text):
+    encoder, worker = part("encode", "encode", outputs=[EMBEDDINGS, *BROUGHT, DIGESTS]), BatchWorker()
+    assert isinstance(encoder, HostedEncoder)
+    encoded = await encoder.infer(InferRequest("encode", (files(*TALL_AND_WIDE),)), worker)
+    brought = {tensor.name: tensor for tensor in encoded.outputs}
+    assert brought["image_rows"].array.tolist() == [[28, 28]]
+    assert brought["image_columns"].array.tolist() == [[2, 3]]
+    options = texts("options", json.dumps({"max_tokens": 8, "ignore_eos": True}).encode())
+    asked = (texts("messages", messages("What?", 2)), options)
+
+    def turned(columns: list[int]) -> InferRequest:
+        other = Tensor("image_columns", "INT64", np.array([columns], dtype=np.int64))
+        return InferRequest("text", (*asked, *(brought | {"image_columns": other}).values()))
+
+    answer = await text.infer(turned([2, 3]), worker)
+    expected = await whole.infer(a_chat("whole", "What?", *TALL_AND_WIDE, max_tokens=8, ignore_eos=True), worker)
+    assert text_of(answer) == text_of(expected)
+    assert text_of(await text.infer(turned([3, 2]), worker)) != text_of(expected)
+    for wrong in ([2], [2, -1]):
+        with pytest.raises(RefusalError, match=r"image_columns .* should be 0 or more for each of 2 images"):
+            await text.infer(turned(wrong), worker)
+
+
+async def test_what_both_parts_count_is_what_the_whole_counts(whole, text):
+    encoder = part("keep", "encode")
+    of_chat = Tensor("chat_images", "INT64", np.array([[2, 0], [2, 1]], dtype=np.int64))
+    shown = InferRequest("encode", (rows_of_files(*TALL_AND_WIDE), of_chat))
+    counted = encoder.count(shown)
+    assert counted == CountedImages(rows=(28, 28), columns=(2, 3))
+    asked = texts("messages", messages("What?", 2))
+    references = texts("references", listed(counted.blanks()))
+
+    by_parts = text.count(InferRequest("text", (asked, references)))
+    by_whole = whole.count(InferRequest("whole", (asked, files(*TALL_AND_WIDE))))
+    assert by_parts == by_whole
+
+
+async def test_an_encoder_tells_columns_of_what_it_keeps_and_of_what_it_has_cached():
+    encoder = part("keep", "encode")
+    made = await encoder.infer(InferRequest("encode", (rows_of_files(*TALL_AND_WIDE),)), BatchWorker())
+    told = [read_made(bytes(one)) for one in made.outputs[0].array]
+    assert [(one.rows, one.columns) for one in told] == [(28, 2), (28, 3)]
+    file = told[1].digest.split(":")[-2]
+
+    assert encoder.keep_also(["again"], Identity(file=file, alone=True)) == told[1].model_dump()
+
+
+def test_a_tile_of_one_grey_is_encoded_like_any_other():
+    """The model takes tiles of zeros for padding; no grey of eight bits is one."""
+    encoder = part("keep", "encode")
+    seeing = encoder.encoding.seeing
+    for grey in (127, 128):
+        photo = a_photo(4, 4, grey)
+        with torch.inference_mode():
+            assert len(seeing.encode([seeing.pixels(photo, 1)])[0]) == seeing.rule.count(4, 4).placeholders

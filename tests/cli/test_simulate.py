@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapter.test_prompts import PIPELINE, READ
 from tests.cli.pipelines import echo_plan, write_echo_pipeline, write_plan
 from tests.cli.test_command_line import a_profile_file, said
 from trimtab.commands import run
 from trimtab.record import load
+from trimtab_pipelines.documents import dump_yaml
 
 Captured = pytest.CaptureFixture[str]
 
@@ -37,6 +39,42 @@ def test_a_given_plan_is_kept(tmp_path: Path, capsys: Captured) -> None:
     assert run((*arguments, "--load", "constant:5", "--duration", "5")) == 0
 
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]["plan_changes"] == 0
+
+
+def test_chats_of_many_words_take_as_long_as_they_take_to_be_read(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(PIPELINE))
+    (tmp_path / "profile.yaml").write_text(dump_yaml(*READ.values()))
+    files = (
+        str(tmp_path / "pipeline.yaml"),
+        "--profiles",
+        str(tmp_path / "profile.yaml"),
+        "--out",
+        str(tmp_path / "out"),
+    )
+    medians = []
+    for tokens in ("20", "120"):
+        assert (
+            run(
+                (
+                    "simulate",
+                    *files,
+                    "--load",
+                    "constant:2",
+                    "--duration",
+                    "20",
+                    "--images",
+                    "0",
+                    "--text-tokens",
+                    tokens,
+                )
+            )
+            == 0
+        )
+        told = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
+        assert told["ok_requests"] == told["received_requests"]
+        medians.append(told["latency_p50_seconds"])
+
+    assert medians[1] == pytest.approx(medians[0] + 100 * 0.0005, abs=0.01)
 
 
 def test_what_a_user_gets_wrong(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def _evidence(accuracy: Accuracy) -> str:
     bounds = f"low: {accuracy.low:g}, high: {accuracy.high:g}" if accuracy.low is not None else ""
     certain = f", meanCertainty: {accuracy.mean_certainty:g}" if accuracy.mean_certainty is not None else ""
     digest = f"samplesDigest: '{accuracy.samples_digest}'"
-    return f"{{source: Measured, samples: {accuracy.samples}, {bounds}{certain}, {digest}}}"
+    return f"{{source: {accuracy.source}, samples: {accuracy.samples}, {bounds}{certain}, {digest}}}"
 
 
 def content_end(node: yaml.Node) -> int:

@@ -71,10 +71,11 @@ def tasks_refused_of(facts: Mapping[str, object]) -> dict[str, str]:
 
 
 class PointParameters(NamedTuple):
-    """The names under which metadata tells what one operating point reads and how accurate it is."""
+    """The names under which metadata tells what one operating point reads, how accurate it is, and what that is of."""
 
     modalities: str
     accuracy: str
+    accuracy_source: str
 
 
 def point_parameters(stage: str, variant: str, point: str) -> PointParameters:

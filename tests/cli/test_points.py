@@ -6,21 +6,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torchvision.models import VisionTransformer as Torchvision
 
 from trimtab.commands import run
+from trimtab.points.bench import Bench
+from trimtab.points.budget import Budget
 from trimtab.points.choice import Trial, choose
 from trimtab.points.forms import FULL, forms
-from trimtab.points.trials import Budget, tried
+from trimtab.points.judging import Judge
+from trimtab.points.precisions import Machine, saves_nothing, untried, worth_trying
+from trimtab.points.subject import subject_of
+from trimtab.points.trials import tried
 from trimtab.points.writing import with_points
-from trimtab.verbs.points import PRECISIONS
+from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.payload import Payload, Score
 from trimtab_pipelines.documents import DocumentError, load_pipeline
-from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.evidence import Accuracy, wilson_interval
 from trimtab_pipelines.operating_point import Merging, OperatingPoint
+from trimtab_profiler.hardware import instructions
 
 RULES = ["bipartite", "energy", "guided"]
+PRECISIONS = worth_trying(Machine("None", instructions()))
 
 
 def a_trial(name, accuracy, row_seconds, **knobs):
@@ -224,7 +232,7 @@ def test_points_are_found_written_and_can_be_read(mine, capfd):
     points = load_pipeline(mine).spec.stages[0].variants[0].operating_points
 
     assert told["figures"]["tried"] >= 8
-    assert "full-int8" in out
+    assert "full-int8" in out or "no form in INT8 is kept: INT8 takes the model" in out
     assert told["figures"]["kept"] == len(points)
     assert (points[0].name, points[0].accuracy) == ("full", 1.0)
     assert all(point.judged().samples == 24 for point in points)
@@ -236,8 +244,94 @@ def test_without_time_the_model_as_it_is_alone_is_judged_and_the_others_are_told
     told = json.loads(out.splitlines()[-1])["figures"]
 
     assert (told["kept"], told["full_accuracy"]) == (1, 1.0)
-    assert told["unjudged"] + told["tried"] == len(forms(64, 3, RULES, PRECISIONS))
+    assert told["unjudged"] + told["untimed"] + told["tried"] == len(forms(64, 3, RULES, PRECISIONS))
     assert [point.name for point in load_pipeline(mine).spec.stages[0].variants[0].operating_points] == ["full"]
+
+
+def test_without_right_answers_forms_are_judged_by_agreement_and_it_is_written_and_shown_as_such(mine, capfd):
+    pixels = np.random.default_rng(1).integers(0, 256, (24, 32, 32, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(mine / f"{number}.png")
+    (mine / "images").mkdir()
+    for file in mine.glob("*.png"):
+        file.rename(mine / "images" / file.name)
+
+    assert run(["points", str(mine), "--samples", str(mine / "images"), "--floor", "0.1"]) == 0
+    out = capfd.readouterr().out
+    told, variant = json.loads(out.splitlines()[-1])["figures"], load_pipeline(mine).spec.stages[0].variants[0]
+    full, *others = [point.judged() for point in variant.operating_points]
+
+    assert "agreement with the model as it is, which is no accuracy" in " ".join(out.split())
+    assert (told["full_agreement"], "full_accuracy" in told) == (1.0, False)
+    assert (full.value, full.low, full.high) == (1.0, 1.0, 1.0), "it is itself, whatever the number of samples"
+    assert full.standing == "agreement with the model as it is (n 24, 1.000–1.000)"
+    assert variant.accuracy_evidence.source == "Agreement"
+    for each in others:
+        assert (each.source, each.samples) == ("Agreement", 24)
+        assert each.low < each.value <= each.high
+        assert each.value == pytest.approx(round(each.value * 24) / 24, abs=1e-4)
+
+
+def test_agreement_is_with_the_models_own_answers_not_with_what_is_right(mine):
+    document = subject_of(load_pipeline(mine), None, None)
+    points = [FULL, OperatingPoint(name="strong", accuracy=0, merging=Merging(schedule=(32,)))]
+    bench = Bench(document, mine, points)
+    for number in range(40):
+        np.save(mine / f"{number}.npy", torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(number)))
+    lines = [json.dumps({"inputs": {"image": f"{number}.npy"}}) for number in range(40)]
+    (mine / "unlabelled.jsonl").write_text("\n".join(lines))
+    samples = LabelledPayloads(document, str(mine / "unlabelled.jsonl"), labels="Optional")
+    judge = Judge(bench, samples, 40, 7)
+    rows = bench.rows([samples.payload(number) for number in range(40)])
+    alike = int((bench.labels(rows, points[0]) == bench.labels(rows, points[1])).sum())
+
+    found = [judge.accuracy(point) for point in points]
+    assert [(one.value, one.source) for one in found] == [(1.0, "Agreement"), (alike / 40, "Agreement")]
+    assert alike < 40, "or it would not be told from the model as it is"
+    assert (found[1].low, found[1].high) == pytest.approx(wilson_interval(alike, 40), abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "processor", "tried_in", "not_tried"),
+    [
+        ("None", {"avx2"}, ["BF16", "INT8"], {"FP16": "not tried: no AVX512-FP16 or AMX-FP16 here"}),
+        ("None", {"avx512_fp16"}, ["BF16", "FP16", "INT8"], {}),
+        ("None", {"asimd"}, ["BF16", "INT8"], {"FP16": "not tried: no ASIMDHP here"}),
+        ("Here", {"avx2"}, ["BF16", "FP16"], {"INT8": "not tried: its kernels run on cores alone, not on a GPU"}),
+        (
+            "Elsewhere",
+            {"avx2"},
+            ["BF16"],
+            {
+                "FP16": "not tried: no AVX512-FP16 or AMX-FP16 here",
+                "INT8": "not tried: its kernels run on cores alone, not on a GPU",
+            },
+        ),
+    ],
+)
+def test_precisions_are_tried_where_something_here_multiplies_in_them(gpu, processor, tried_in, not_tried):
+    machine = Machine(gpu, frozenset(processor))
+
+    assert worth_trying(machine) == tried_in
+    assert untried(machine) == not_tried
+
+
+@pytest.mark.parametrize(
+    ("gpu", "processor", "words"),
+    [
+        ("None", {"avx2"}, "BF16 takes the model 4.02 × as long: no AVX512-BF16 or AMX-BF16 here"),
+        ("None", {"asimd"}, "BF16 takes the model 4.02 × as long: no BF16 here"),
+        ("None", {"avx512_bf16"}, "BF16 takes the model 4.02 × as long, though this processor has AVX512-BF16"),
+        (
+            "None",
+            set(),
+            "BF16 takes the model 4.02 × as long: nobody tells what this processor multiplies in",
+        ),
+        ("Here", set(), "BF16 takes the model 4.02 × as long on this GPU"),
+    ],
+)
+def test_a_precision_that_saves_no_time_is_told_with_its_ratio_and_what_is_missing_here(gpu, processor, words):
+    assert saves_nothing("BF16", 4.02, Machine(gpu, frozenset(processor))) == words
 
 
 def test_whole_numbers_of_eight_bits_are_not_tried_for_a_variant_on_a_gpu(mine, capfd):
@@ -247,7 +341,7 @@ def test_whole_numbers_of_eight_bits_are_not_tried_for_a_variant_on_a_gpu(mine, 
     assert run(["points", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]) == 0
     told = json.loads(capfd.readouterr().out.splitlines()[-1])["figures"]
 
-    assert told["unjudged"] + told["tried"] == len(forms(64, 3, RULES, ["BF16"]))
+    assert told["unjudged"] + told["untimed"] + told["tried"] == len(forms(64, 3, RULES, ["BF16"]))
 
 
 class Clockwork:
@@ -255,7 +349,8 @@ class Clockwork:
 
     def __init__(self, row_seconds):
         self.now, self.row_seconds = 0.0, row_seconds
-        self.points = [OperatingPoint(name=name, accuracy=0) for name in row_seconds]
+        self.points = [OperatingPoint(name=name, accuracy=0, **KNOBS.get(name, {})) for name in row_seconds]
+        self.labelled = True
 
     def clock(self):
         return self.now
@@ -277,6 +372,11 @@ class Clockwork:
         return "sha256:" + 64 * "0"
 
 
+KNOBS = {
+    "full-bf16": {"precision": "BF16"},
+    "half-bf16": {"precision": "BF16", "merging": Merging(schedule=(1,))},
+    "full-int8": {"precision": "INT8"},
+}
 FORMS = {"full": 1.0, "slow": 1.5, "half": 0.5, "third": 0.3, "quarter": 0.25}
 
 
@@ -308,6 +408,15 @@ def test_a_form_that_saves_no_time_is_not_judged_and_told_why():
     _, found = tried_within(1_000)
 
     assert found.slow == {"slow": "1.50 × as long as the model as it is, on this machine"}
+
+
+def test_what_merges_in_a_precision_that_saves_no_time_is_not_even_timed():
+    bench: Any = Clockwork({"full": 1.0, "full-bf16": 1.3, "half-bf16": 0.4, "full-int8": 0.5})
+    found = tried(bench, bench, 80, [1, 8], lambda _: None, Budget(1_000, bench.clock))
+
+    assert dict(found.slow_precisions) == pytest.approx({"BF16": 1.3})
+    assert [trial.point.name for trial in found.trials] == ["full", "full-int8"]
+    assert found.row_seconds.keys() == {"full", "full-int8"}
 
 
 def test_a_model_without_tokens_is_refused_by_name(tmp_path, capfd):

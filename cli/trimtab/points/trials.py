@@ -1,95 +1,15 @@
-"""Forms measured in this process: latency in rounds that take turns, and accuracy on a user's own samples."""
+"""Forms tried in this process: timed, and those that save time judged on a user's own samples."""
 
-import math
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-import torch
-
+from trimtab.points.bench import Bench
+from trimtab.points.budget import Budget
 from trimtab.points.choice import Trial, slower
+from trimtab.points.judging import Judge
+from trimtab.points.timing import Show, Timer
 from trimtab_loadtester.labelled import LabelledPayloads
-from trimtab_loadtester.payload import Payload
-from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.network import Network
-from trimtab_model_servers.families.registry import build
-from trimtab_model_servers.families.vision_transformer import ServedTransformer
-from trimtab_model_servers.tensors import to_torch
-from trimtab_pipelines.evidence import Accuracy, wilson_interval
-from trimtab_pipelines.graph import split_reference
-from trimtab_pipelines.model_spec import model_spec
-from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.spec import InferencePipeline
-
-Show = Callable[[str], None]
-ROUNDS = 5
-TIMING_SHARE = 0.4
-"""Of the time there is, what timing may take where rounds and smaller batches can be left out."""
-Inputs = Mapping[str, torch.Tensor]
-
-
-class Bench:
-    """The subject of trials, its model in memory once, at as many points as are tried."""
-
-    def __init__(self, pipeline: InferencePipeline, folder: Path, points: Sequence[OperatingPoint]) -> None:
-        """Load the model.
-
-        Args:
-            pipeline: of one stage with one variant (`subject_of`).
-            folder: where its file is.
-            points: that are tried.
-
-        Raises:
-            ValueError: its model cannot be loaded or cannot run at one of the points.
-        """
-        self._stage = pipeline.spec.stages[0]
-        self._variant = self._stage.variants[0]
-        served = model_spec(pipeline, folder, self._stage, self._variant, self._variant.resources.cpu)
-        spec = served.model_copy(update={"operating_points": tuple(points)})
-        torch.set_num_threads(spec.threads)
-        try:
-            self._network: Network = build(spec).network
-        except ModelError as error:
-            raise ValueError(str(error)) from error
-        self.points = points
-        self._outputs = {output.name: split_reference(output.source)[1] for output in pipeline.spec.outputs}
-        self._inputs = {read.name: split_reference(read.source) for read in self._stage.inputs}
-
-    @property
-    def layers(self) -> tuple[int, int]:
-        """Patches of an image, and layers; ValueError where the model is no vision transformer."""
-        if not isinstance(self._network, ServedTransformer):
-            raise ValueError(f"variant {self._variant.name}: family {self._variant.family!r} merges no tokens")
-        shape = self._network.transformer.shape
-        return shape.patches, shape.depth
-
-    def rows(self, payloads: Sequence[Payload]) -> Inputs:
-        """Stack samples as one batch of the stage's inputs."""
-        named = [{tensor.name: tensor for tensor in payload.inputs} for payload in payloads]
-        return {
-            name: torch.cat([to_torch(given[source]) for given in named])
-            for name, (_, source) in self._inputs.items()
-            if source in named[0]
-        }
-
-    def run(self, inputs: Inputs, point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Compute one batch; the outputs have the names that a client sees."""
-        with torch.inference_mode():
-            found = self._network.infer(dict(inputs), point)
-        return {name: found[source] for name, source in self._outputs.items()}
-
-
-class Budget:
-    """How long trials may take, from now on."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.seconds, self.clock, self._began = seconds, clock, clock()
-
-    def over(self, share: float = 1.0) -> bool:
-        """Whether such a share of it is spent."""
-        return self.clock() - self._began >= share * self.seconds
+from trimtab_pipelines.operating_point import Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,93 +18,47 @@ class Tried:
 
     Attributes:
         trials: the forms that were timed and judged, the model as it is first.
-        row_seconds: of a row in the largest batch, of all forms by name.
+        row_seconds: of a row in the largest batch, of all forms that were timed, by name.
         slow: why those that save no time were not judged, by name.
         unjudged: the names of those that nobody had time to judge.
+        slow_precisions: how many times as long the model takes in a precision that saves no time; forms in it that
+            merge tokens too were not timed.
     """
 
     trials: Sequence[Trial]
     row_seconds: Mapping[str, float]
     slow: Mapping[str, str]
     unjudged: Sequence[str]
+    slow_precisions: Mapping[Precision, float] = field(default_factory=dict)
 
 
 def tried(
-    bench: Bench, samples: LabelledPayloads, count: int, batches: Sequence[int], show: Show, budget: Budget
+    bench: Bench,
+    samples: LabelledPayloads,
+    count: int,
+    batches: Sequence[int],
+    show: Show,
+    budget: Budget,
 ) -> Tried:
     """Time every point of a bench, and judge those that save time on the first so many samples.
 
     The budget ends it: what is judged by then counts. The model as it is, is timed and judged whatever that takes.
     """
-    digest, largest = samples.digest(), max(batches)
-    seconds = _timed(bench, [samples.payload(index) for index in range(largest)], batches, show, budget)
+    largest = max(batches)
+    judge = Judge(bench, samples, count, largest)
+    timer = Timer(bench, [samples.payload(index) for index in range(largest)], show, budget)
+    slower_in = timer.slow_precisions()
+    points = [point for point in bench.points if point.precision not in slower_in]
+    seconds = timer.by_batch(points, batches)
     row_seconds = {name: taken[largest] / largest for name, taken in seconds.items()}
-    full, *others = bench.points
+    full, *others = points
     slow = {point.name: why for point in others if (why := slower(row_seconds[point.name], row_seconds[full.name]))}
     found = []
-    for point in (point for point in bench.points if point.name not in slow):
+    for point in (point for point in points if point.name not in slow):
         show(f"accuracy of {point.name}")
-        limit = None if point is full else budget
-        accuracy = _accuracy(bench, point, samples, count=count, batch=largest, digest=digest, budget=limit)
+        accuracy = judge.accuracy(point, None if point is full else budget)
         if accuracy is not None:
             found.append(Trial(point, accuracy, seconds[point.name]))
     judged = {trial.point.name for trial in found}
-    return Tried(found, row_seconds, slow, [name for name in row_seconds if name not in judged | slow.keys()])
-
-
-def _timed(
-    bench: Bench, payloads: Sequence[Payload], batches: Sequence[int], show: Show, budget: Budget
-) -> dict[str, dict[int, float]]:
-    """Time all points in turn, round after round, so that what else the machine does falls on all alike.
-
-    The largest batch is first, since it decides; of it there is one round at least.
-    """
-    found: dict[str, dict[int, float]] = {point.name: {} for point in bench.points}
-    for batch in sorted(batches, reverse=True):
-        if batch < max(batches) and budget.over(TIMING_SHARE):
-            break
-        inputs = bench.rows(payloads[:batch])
-        taken: dict[str, list[float]] = {point.name: [] for point in bench.points}
-        for turn in range(ROUNDS + 1):
-            for point in bench.points:
-                began = budget.clock()
-                bench.run(inputs, point)
-                if turn:  # the first warms up
-                    taken[point.name].append(budget.clock() - began)
-            show(f"latency at batch {batch}")
-            if turn and budget.over(TIMING_SHARE):
-                break
-        for name, seconds in taken.items():
-            found[name][batch] = statistics.median(seconds)
-    return found
-
-
-def _accuracy(
-    bench: Bench,
-    point: OperatingPoint,
-    samples: LabelledPayloads,
-    *,
-    count: int,
-    batch: int,
-    digest: str,
-    budget: Budget | None,
-) -> Accuracy | None:
-    """Judge a point on so many samples; None where the budget ends before."""
-    right = total = 0
-    for low in range(0, count, batch):
-        if budget is not None and budget.over():
-            return None
-        payloads = [samples.payload(index) for index in range(low, min(count, low + batch))]
-        outputs = bench.run(bench.rows(payloads), point)
-        for row, payload in enumerate(payloads):
-            score = samples.score(payload.truth, {name: rows[row : row + 1].numpy() for name, rows in outputs.items()})
-            right, total = right + score.correct, total + score.total
-    low_end, high_end = wilson_interval(right, total)
-    return Accuracy(
-        value=round(right / total, 4),
-        source="Measured",
-        samples=count,
-        low=math.floor(1e4 * low_end) / 1e4,
-        high=min(1.0, math.ceil(1e4 * high_end) / 1e4),
-        samples_digest=digest,
-    )
+    unjudged = [name for name in row_seconds if name not in judged | slow.keys()]
+    return Tried(found, row_seconds, slow, unjudged, slower_in)

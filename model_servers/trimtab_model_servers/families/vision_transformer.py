@@ -40,7 +40,8 @@ from trimtab_protocol.extensions import task_facts
 
 KNOBS = frozenset({"merging", "prompts", "precision"})
 TAKES_TASKS = True
-PRECISIONS = ("FP32", "BF16", "INT8")
+PRECISIONS = ("FP32", "BF16", "FP16", "INT8")
+HALVES = {"BF16": torch.bfloat16, "FP16": torch.float16}
 log = logging.getLogger(__name__)
 
 
@@ -74,8 +75,8 @@ class Prepared:
     """Without the prompts, which are those of a batch's tasks."""
     way: str
     """What it does, which tells whose heads and prompts it runs with."""
-    halved: bool
-    """Whether products are computed in BF16; the weights stay as they are, so that no second copy is needed."""
+    half: torch.dtype | None
+    """What products are computed in, where that is not FP32; the weights stay as they are, without a second copy."""
     rounded: bool
     """Whether linear layers compute in INT8, by a copy of their weights that has a quarter of the size."""
     temperatures: Mapping[str, float] = field(default_factory=dict)
@@ -115,7 +116,7 @@ class ServedTransformer:
         """What the heads read, [B, d]; rows that are not alike go through the transformer one part after the other."""
         whole = len(parts) == 1
         transformer = self.twin if ready.rounded and self.twin is not None else self.transformer
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=ready.halved):
+        with torch.autocast(images.device.type, ready.half, enabled=ready.half is not None):
             found = [
                 transformer(
                     prepared(images if whole else images[part.rows], self.normalisation),
@@ -220,8 +221,8 @@ def _prepared(point: OperatingPoint, stored: Stored, *, proportional: bool) -> P
     if point.precision is not None and point.precision not in PRECISIONS:
         raise ModelError(f"{where}: this family computes with {' or '.join(PRECISIONS)}, not {point.precision}")
     runs = way(point)
-    halved, rounded = (point.precision == precision for precision in ("BF16", "INT8"))
-    return Prepared(course, runs, halved, rounded, stored.temperatures.get(runs, {}))
+    half, rounded = HALVES.get(point.precision or "FP32"), point.precision == "INT8"
+    return Prepared(course, runs, half, rounded, stored.temperatures.get(runs, {}))
 
 
 def _require_images(spec: ModelSpec, stored: Stored) -> None:

@@ -223,4 +223,4 @@ def _evidence(
             paid = (scores if bias is None else scores + bias).softmax(dim=-1)
             importance = paid[:, :, 0, leading:].mean(dim=1)
     seen = keys[:, :, leading:].mean(dim=1)
-    return Evidence(seen.float() if seen.dtype == torch.bfloat16 else seen, importance, progress)
+    return Evidence(seen.float() if seen.dtype in {torch.bfloat16, torch.float16} else seen, importance, progress)

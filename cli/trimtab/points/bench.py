@@ -1,0 +1,87 @@
+"""The model of which forms are tried, in this process."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from trimtab.points.precisions import Gpu
+from trimtab_loadtester.payload import Payload
+from trimtab_model_servers.device import placed
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.network import CPU, Network
+from trimtab_model_servers.families.registry import build
+from trimtab_model_servers.families.vision_transformer import ServedTransformer
+from trimtab_model_servers.tensors import to_torch
+from trimtab_pipelines.graph import split_reference
+from trimtab_pipelines.model_spec import model_spec
+from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.spec import InferencePipeline
+
+Inputs = Mapping[str, torch.Tensor]
+
+
+class Bench:
+    """The subject of trials, its model in memory once, at as many points as are tried."""
+
+    def __init__(self, pipeline: InferencePipeline, folder: Path, points: Sequence[OperatingPoint]) -> None:
+        """Load the model, and bring it to where its variant asks for.
+
+        Args:
+            pipeline: of one stage with one variant (`subject_of`).
+            folder: where its file is.
+            points: that are tried, the model as it is first.
+
+        Raises:
+            ValueError: its model cannot be loaded or cannot run at one of the points.
+        """
+        self._stage = pipeline.spec.stages[0]
+        self._variant = self._stage.variants[0]
+        served = model_spec(pipeline, folder, self._stage, self._variant, self._variant.resources.cpu)
+        spec = served.model_copy(update={"operating_points": tuple(points)})
+        torch.set_num_threads(spec.threads)
+        try:
+            self._network: Network = build(spec).network
+            self._device = placed(spec, self._network)
+        except ModelError as error:
+            raise ValueError(str(error)) from error
+        self.points = points
+        self._outputs = {output.name: split_reference(output.source)[1] for output in pipeline.spec.outputs}
+        self._inputs = {read.name: split_reference(read.source) for read in self._stage.inputs}
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """Patches of an image, and layers; ValueError where the model is no vision transformer."""
+        if not isinstance(self._network, ServedTransformer):
+            raise ValueError(f"variant {self._variant.name}: family {self._variant.family!r} merges no tokens")
+        shape = self._network.transformer.shape
+        return shape.patches, shape.depth
+
+    @property
+    def gpu(self) -> Gpu:
+        """Where the GPU is that the variant asks for."""
+        if not self._variant.resources.gpu:
+            return "None"
+        return "Elsewhere" if self._device == CPU else "Here"
+
+    def rows(self, payloads: Sequence[Payload]) -> Inputs:
+        """Stack samples as one batch of the stage's inputs."""
+        named = [{tensor.name: tensor for tensor in payload.inputs} for payload in payloads]
+        return {
+            name: torch.cat([to_torch(given[source]) for given in named])
+            for name, (_, source) in self._inputs.items()
+            if source in named[0]
+        }
+
+    def run(self, inputs: Inputs, point: OperatingPoint) -> dict[str, torch.Tensor]:
+        """Compute one batch; the outputs have the names that a client sees."""
+        found = self._computed(inputs, point)
+        return {name: found[source].cpu() for name, source in self._outputs.items()}
+
+    def labels(self, inputs: Inputs, point: OperatingPoint) -> torch.Tensor:
+        """The class of each row, whatever of it the pipeline's outputs tell: int64 [B]."""
+        return self._computed(inputs, point)["label"].cpu()
+
+    def _computed(self, inputs: Inputs, point: OperatingPoint) -> dict[str, torch.Tensor]:
+        with torch.inference_mode():
+            return self._network.infer({name: given.to(self._device) for name, given in inputs.items()}, point)

@@ -30,20 +30,10 @@ def _accelerator(gpus: Path) -> str | None:
     return None
 
 
-def instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What the kernel says the processor can do beyond its basic instructions; nothing where it does not say."""
-    return frozenset(next(filter(None, _told(cpuinfo, "flags", "Features")), "").split())
-
-
 def _processor(cpuinfo: Path) -> str:
-    names = _told(cpuinfo, "model name")
-    return next(filter(None, names), platform.processor() or platform.machine() or "unknown")
-
-
-def _told(cpuinfo: Path, *fields: str) -> list[str]:
-    """What stands behind any of some fields, core by core."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
-        return []
-    return [line.partition(":")[2].strip() for line in lines if line.startswith(fields)]
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, names), platform.processor() or platform.machine() or "unknown")

@@ -22,10 +22,10 @@ from trimtab.points.trials import tried
 from trimtab.points.writing import with_points
 from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.payload import Payload, Score
+from trimtab_model_servers.processor import instructions
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.evidence import Accuracy, wilson_interval
 from trimtab_pipelines.operating_point import Merging, OperatingPoint
-from trimtab_profiler.hardware import instructions
 
 RULES = ["bipartite", "energy", "guided"]
 PRECISIONS = worth_trying(Machine("None", instructions()))

@@ -1,7 +1,9 @@
 """The model of which forms are tried, in this process."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import torch
 
@@ -13,8 +15,9 @@ from trimtab_model_servers.families.network import CPU, Network
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.tensors import to_torch
+from trimtab_model_servers.tokens.compiled import SUFFIX
 from trimtab_pipelines.graph import split_reference
-from trimtab_pipelines.model_spec import model_spec
+from trimtab_pipelines.model_spec import ModelSpec, model_spec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -38,11 +41,11 @@ class Bench:
         self._stage = pipeline.spec.stages[0]
         self._variant = self._stage.variants[0]
         served = model_spec(pipeline, folder, self._stage, self._variant, self._variant.resources.cpu)
-        spec = served.model_copy(update={"operating_points": tuple(points)})
-        torch.set_num_threads(spec.threads)
+        self._spec = served.model_copy(update={"operating_points": tuple(points)})
+        torch.set_num_threads(self._spec.threads)
         try:
-            self._network: Network = build(spec).network
-            self._device = placed(spec, self._network)
+            self._network: Network = build(self._spec).network
+            self._device = placed(self._spec, self._network)
         except ModelError as error:
             raise ValueError(str(error)) from error
         self.points = points
@@ -52,10 +55,39 @@ class Bench:
     @property
     def layers(self) -> tuple[int, int]:
         """Patches of an image, and layers; ValueError where the model is no vision transformer."""
+        shape = self._transformer.transformer.shape
+        return shape.patches, shape.depth
+
+    @property
+    def _transformer(self) -> ServedTransformer:
         if not isinstance(self._network, ServedTransformer):
             raise ValueError(f"variant {self._variant.name}: family {self._variant.family!r} merges no tokens")
-        shape = self._network.transformer.shape
-        return shape.patches, shape.depth
+        return self._network
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the weights lie in; None where they are no file of this machine."""
+        parts = urlsplit(self._spec.storage_uri)
+        if parts.scheme not in {"", "file"}:
+            return None
+        return Path(unquote(parts.path) if parts.scheme else self._spec.storage_uri).parent
+
+    def spec_at(self, point: OperatingPoint) -> ModelSpec:
+        """The model at one point alone."""
+        return self._spec.model_copy(update={"operating_points": (point,)})
+
+    def join(self, point: OperatingPoint, like: str, folder: Path) -> None:
+        """Run a point too that is as another but for its compiled form; ModelError where that cannot be used."""
+        self._transformer.join(point, like, folder)
+
+    def keep_forms(self, points: Sequence[OperatingPoint], workshop: Path) -> None:
+        """Bring the compiled forms of some points beside the weights; each is there as a whole or not at all."""
+        for point in points:
+            if point.compiled is not None and self.folder is not None:
+                target = self.folder / f"{point.compiled}{SUFFIX}"
+                partial = target.with_suffix(".part")
+                shutil.copyfile(workshop / target.name, partial)
+                partial.replace(target)
 
     @property
     def gpu(self) -> Gpu:

@@ -31,11 +31,11 @@ class Judge:
         self._as_it_is: dict[int, torch.Tensor] = {}
         """The model's own answers, by where their batch begins; only where nobody knows the right ones."""
 
-    def accuracy(self, point: OperatingPoint, budget: Budget | None = None) -> Accuracy | None:
-        """How often a point is right, or agrees; None where the budget ends before that is known."""
+    def accuracy(self, point: OperatingPoint, budget: Budget | None = None, share: float = 1.0) -> Accuracy | None:
+        """How often a point is right, or agrees; None where such a share of the budget is spent before."""
         good = total = 0
         for low in range(0, self._count, self._batch):
-            if budget is not None and budget.over():
+            if budget is not None and budget.over(share):
                 return None
             right, judged = self._judged(low, point)
             good, total = good + right, total + judged

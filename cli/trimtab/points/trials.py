@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimtab.points.bench import Bench
-from trimtab.points.budget import Budget
 from trimtab.points.choice import Trial, slower
 from trimtab.points.judging import Judge
-from trimtab.points.timing import Show, Timer
-from trimtab_loadtester.labelled import LabelledPayloads
+from trimtab.points.timing import Timer
 from trimtab_pipelines.operating_point import Precision
 
 
@@ -32,31 +30,29 @@ class Tried:
     slow_precisions: Mapping[Precision, float] = field(default_factory=dict)
 
 
-def tried(
-    bench: Bench,
-    samples: LabelledPayloads,
-    count: int,
-    batches: Sequence[int],
-    show: Show,
-    budget: Budget,
-) -> Tried:
-    """Time every point of a bench, and judge those that save time on the first so many samples.
+def tried(bench: Bench, judge: Judge, timer: Timer, batches: Sequence[int], share: float = 1.0) -> Tried:
+    """Time every point of a bench, and judge those that save time.
 
-    The budget ends it: what is judged by then counts. The model as it is, is timed and judged whatever that takes.
+    The timer's budget ends it: what is judged by then counts. The model as it is, is timed and judged whatever that
+    takes.
+
+    Args:
+        bench: with the points.
+        judge: of their answers.
+        timer: of their latencies.
+        batches: that they are timed at.
+        share: of the budget, what it may take.
     """
-    largest = max(batches)
-    judge = Judge(bench, samples, count, largest)
-    timer = Timer(bench, [samples.payload(index) for index in range(largest)], show, budget)
     slower_in = timer.slow_precisions()
     points = [point for point in bench.points if point.precision not in slower_in]
-    seconds = timer.by_batch(points, batches)
+    seconds, largest = timer.by_batch(points, batches), max(batches)
     row_seconds = {name: taken[largest] / largest for name, taken in seconds.items()}
     full, *others = points
     slow = {point.name: why for point in others if (why := slower(row_seconds[point.name], row_seconds[full.name]))}
     found = []
     for point in (point for point in points if point.name not in slow):
-        show(f"accuracy of {point.name}")
-        accuracy = judge.accuracy(point, None if point is full else budget)
+        timer.show(f"accuracy of {point.name}")
+        accuracy = judge.accuracy(point, None if point is full else timer.budget, share)
         if accuracy is not None:
             found.append(Trial(point, accuracy, seconds[point.name]))
     judged = {trial.point.name for trial in found}

@@ -179,7 +179,8 @@ class VisionTransformer(nn.Module):
     def _embedded(self, images: Tensor) -> Tensor:
         patches = self.patch_embed["proj"](images).flatten(2).transpose(1, 2)
         leading = [self.cls_token, *([self.reg_token] if self.shape.registers else [])]
-        expanded = [token.expand(len(images), -1, -1) for token in leading]
+        # Where it is compiled, a shape stays a symbol, but a length is the number that the example had.
+        expanded = [token.expand(images.shape[0], -1, -1) for token in leading]
         if self.shape.embedded:
             placed = torch.cat([*expanded, patches], dim=1) + self.pos_embed
         else:

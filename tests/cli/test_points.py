@@ -1,6 +1,9 @@
 """`trimtab points`: which forms are tried, which are kept and why, and what is written."""
 
 import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from torchvision.models import VisionTransformer as Torchvision
 
+from tests.model_servers.test_families import a_spec
 from trimtab.commands import run
+from trimtab.points import compiling
 from trimtab.points.bench import Bench
 from trimtab.points.budget import Budget
 from trimtab.points.choice import Trial, choose
@@ -18,14 +23,23 @@ from trimtab.points.forms import FULL, forms
 from trimtab.points.judging import Judge
 from trimtab.points.precisions import Machine, saves_nothing, untried, worth_trying
 from trimtab.points.subject import subject_of
+from trimtab.points.timing import Timer
 from trimtab.points.trials import tried
 from trimtab.points.writing import with_points
 from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.payload import Payload, Score
+from trimtab_model_servers.compiling import Answer, Order
 from trimtab_model_servers.processor import instructions
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.evidence import Accuracy, wilson_interval
 from trimtab_pipelines.operating_point import Merging, OperatingPoint
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler(monkeypatch):
+    """Compiling takes minutes; how forms are compiled is tested beside the transformer."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+
 
 RULES = ["bipartite", "energy", "guided"]
 PRECISIONS = worth_trying(Machine("None", instructions()))
@@ -371,6 +385,12 @@ class Clockwork:
     def digest(self):
         return "sha256:" + 64 * "0"
 
+    def spec_at(self, point):
+        return point
+
+    def join(self, point, _like, _folder):
+        self.row_seconds[point.name] = COMPILED[point.name]
+
 
 KNOBS = {
     "full-bf16": {"precision": "BF16"},
@@ -380,10 +400,15 @@ KNOBS = {
 FORMS = {"full": 1.0, "slow": 1.5, "half": 0.5, "third": 0.3, "quarter": 0.25}
 
 
+def a_workplace(bench, seconds):
+    """A bench with a judge and a timer that share a budget."""
+    timer = Timer(bench, [bench.payload(index) for index in range(8)], lambda _: None, Budget(seconds, bench.clock))
+    return bench, Judge(bench, bench, 80, 8), timer
+
+
 def tried_within(seconds):
     bench: Any = Clockwork(FORMS)
-    budget = Budget(seconds, bench.clock)
-    return bench, tried(bench, bench, 80, [1, 8], lambda _: None, budget)
+    return bench, tried(*a_workplace(bench, seconds), [1, 8])
 
 
 @pytest.mark.parametrize(
@@ -412,11 +437,79 @@ def test_a_form_that_saves_no_time_is_not_judged_and_told_why():
 
 def test_what_merges_in_a_precision_that_saves_no_time_is_not_even_timed():
     bench: Any = Clockwork({"full": 1.0, "full-bf16": 1.3, "half-bf16": 0.4, "full-int8": 0.5})
-    found = tried(bench, bench, 80, [1, 8], lambda _: None, Budget(1_000, bench.clock))
+    found = tried(*a_workplace(bench, 1_000), [1, 8])
 
     assert dict(found.slow_precisions) == pytest.approx({"BF16": 1.3})
     assert [trial.point.name for trial in found.trials] == ["full", "full-int8"]
     assert found.row_seconds.keys() == {"full", "full-int8"}
+
+
+COMPILED = {"full-compiled": 0.9, "half-compiled": 0.49, "third-compiled": 0.33}
+
+
+def compiled_within(monkeypatch, seconds, names, failing=()):
+    """Compile kept points, each of which takes 100 seconds to; some fail."""
+    bench: Any = Clockwork({name: FORMS[name] for name in names})
+    bench, judge, timer = a_workplace(bench, seconds)
+    kept = tried(bench, judge, timer, [1, 8]).trials
+
+    def apart(order, budget):
+        if budget.left() < 100:
+            return Answer(failed=compiling.OUT_OF_TIME)
+        bench.now += 100
+        return Answer(failed="it has no way") if order.spec.name in failing else Answer(name="inductor-0")
+
+    monkeypatch.setattr(compiling, "_apart", apart)
+    monkeypatch.setattr(compiling, "Order", lambda spec, folder: SimpleNamespace(spec=spec, folder=folder))
+    return kept, compiling.compiled(bench, kept, judge, timer, [1, 8], Path())
+
+
+def test_a_compiled_form_is_kept_where_it_is_measured_faster_and_else_refused_with_the_ratio(monkeypatch):
+    kept, found = compiled_within(monkeypatch, 10_000, ["full", "half", "third"])
+
+    assert [(trial.point.name, trial.point.compiled) for trial in found.trials] == [("full-compiled", "inductor-0")]
+    assert found.trials[0].row_seconds == pytest.approx(0.9)
+    assert found.refused == {
+        "half": "compiled it takes 0.98 × its time, which is less than 5% faster",
+        "third": "compiled it takes 1.10 × its time, which is no faster",
+    }
+    choice = choose([*kept, *found.trials], floor=0.5)
+    assert [trial.point.name for trial in choice.kept] == ["full", "third"], "the accuracies are all alike"
+
+
+def test_points_are_compiled_while_there_is_time_and_else_it_is_said_why_not(monkeypatch):
+    kept, found = compiled_within(monkeypatch, 700, ["full", "half"], failing={"full"})
+
+    assert [trial.point.name for trial in kept] == ["full", "half"]
+    assert (list(found.trials), found.refused["full"]) == ([], "it has no way")
+    _, found = compiled_within(monkeypatch, 200, ["full"])
+    assert found.refused == {"full": "it was not compiled when the seconds were over (--seconds)"}
+
+
+def test_whole_numbers_of_eight_bits_are_not_compiled(monkeypatch):
+    bench: Any = Clockwork({"full-int8": 0.5})
+    bench, judge, timer = a_workplace(bench, 1_000)
+    trial = Trial(bench.points[0], Accuracy(value=1.0), {1: 0.5})
+
+    found = compiling.compiled(bench, [trial], judge, timer, [1], Path())
+    assert found.refused == {"full-int8": "the kernels of INT8 are not compiled"}
+
+
+def test_a_compiler_is_ended_with_the_budget(tmp_path):
+    order = Order(spec=a_spec(), folder=tmp_path)
+
+    began = time.monotonic()
+    assert compiling._apart(order, Budget(0.2)).failed == compiling.OUT_OF_TIME
+    assert time.monotonic() - began < 30, "it would take longer to import torch, let alone to compile"
+
+
+def test_forms_are_not_compiled_where_that_cannot_be_and_it_is_said_why(mine, capfd):
+    given = ["points", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]
+    assert run(given) == 0
+    told = " ".join(capfd.readouterr().out.split())
+
+    assert "no point is compiled: there is no C++ compiler here (no-such-compiler); install one" in told
+    assert not list(mine.glob("*.pt2"))
 
 
 def test_a_model_without_tokens_is_refused_by_name(tmp_path, capfd):

@@ -95,7 +95,7 @@ def test_a_form_with_other_content_than_its_name_says_is_not_run(folder, form, t
     shutil.copy(folder / "small.safetensors", tmp_path)
     (tmp_path / f"{form}{SUFFIX}").write_bytes((folder / f"{form}{SUFFIX}").read_bytes() + b"\0")
 
-    with pytest.raises(ModelError, match="'native': .* does not hold what its name says; compile it anew"):
+    with pytest.raises(ModelError, match=r"'native': .* does not hold what its name says; compile it anew"):
         load_model(at(tmp_path, form))
 
 

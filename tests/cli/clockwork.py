@@ -1,5 +1,7 @@
 """A bench of `trimtab points` whose forms take what is said, on a clock of its own."""
 
+from typing import Any
+
 import torch
 
 from trimtab.points.budget import Budget
@@ -9,7 +11,7 @@ from trimtab_loadtester.payload import Payload, Score
 from trimtab_pipelines.operating_point import Merging, OperatingPoint
 
 COMPILED = {"full-compiled": 0.9, "half-compiled": 0.49, "third-compiled": 0.33}
-KNOBS = {
+KNOBS: dict[str, dict[str, Any]] = {
     "full-bf16": {"precision": "BF16"},
     "half-bf16": {"precision": "BF16", "merging": Merging(schedule=(1,))},
     "full-int8": {"precision": "INT8"},
@@ -51,7 +53,7 @@ class Clockwork:
         self.row_seconds[point.name] = COMPILED[point.name]
 
 
-def a_workplace(bench, seconds):
+def a_workplace(bench: Any, seconds: float) -> tuple[Any, Judge, Timer]:
     """A bench with a judge and a timer that share a budget."""
     timer = Timer(bench, [bench.payload(index) for index in range(8)], lambda _: None, Budget(seconds, bench.clock))
     return bench, Judge(bench, bench, 80, 8), timer

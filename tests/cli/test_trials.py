@@ -92,7 +92,7 @@ def test_points_are_compiled_while_there_is_time_and_else_it_is_said_why_not(mon
     assert [trial.point.name for trial in kept] == ["full", "half"]
     assert (list(found.trials), found.refused["full"]) == ([], "it has no way")
     _, found = compiled_within(monkeypatch, 200, ["full"])
-    assert found.refused == {"full": "it was not compiled when the seconds were over (--seconds)"}
+    assert found.refused == {"full": "the seconds were over (--seconds)"}
 
 
 def test_whole_numbers_of_eight_bits_are_not_compiled(monkeypatch):

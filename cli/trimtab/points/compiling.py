@@ -21,7 +21,7 @@ from trimtab_pipelines.processes.leash import leashed
 from trimtab_pipelines.processes.module import SAFE_PATH
 
 MODULE = "trimtab_model_servers.compiling"
-OUT_OF_TIME = "it was not compiled when the seconds were over (--seconds)"
+OUT_OF_TIME = "the seconds were over (--seconds)"
 
 
 @dataclass(frozen=True, slots=True)

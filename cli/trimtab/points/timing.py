@@ -43,12 +43,15 @@ class Timer:
             if batch < max(batches) and self.budget.over(share):
                 break
             inputs = self.bench.rows(self.payloads[:batch])
-            for name, seconds in self._rounds(points, inputs, ROUNDS, share, f"latency at batch {batch}").items():
-                found[name][batch] = seconds
+            for name, taken in self._rounds(points, inputs, ROUNDS, share, f"latency at batch {batch}").items():
+                found[name][batch] = statistics.median(taken)
         return found
 
     def slow_precisions(self) -> Mapping[Precision, float]:
-        """By precision, how many times as long as it is the model takes in it; of those alone that save no time."""
+        """By precision, how many times as long as it is the model takes in it; of those alone that save no time.
+
+        The shortest of a few rounds counts, which what else the machine does has lengthened least.
+        """
         full, *others = self.bench.points
         probed: dict[Precision, OperatingPoint] = {}
         for point in others:
@@ -58,13 +61,14 @@ class Timer:
             return {}
         inputs = self.bench.rows(self.payloads)
         taken = self._rounds([full, *probed.values()], inputs, PROBE_ROUNDS, PROBE_SHARE, "precisions")
-        ratios = {precision: taken[point.name] / taken[full.name] for precision, point in probed.items()}
+        least = {name: min(seconds) for name, seconds in taken.items()}
+        ratios = {precision: least[point.name] / least[full.name] for precision, point in probed.items()}
         return {precision: ratio for precision, ratio in ratios.items() if ratio >= 1}
 
     def _rounds(
         self, points: Sequence[OperatingPoint], inputs: Inputs, rounds: int, share: float, words: str
-    ) -> dict[str, float]:
-        """Run one batch at all points in turn, round after round: the median of each, in seconds, by name."""
+    ) -> dict[str, list[float]]:
+        """Run one batch at all points in turn, round after round: the seconds of each, by name."""
         taken: dict[str, list[float]] = {point.name: [] for point in points}
         for turn in range(rounds + 1):
             for point in points:
@@ -75,4 +79,4 @@ class Timer:
             self.show(words)
             if turn and self.budget.over(share):
                 break
-        return {name: statistics.median(seconds) for name, seconds in taken.items()}
+        return taken

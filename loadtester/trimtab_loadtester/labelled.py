@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ MOST_LINE_CHARACTERS = 16 * 2**20
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-3, 1e-6
 Truth = Mapping[str, Any]
 _TASK = TypeAdapter[str](Name)
+Labels = Literal["Required", "Optional"]
+"""Whether samples must have right answers."""
 
 
 class SamplesError(LoadError):
@@ -56,19 +58,32 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> tuple[Mapping[str, NDArray[Any]], Any]:
-        """Return the inputs of a sample, one row without its first dimension each, and what is true of it."""
+        """Return the inputs of a sample, one row without its first dimension each, and what is true of it, or None."""
         ...
 
 
 class LabelledPayloads:
     """Samples in an order drawn by the seed, over and over."""
 
-    def __init__(self, pipeline: InferencePipeline, source: str, seed: int = 0) -> None:
+    def __init__(self, pipeline: InferencePipeline, source: str, seed: int = 0, *, labels: Labels = "Required") -> None:
+        """Open samples.
+
+        Args:
+            pipeline: whose inputs they hold.
+            source: where they are.
+            seed: of the order.
+            labels: whether samples without right answers will do; then either all have one or none has.
+
+        Raises:
+            SamplesError: there are none, or they do not fit.
+        """
         self._specs = {spec.name: spec for spec in pipeline.spec.inputs}
         self._optional = {spec.name for spec in pipeline.spec.inputs if spec.optional}
-        self._samples, self._score = _opened(pipeline, source)
+        self._samples, self._score = _opened(pipeline, source, labels)
         if not len(self._samples):
             raise SamplesError(f"{source}: there are no samples")
+        self.labelled = labels == "Required" or self._samples[0][1] is not None or self._score is not right_answers
+        """Whether there are right answers."""
         self._order = np.random.default_rng(seed).permutation(len(self._samples))
 
     def __len__(self) -> int:
@@ -126,6 +141,8 @@ class LabelledPayloads:
 
     def score(self, truth: object, outputs: Outputs) -> Score:
         """Compare an answer with what is true; KeyError where the answer lacks an output."""
+        if truth is None and self._score is right_answers:
+            raise SamplesError("a sample has no right answer; give one of each, or of none to `trimtab points`")
         return self._score(truth, outputs)
 
     def digest(self) -> str:
@@ -150,26 +167,27 @@ def _plain(truth: Any) -> Any:
 class FileSamples:
     """Samples written in files."""
 
-    def __init__(self, pipeline: InferencePipeline, written: Sequence[Written], folder: Path) -> None:
+    def __init__(self, pipeline: InferencePipeline, written: Sequence[Written], folder: Path, labels: Labels) -> None:
         self._written, self._folder = written, folder
+        needed = labels == "Required" or any(sample.truth for sample in written)
         self._specs = {spec.name: spec for spec in pipeline.spec.inputs}
         outputs = [output.name for output in pipeline.spec.outputs]
         for sample in written:
             _require_known(sample.where, "input", sample.inputs, list(self._specs))
             _require_known(sample.where, "output", sample.truth, outputs)
-            if not sample.truth:
+            if needed and not sample.truth:
                 raise SamplesError(f"{sample.where}: no right answer; give one of the outputs: {', '.join(outputs)}")
 
     def __len__(self) -> int:
         return len(self._written)
 
-    def __getitem__(self, index: int) -> tuple[Mapping[str, Any], Truth]:
+    def __getitem__(self, index: int) -> tuple[Mapping[str, Any], Truth | None]:
         sample = self._written[index]
         try:
             read = {name: self._read(self._specs[name], value) for name, value in sample.inputs.items()}
         except (WrongValue, OSError) as error:
             raise SamplesError(f"{sample.where}: {error}") from error
-        return read, sample.truth
+        return read, sample.truth or None
 
     def _read(self, spec: TensorSpec, value: Any) -> NDArray[Any]:
         return written_array(spec, value, self._folder)
@@ -207,7 +225,9 @@ def _right(expected: Any, given: NDArray[Any]) -> bool:
     return bool(np.array_equal(flat, np.ravel(wanted)))
 
 
-def _opened(pipeline: InferencePipeline, source: str) -> tuple[Samples, Callable[[Any, Outputs], Score]]:
+def _opened(
+    pipeline: InferencePipeline, source: str, labels: Labels
+) -> tuple[Samples, Callable[[Any, Outputs], Score]]:
     path = Path(source)
     if not path.exists() and ":" in source:
         return _users_class(source)
@@ -218,7 +238,7 @@ def _opened(pipeline: InferencePipeline, source: str) -> tuple[Samples, Callable
                 break
     readers = {".jsonl": _json_lines, ".csv": _table}
     if path.is_dir():
-        written = _image_folders(pipeline, path)
+        written = _image_folders(pipeline, path, labels)
     elif path.suffix in readers and path.exists():
         written = readers[path.suffix](pipeline, path)
     else:
@@ -229,7 +249,7 @@ def _opened(pipeline: InferencePipeline, source: str) -> tuple[Samples, Callable
     found = list(islice(written, MOST_SAMPLES + 1))
     if len(found) > MOST_SAMPLES:
         raise SamplesError(f"{path}: more than {MOST_SAMPLES} samples; give a part of them")
-    return FileSamples(pipeline, found, path if path.is_dir() else path.parent), right_answers
+    return FileSamples(pipeline, found, path if path.is_dir() else path.parent, labels), right_answers
 
 
 def _users_class(source: str) -> tuple[Samples, Callable[[Any, Outputs], Score]]:
@@ -260,7 +280,7 @@ def _json_lines(pipeline: InferencePipeline, path: Path) -> Iterator[Written]:
             where = f"{path}, line {number}"
             try:
                 told = json.loads(line)
-                yield Written(dict(told["inputs"]), dict(told["outputs"]), where)
+                yield Written(dict(told["inputs"]), dict(told.get("outputs") or {}), where)
             except (ValueError, KeyError, TypeError) as error:
                 raise SamplesError(f"{where}: {error!r}; write {example}") from error
 
@@ -312,16 +332,26 @@ def _truth_of(datatype: str, text: str) -> bool | int | float | str:
         raise ValueError("write a number") from None
 
 
-def _image_folders(pipeline: InferencePipeline, folder: Path) -> Iterator[Written]:
-    labels = sorted(each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
-    if not labels:
-        raise SamplesError(f"{folder}: neither {JSON_LINES} nor {TABLE} nor a folder of images for each label")
+def _image_folders(pipeline: InferencePipeline, folder: Path, labels: Labels) -> Iterator[Written]:
+    """Images by label, in a folder each; where labels are optional also images beside one another, without any."""
+    names = sorted(each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
     inputs, outputs = pipeline.spec.inputs, pipeline.spec.outputs
+    if not names and labels == "Optional" and (files := _images(folder)):
+        if len(inputs) != 1:
+            raise SamplesError(f"{folder}: a folder of images suits a pipeline of one input; write {TABLE}")
+        yield from (Written({inputs[0].name: file.name}, {}, str(file)) for file in files)
+        return
+    if not names:
+        raise SamplesError(f"{folder}: neither {JSON_LINES} nor {TABLE} nor a folder of images for each label")
     if len(inputs) != 1 or len(outputs) != 1:
         raise SamplesError(f"{folder}: folders of images suit a pipeline of one input and one output; write {TABLE}")
-    numbered = all(label.isdecimal() for label in labels)
-    for place, label in enumerate(labels):
+    numbered = all(label.isdecimal() for label in names)
+    for place, label in enumerate(names):
         truth = int(label) if numbered else place
-        for file in sorted(each for each in (folder / label).iterdir() if each.suffix.lower() in IMAGE_SUFFIXES):
+        for file in _images(folder / label):
             name = str(file.relative_to(folder))
             yield Written({inputs[0].name: name}, {outputs[0].name: truth}, str(file))
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.suffix.lower() in IMAGE_SUFFIXES)

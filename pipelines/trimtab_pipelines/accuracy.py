@@ -22,7 +22,7 @@ def pipeline_accuracy(stage_values: Iterable[float], metric: str) -> float:
 def sources(stages: Iterable[Stage]) -> str:
     """Say where the accuracies of some stages come from, such as `declared` or `declared and measured`."""
     points = (point for stage in stages for variant in stage.variants for point in variant.points)
-    return " and ".join(sorted({point.judged().source.lower() for point in points}))
+    return " and ".join(sorted({point.judged().source_words for point in points}))
 
 
 def normalised_ranks(accuracies: Sequence[float]) -> dict[float, float]:

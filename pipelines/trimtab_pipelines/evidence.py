@@ -18,10 +18,19 @@ def counting(basis: AccuracyBasis, value: float, low: float | None) -> float:
     return low if basis == "LowerBound" and low is not None else value
 
 
+AccuracySource = Literal["Measured", "Published", "Declared", "Agreement"]
+"""Agreement: how often a form of a model answers as the model itself, on samples without right answers."""
+AGREEMENT = "agreement with the model as it is"
+
+
 class AccuracyEvidence(Model):
     """Where an accuracy comes from."""
 
-    source: Literal["Measured", "Published", "Declared"] = "Declared"
+    source: AccuracySource = Field(
+        default="Declared",
+        description="Measured on right answers, Published, Declared, or Agreement: the share of samples without right "
+        "answers that are answered as by the model as it is",
+    )
     samples: int | None = Field(default=None, gt=0, description="Held-out samples behind the figure")
     low: Fraction | None = Field(default=None, description="Lower end of the 95 % interval")
     high: Fraction | None = Field(default=None, description="Upper end of the 95 % interval")
@@ -37,6 +46,11 @@ class AccuracyEvidence(Model):
         description="Mean certainty of the model on these samples, of a stage that tells one; by what it changes, "
         "drifts are told; without it none are",
     )
+
+    @property
+    def source_words(self) -> str:
+        """The source as it is shown."""
+        return AGREEMENT if self.source == "Agreement" else self.source.lower()
 
 
 class Accuracy(AccuracyEvidence):
@@ -54,7 +68,7 @@ class Accuracy(AccuracyEvidence):
         details = [f"n {self.samples}"] if self.samples is not None else []
         if self.low is not None and self.high is not None:
             details.append(f"{self.low:.3f}–{self.high:.3f}")
-        return self.source.lower() + (f" ({', '.join(details)})" if details else "")
+        return self.source_words + (f" ({', '.join(details)})" if details else "")
 
     @model_validator(mode="after")
     def _within(self) -> Self:

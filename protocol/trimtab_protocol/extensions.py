@@ -118,10 +118,11 @@ def _judged(told: str) -> Judged:
 
 
 class PointParameters(NamedTuple):
-    """The names under which metadata tells what one operating point reads and how accurate it is."""
+    """The names under which metadata tells what one operating point reads, how accurate it is, and what that is of."""
 
     modalities: str
     accuracy: str
+    accuracy_source: str
 
 
 def point_parameters(stage: str, variant: str, point: str) -> PointParameters:

@@ -132,6 +132,15 @@ def test_an_accuracy_without_interval_counts_at_its_value_and_is_named():
     assert plan.explanation.accuracy_basis.endswith("a value, for want of an interval: only: small")
 
 
+@pytest.mark.parametrize("basis", ["Expected", "LowerBound"])
+def test_agreement_with_the_model_is_told_by_the_plan_as_what_it_is(basis):
+    agreeing = {"source": "Agreement", "samples": 100, "low": 0.9, "high": 1.0}
+    points = [{"name": "full", "accuracy": 0.95, "accuracyEvidence": agreeing}]
+    told = planned(points=points, objective={"accuracyBasis": basis}).explanation.accuracy_basis
+
+    assert told.endswith("; agreement with the model as it is, for want of right answers: only: small")
+
+
 def test_a_floor_is_kept_at_the_lower_end():
     evidence = {"source": "Measured", "low": 0.84, "high": 0.95}
     points = [POINTS[0] | {"accuracyEvidence": evidence}]

@@ -168,7 +168,7 @@ def test_the_verdict_of_the_simulated_models_stays():
 
 
 def test_the_page_shows_every_policy_served_beside_simulated():
-    drawn = {}
+    drawn: dict[str, go.Figure] = {}
     html = "".join(sections(a_beside(), drawn))
     lines = [chart for name, chart in drawn.items() if "throughput" not in name]
 

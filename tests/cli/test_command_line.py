@@ -313,7 +313,7 @@ def test_explain_tells_of_operating_points_and_of_what_accuracies_are(tmp_path: 
     evidence = {"source": "Measured", "low": 0.88, "high": 0.92}
     points = [
         {"name": "full", "accuracy": 0.9, "accuracyEvidence": evidence},
-        {"name": "less", "accuracy": 0.8, "modalities": ["x"]},
+        {"name": "less", "accuracy": 0.8, "accuracyEvidence": {"source": "Agreement"}, "modalities": ["x"]},
         {"name": "worse", "accuracy": 0.7, "modalities": ["x"]},
     ]
     settings = {"departurePolicy": "SlackFit", "objective": {"accuracyBasis": "LowerBound"}}
@@ -332,7 +332,7 @@ def test_explain_tells_of_operating_points_and_of_what_accuracies_are(tmp_path: 
 
     assert "operating points, preferred first" in told
     assert "first full (planned) 0.8800" in told
-    assert "first less 0.8000 declared 7.0 ms" in told
+    assert "first less 0.8000 agreement with the model as it is 7.0 ms" in told
     assert "reads x" in told
     assert "its accuracies are lower ends of 95 % intervals" in told
     assert "left out: first: small/worse, since less is as accurate and as fast" in told

@@ -1,26 +1,37 @@
 """`trimtab points`: which forms are tried, which are kept and why, and what is written."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torchvision.models import VisionTransformer as Torchvision
 
 from trimtab.commands import run
+from trimtab.points.bench import Bench
 from trimtab.points.choice import Trial, choose
 from trimtab.points.forms import FULL, forms
-from trimtab.points.trials import Budget, tried
+from trimtab.points.judging import Judge
+from trimtab.points.precisions import Machine, worth_trying
+from trimtab.points.subject import subject_of
 from trimtab.points.writing import with_points
-from trimtab.verbs.points import PRECISIONS
-from trimtab_loadtester.payload import Payload, Score
+from trimtab_loadtester.labelled import LabelledPayloads
+from trimtab_model_servers.processor import instructions
 from trimtab_pipelines.documents import DocumentError, load_pipeline
-from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.evidence import Accuracy, wilson_interval
 from trimtab_pipelines.operating_point import Merging, OperatingPoint
 
+
+@pytest.fixture(autouse=True)
+def _no_compiler(monkeypatch):
+    """Compiling takes minutes; how forms are compiled is tested beside the transformer."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+
+
 RULES = ["bipartite", "energy", "guided"]
+PRECISIONS = worth_trying(Machine("None", instructions()))
 
 
 def a_trial(name, accuracy, row_seconds, **knobs):
@@ -224,7 +235,7 @@ def test_points_are_found_written_and_can_be_read(mine, capfd):
     points = load_pipeline(mine).spec.stages[0].variants[0].operating_points
 
     assert told["figures"]["tried"] >= 8
-    assert "full-int8" in out
+    assert "full-int8" in out or "no form in INT8 is kept: INT8 takes the model" in out
     assert told["figures"]["kept"] == len(points)
     assert (points[0].name, points[0].accuracy) == ("full", 1.0)
     assert all(point.judged().samples == 24 for point in points)
@@ -236,8 +247,52 @@ def test_without_time_the_model_as_it_is_alone_is_judged_and_the_others_are_told
     told = json.loads(out.splitlines()[-1])["figures"]
 
     assert (told["kept"], told["full_accuracy"]) == (1, 1.0)
-    assert told["unjudged"] + told["tried"] == len(forms(64, 3, RULES, PRECISIONS))
+    assert told["unjudged"] + told["untimed"] + told["tried"] == len(forms(64, 3, RULES, PRECISIONS))
     assert [point.name for point in load_pipeline(mine).spec.stages[0].variants[0].operating_points] == ["full"]
+
+
+def test_without_right_answers_forms_are_judged_by_agreement_and_it_is_written_and_shown_as_such(mine, capfd):
+    pixels = np.random.default_rng(1).integers(0, 256, (24, 32, 32, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(mine / f"{number}.png")
+    (mine / "images").mkdir()
+    for file in mine.glob("*.png"):
+        file.rename(mine / "images" / file.name)
+
+    assert run(["points", str(mine), "--samples", str(mine / "images"), "--floor", "0.1"]) == 0
+    out = capfd.readouterr().out
+    told, variant = json.loads(out.splitlines()[-1])["figures"], load_pipeline(mine).spec.stages[0].variants[0]
+    full, *others = [point.judged() for point in variant.operating_points]
+
+    assert "agreement with the model as it is, which is no accuracy" in " ".join(out.split())
+    assert (told["full_agreement"], "full_accuracy" in told) == (1.0, False)
+    assert (full.value, full.low, full.high) == (1.0, 1.0, 1.0), "it is itself, whatever the number of samples"
+    assert full.standing == "agreement with the model as it is (n 24, 1.000–1.000)"
+    assert variant.accuracy_evidence.source == "Agreement"
+    for each in others:
+        assert (each.source, each.samples) == ("Agreement", 24)
+        assert each.low is not None
+        assert each.low < each.value <= (each.high or 0)
+        assert each.value == pytest.approx(round(each.value * 24) / 24, abs=1e-4)
+
+
+def test_agreement_is_with_the_models_own_answers_not_with_what_is_right(mine):
+    document = subject_of(load_pipeline(mine), None, None)
+    points = [FULL, OperatingPoint(name="strong", accuracy=0, merging=Merging(schedule=(32,)))]
+    bench = Bench(document, mine, points)
+    for number in range(40):
+        np.save(mine / f"{number}.npy", torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(number)))
+    lines = [json.dumps({"inputs": {"image": f"{number}.npy"}}) for number in range(40)]
+    (mine / "unlabelled.jsonl").write_text("\n".join(lines))
+    samples = LabelledPayloads(document, str(mine / "unlabelled.jsonl"), labels="Optional")
+    judge = Judge(bench, samples, 40, 7)
+    rows = bench.rows([samples.payload(number) for number in range(40)])
+    alike = int((bench.labels(rows, points[0]) == bench.labels(rows, points[1])).sum())
+
+    found = [one.accuracy for point in points if (one := judge.judged(point)) is not None]
+    assert [(one.value, one.source) for one in found] == [(1.0, "Agreement"), (alike / 40, "Agreement")]
+    assert alike < 40, "or it would not be told from the model as it is"
+    assert (found[1].low, found[1].high) == pytest.approx(wilson_interval(alike, 40), abs=2e-4)
 
 
 def test_whole_numbers_of_eight_bits_are_not_tried_for_a_variant_on_a_gpu(mine, capfd):
@@ -247,73 +302,16 @@ def test_whole_numbers_of_eight_bits_are_not_tried_for_a_variant_on_a_gpu(mine, 
     assert run(["points", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]) == 0
     told = json.loads(capfd.readouterr().out.splitlines()[-1])["figures"]
 
-    assert told["unjudged"] + told["tried"] == len(forms(64, 3, RULES, ["BF16"]))
+    assert told["unjudged"] + told["untimed"] + told["tried"] == len(forms(64, 3, RULES, ["BF16"]))
 
 
-class Clockwork:
-    """A bench whose forms take what is said, on a clock of its own, and labels that are all right."""
+def test_forms_are_not_compiled_where_that_cannot_be_and_it_is_said_why(mine, capfd):
+    given = ["points", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]
+    assert run(given) == 0
+    told = " ".join(capfd.readouterr().out.split())
 
-    def __init__(self, row_seconds):
-        self.now, self.row_seconds = 0.0, row_seconds
-        self.points = [OperatingPoint(name=name, accuracy=0) for name in row_seconds]
-
-    def clock(self):
-        return self.now
-
-    def rows(self, payloads):
-        return payloads
-
-    def run(self, payloads, point):
-        self.now += len(payloads) * self.row_seconds[point.name]
-        return {"label": torch.zeros(len(payloads))}, None
-
-    def payload(self, _index):
-        return Payload(())
-
-    def score(self, _truth, _outputs):
-        return Score(1, 1)
-
-    def task(self, _index):
-        return ""
-
-    def tasks(self, _count):
-        return ()
-
-    def digest(self):
-        return "sha256:" + 64 * "0"
-
-
-FORMS = {"full": 1.0, "slow": 1.5, "half": 0.5, "third": 0.3, "quarter": 0.25}
-
-
-def tried_within(seconds):
-    bench: Any = Clockwork(FORMS)
-    budget = Budget(seconds, bench.clock)
-    return bench, tried(bench, bench, 80, [1, 8], lambda _: None, budget)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "judged", "unjudged"),
-    [
-        (1_000, ["full", "half", "third", "quarter"], []),
-        (240, ["full", "half"], ["third", "quarter"]),
-        (0, ["full"], ["half", "third", "quarter"]),
-    ],
-)
-def test_what_is_judged_when_the_time_is_over_counts_and_no_batch_begins_after_it(seconds, judged, unjudged):
-    bench, found = tried_within(seconds)
-
-    assert [trial.point.name for trial in found.trials] == judged
-    assert (list(found.slow), found.unjudged) == (["slow"], unjudged)
-    assert found.row_seconds == pytest.approx(FORMS)
-    least = 2 * 8 * sum(FORMS.values()) + 80 * FORMS["full"]
-    assert bench.now <= max(seconds + 8 * max(FORMS.values()), least)
-
-
-def test_a_form_that_saves_no_time_is_not_judged_and_told_why():
-    _, found = tried_within(1_000)
-
-    assert found.slow == {"slow": "1.50 × as long as the model as it is, on this machine"}
+    assert "no point is compiled: there is no C++ compiler here (no-such-compiler); install one" in told
+    assert not list(mine.glob("*.pt2"))
 
 
 def test_a_model_without_tokens_is_refused_by_name(tmp_path, capfd):

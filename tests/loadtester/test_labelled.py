@@ -160,6 +160,45 @@ def test_what_cannot_be_used_is_told_by_file_and_line(tmp_path: Path, sample, co
         LabelledPayloads(a_pipeline(), where).payload(0)
 
 
+def test_samples_may_have_no_right_answers_where_that_will_do_but_then_all_of_them(tmp_path: Path) -> None:
+    for folder in ("flat", "lines", "table", "mixed"):
+        (tmp_path / folder).mkdir()
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (4, 4), (200, 200, 200)).save(tmp_path / "flat" / name)
+    values = {"inputs": {"x": [[1, 2], [3, 4]]}}
+    json_lines(tmp_path / "lines", values, values | {"outputs": None})
+    (tmp_path / "table" / "samples.csv").write_text("x\n../flat/a.png\n../flat/b.png\n")
+    json_lines(tmp_path / "mixed", values, values | {"outputs": {"y": 1}})
+    pipeline = a_pipeline("UINT8", (2, 2))
+
+    for folder in ("flat", "lines", "table"):
+        source = LabelledPayloads(pipeline, str(tmp_path / folder), labels="Optional")
+        assert (len(source), source.labelled) == (2, False)
+        assert (source.payload(0).inputs[0].array.shape, source.payload(0).truth) == ((1, 2, 2), None)
+        with pytest.raises(SamplesError, match=r"no right answer|nor a folder of images for each label"):
+            LabelledPayloads(pipeline, str(tmp_path / folder))
+    with pytest.raises(SamplesError, match="line 1: no right answer; give one of the outputs: y"):
+        LabelledPayloads(pipeline, str(tmp_path / "mixed"), labels="Optional")
+
+
+def test_a_users_class_has_right_answers_where_its_first_sample_has(tmp_path, monkeypatch) -> None:
+    (tmp_path / "acme_bare.py").write_text(
+        "import numpy as np\n"
+        "class Bare:\n"
+        "    def __len__(self): return 2\n"
+        "    def __getitem__(self, i): return {'x': np.full(2, i)}, None\n"
+        "class Judged(Bare):\n"
+        "    def score(self, truth, outputs): return True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    bare = LabelledPayloads(a_pipeline(), "acme_bare:Bare", labels="Optional")
+
+    assert not bare.labelled
+    assert LabelledPayloads(a_pipeline(), "acme_bare:Judged", labels="Optional").labelled, "it judges by itself"
+    with pytest.raises(SamplesError, match="a sample has no right answer"):
+        bare.score(None, {"y": np.array([1])})
+
+
 def test_pickles_are_not_read(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([{"a": 1}], object))
     where = json_lines(tmp_path, {"inputs": {"x": "a.npy"}, "outputs": {"y": 1}})

@@ -10,7 +10,7 @@ from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.test_queue import Caller
 from tests.router.test_writing import Writers
 from trimtab_protocol.chat.inner import LastPiece, Piece, Usage
-from trimtab_protocol.chat.references import Reference, blank, listed
+from trimtab_protocol.chat.references import Made, Reference, blank, listed
 from trimtab_router.graph import Runnable
 from trimtab_router.stage.prompts import Prompts, Shown
 from trimtab_router.stage.work import Work
@@ -88,7 +88,7 @@ def test_what_was_made_of_images_is_read_off_their_references():
     def referring(row):
         return {"messages": np.array([b"{}"], object), "references": np.array([row], object)}
 
-    told = listed([blank(7), Reference(url="blank:", rows=5)])
+    told = listed([blank(Made(rows=7)), Reference(url="blank:", rows=5)])
     assert Shown.of(referring(told), 0, images=2) == Shown(2, 2, 12)
     assert Shown.of(referring(json.dumps([{}]).encode()), 0, images=1) == Shown(2, 1, None)
     assert Shown.of({"messages": np.array([b"{}"], object)}, 0, images=2) == Shown(2)

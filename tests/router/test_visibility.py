@@ -106,11 +106,14 @@ async def test_metadata_names_optional_inputs_and_what_every_point_reads_and_giv
 def test_metadata_names_inputs_as_a_request_does_and_is_read_by_those_to_whom_the_field_is_text():
     names = [f"sense-number-{n}-of-a-rather-long-name" for n in range(4)]
     given = [{"name": f"i{n}", "from": f"request.inputs.{name}"} for n, name in enumerate(names)]
-    points = [{"name": "some", "accuracy": 0.7, "modalities": ["i2"]}, {"name": "all", "accuracy": 0.9}]
+    agreeing = {"accuracyEvidence": {"source": "Agreement"}}
+    points = [{"name": "some", "accuracy": 0.7, "modalities": ["i2"]}, {"name": "all", "accuracy": 0.9} | agreeing]
     stage = a_stage(inputs=given, variants=[a_variant(operatingPoints=points)])
     declared = [{"name": name, "datatype": "FP32"} for name in names]
     told = model_metadata(a_pipeline([stage], inputs=declared))
     assert told["parameters"]["trimtab.first.small.some.modalities"] == names[2]
+    assert told["parameters"]["trimtab.first.small.all.accuracy_source"] == "agreement with the model as it is"
+    assert "trimtab.first.small.some.accuracy_source" not in told["parameters"]
     assert told["parameters"]["trimtab.first.small.all.modalities"] == ",".join(names)
     assert not any("parameters" in one for one in told["inputs"])
 

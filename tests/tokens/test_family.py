@@ -113,9 +113,10 @@ def test_a_row_of_no_task_is_told_so_and_its_neighbours_are_answered(weights):
     assert torch.equal(mixed["label"][[0, 2]], right["label"][[0, 2]])
 
 
+@pytest.mark.parametrize("precision", ["BF16", "FP16"])
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point["name"])
-def test_in_half_precision_it_answers_nearly_alike(weights, point):
-    halved = point | {"name": "halved", "precision": "BF16"}
+def test_in_half_precision_it_answers_nearly_alike(weights, point, precision):
+    halved = point | {"name": "halved", "precision": precision}
     model, pictures = load_model(spec(weights, operatingPoints=[point, halved])), images(4)
     exact, rough = (answers(model, name, pictures, [0, 1, 1, 0])["certainty"] for name in (point["name"], "halved"))
 
@@ -134,8 +135,7 @@ def test_its_metadata_list_the_tasks(weights):
         ({"merging": {"schedule": [1, 2]}}, "a schedule of 2 numbers; this transformer has 3 layers"),
         ({"merging": {"schedule": [1], "rule": "best"}}, "unknown merging.rule 'best'; there are: bipartite, "),
         ({"prompts": {"count": 5}}, "nobody trained 'replace-5' .*; the weights have: plain, "),
-        ({"precision": "FP16"}, "computes with FP32 or BF16 or INT8, not FP16"),
-        ({"compiled": "inductor"}, "knows no compiled"),
+        ({"compiled": "inductor"}, "unknown compiled form 'inductor'; `trimtab points` writes some"),
     ],
 )
 def test_a_point_that_cannot_be_is_refused_by_name(weights, point, words):

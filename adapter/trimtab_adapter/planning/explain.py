@@ -6,6 +6,7 @@ from dataclasses import replace
 from trimtab_adapter.planning.least_bad import Answer
 from trimtab_adapter.solvers.exact import solve
 from trimtab_adapter.solvers.program import Option, Program, Solution, models
+from trimtab_pipelines.evidence import AGREEMENT
 from trimtab_pipelines.plan import Explanation, PipelinePlan, RunnerUp, StagePlan
 from trimtab_pipelines.spec import InferencePipelineSpec
 
@@ -25,13 +26,21 @@ def explain(answer: Answer, stages: Sequence[StagePlan], current: PipelinePlan |
 
 
 def basis_words(spec: InferencePipelineSpec, stages: Sequence[StagePlan]) -> str:
-    """Say what the accuracies of a plan are, and of which of its points there is only a value."""
+    """Say what the accuracies of a plan are, and which are a value alone or no share of right answers."""
+    running = {
+        f"{stage.name}: {stage.variant}": spec.stage(stage.name)
+        .variant(stage.variant)
+        .point(stage.operating_point)
+        .judged()
+        for stage in stages
+    }
+    agreeing = [name for name, accuracy in running.items() if accuracy.source == "Agreement"]
+    unlabelled = f"; {AGREEMENT}, for want of right answers: {', '.join(agreeing)}" if agreeing else ""
     if spec.objective.accuracy_basis == "Expected":
-        return "expected values"
-    running = [(stage, spec.stage(stage.name).variant(stage.variant).point(stage.operating_point)) for stage in stages]
-    bare = [f"{stage.name}: {stage.variant}" for stage, point in running if point.judged().low is None]
+        return f"expected values{unlabelled}"
+    bare = [name for name, accuracy in running.items() if accuracy.low is None]
     without = f"; a value, for want of an interval: {', '.join(bare)}" if bare else ""
-    return f"lower ends of 95 % intervals{without}"
+    return f"lower ends of 95 % intervals{without}{unlabelled}"
 
 
 def _solver(solution: Solution) -> str:

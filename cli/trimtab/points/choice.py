@@ -16,7 +16,7 @@ class Trial:
 
     Attributes:
         point: the form.
-        accuracy: on the user's samples.
+        accuracy: on the user's samples; agreement with the model as it is where they have no right answers.
         seconds: by batch size, beside the model as it is in the same rounds.
         by_task: its accuracy on those of each task, where they tell theirs.
     """
@@ -67,9 +67,14 @@ def slower(row_seconds: float, full_row_seconds: float) -> str | None:
     return f"{row_seconds / full_row_seconds:.2f} × as long as the model as it is, on this machine"
 
 
+def figure_of(accuracy: Accuracy) -> str:
+    """What a figure is called: accuracy, or agreement where nobody knows the right answers."""
+    return "agreement" if accuracy.source == "Agreement" else "accuracy"
+
+
 def _too_little(trial: Trial, full: Trial, least: float) -> str | None:
     if trial.accuracy.value < least:
-        return f"accuracy {trial.accuracy.value:.4f} is below the floor {least:.4f}"
+        return f"{figure_of(trial.accuracy)} {trial.accuracy.value:.4f} is below the floor {least:.4f}"
     return slower(trial.row_seconds, full.row_seconds)
 
 

@@ -9,7 +9,7 @@ from trimtab.points.choice import Trial
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.writing import content_end, with_accuracies
 
-KNOBS = ("merging", "prompts", "precision")
+KNOBS = ("merging", "prompts", "precision", "compiled")
 
 
 def with_points(text: str, stage: str, variant: str, kept: Sequence[Trial]) -> str:

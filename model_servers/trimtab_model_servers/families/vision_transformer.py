@@ -21,6 +21,8 @@ from trimtab_model_servers.families.network import CPU, Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.fetched import FetchLimits
 from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.tokens.compiled import PREFIX as FORM_PREFIX
+from trimtab_model_servers.tokens.compiled import Compiled, load_form
 from trimtab_model_servers.tokens.enrolling import course_of, require_trained
 from trimtab_model_servers.tokens.foreign import Told
 from trimtab_model_servers.tokens.preparation import Normalisation, prepared
@@ -38,9 +40,9 @@ from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tasks import MOST_BYTES, NO_TASK, TASK_INPUT, Task
 from trimtab_protocol.extensions import task_facts
 
-KNOBS = frozenset({"merging", "prompts", "precision"})
+KNOBS = frozenset({"merging", "prompts", "precision", "compiled"})
 TAKES_TASKS = True
-PRECISIONS = ("FP32", "BF16", "INT8")
+HALVES = {"BF16": torch.bfloat16, "FP16": torch.float16}
 log = logging.getLogger(__name__)
 
 
@@ -74,10 +76,12 @@ class Prepared:
     """Without the prompts, which are those of a batch's tasks."""
     way: str
     """What it does, which tells whose heads and prompts it runs with."""
-    halved: bool
-    """Whether products are computed in BF16; the weights stay as they are, so that no second copy is needed."""
+    half: torch.dtype | None
+    """What products are computed in, where that is not FP32; the weights stay as they are, without a second copy."""
     rounded: bool
     """Whether linear layers compute in INT8, by a copy of their weights that has a quarter of the size."""
+    compiled: Compiled | None = None
+    """The course as native code, for rows that have no prompts."""
     temperatures: Mapping[str, float] = field(default_factory=dict)
     """By task: that logits are divided by before they are a certainty; 1 for the others."""
 
@@ -88,7 +92,7 @@ class ServedTransformer:
 
     transformer: VisionTransformer
     normalisation: Normalisation
-    points: Mapping[str, Prepared]
+    points: dict[str, Prepared]
     roll: Roll
     in_force: InForce
     twin: VisionTransformer | None = None
@@ -114,16 +118,29 @@ class ServedTransformer:
     def _features(self, images: Tensor, parts: Sequence[Alike], ready: Prepared) -> Tensor:
         """What the heads read, [B, d]; rows that are not alike go through the transformer one part after the other."""
         whole = len(parts) == 1
-        transformer = self.twin if ready.rounded and self.twin is not None else self.transformer
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=ready.halved):
-            found = [
-                transformer(
-                    prepared(images if whole else images[part.rows], self.normalisation),
-                    replace(ready.course, prompts=part.prompts),
-                )
-                for part in parts
-            ]
+        found = [
+            self._through(prepared(images if whole else images[part.rows], self.normalisation), part.prompts, ready)
+            for part in parts
+        ]
         return found[0] if whole else torch.cat(found)[torch.argsort(torch.cat([part.rows for part in parts]))]
+
+    def _through(self, images: Tensor, prompts: Tensor | None, ready: Prepared) -> Tensor:
+        """Rows that are alike through the transformer, by native code where there is some for them."""
+        if ready.compiled is not None and prompts is None and len(images) <= ready.compiled.most_rows:
+            return ready.compiled.run(images)
+        transformer = self.twin if ready.rounded and self.twin is not None else self.transformer
+        with torch.autocast(images.device.type, ready.half, enabled=ready.half is not None):
+            features: Tensor = transformer(images, replace(ready.course, prompts=prompts))
+        return features
+
+    def join(self, point: OperatingPoint, like: str, folder: Path) -> None:
+        """Run a point too that is as another but for the compiled form that it names, which lies in a folder.
+
+        Raises:
+            ModelError: the form cannot be used.
+        """
+        form = load_form(point.compiled or "", folder, self.transformer)
+        self.points[point.name] = replace(self.points[like], compiled=form)
 
     def reread(self) -> None:
         """Put in force what the folder of tasks holds now; a batch under way ends as it began."""
@@ -134,6 +151,9 @@ class ServedTransformer:
         """Bring the transformer and the tasks in force to a device; those that come later follow."""
         if self.twin is not None and device != CPU:
             raise ModelError("precision INT8 is computed on cores alone; take such operating points out, or the GPU")
+        named = next((name for name, ready in self.points.items() if ready.compiled is not None), None)
+        if named is not None and device != CPU:
+            raise ModelError(f"operating point {named!r} is compiled for cores; take it out, or the GPU")
         self.device = device
         self.transformer.to(device)
         self.in_force = self.in_force.on(device)
@@ -168,6 +188,9 @@ def build(spec: ModelSpec) -> Built:
     )
     _require_trained(spec, roll)
     served = ServedTransformer(stored.transformer, stored.normalisation, points, roll, roll.taken())
+    for point in spec.operating_points:
+        if point.compiled is not None:
+            _take_form(served, point, None if isinstance(weights, Seed) else weights.parent, spec.max_batch_size)
     if any(ready.rounded for ready in points.values()):
         served.twin = quantised(stored.transformer)
     return Built(served, "random" if random else "stored")
@@ -217,11 +240,30 @@ def _prepared(point: OperatingPoint, stored: Stored, *, proportional: bool) -> P
             f"{where}: merging.schedule asks for {beyond} tokens in a layer; of {shape.patches} patches no layer "
             f"merges more than {shape.patches // 2}"
         )
-    if point.precision is not None and point.precision not in PRECISIONS:
-        raise ModelError(f"{where}: this family computes with {' or '.join(PRECISIONS)}, not {point.precision}")
     runs = way(point)
-    halved, rounded = (point.precision == precision for precision in ("BF16", "INT8"))
-    return Prepared(course, runs, halved, rounded, stored.temperatures.get(runs, {}))
+    half, rounded = HALVES.get(point.precision or "FP32"), point.precision == "INT8"
+    return Prepared(course, runs, half, rounded, temperatures=stored.temperatures.get(runs, {}))
+
+
+def _take_form(served: ServedTransformer, point: OperatingPoint, folder: Path | None, most_rows: int) -> None:
+    """Have a point run the compiled form that it names, which lies beside the weights."""
+    where, name = f"operating point {point.name!r}", point.compiled or ""
+    if not name.startswith(FORM_PREFIX):
+        raise ModelError(f"{where}: unknown compiled form {name!r}; `trimtab points` writes some, as {FORM_PREFIX}…")
+    if point.prompts is not None or point.precision == "INT8":
+        raise ModelError(f"{where}: there are no compiled forms with prompts or in INT8; take one of the two out")
+    if folder is None:
+        raise ModelError(f"{where}: compiled forms lie beside weights; random ones lie nowhere")
+    try:
+        served.join(point, point.name, folder)
+    except ModelError as error:
+        raise ModelError(f"{where}: {error}") from error
+    compiled = served.points[point.name].compiled
+    if compiled is not None and compiled.most_rows < most_rows:
+        raise ModelError(
+            f"{where}: {name} was compiled for {compiled.most_rows} rows at most, and the variant's maxBatchSize is "
+            f"{most_rows}; compile it anew by `trimtab points`"
+        )
 
 
 def _require_images(spec: ModelSpec, stored: Stored) -> None:

@@ -54,7 +54,7 @@ def bipartite(tokens: Tensor, sizes: Tensor, evidence: Evidence, merged: int) ->
         keys = normalize(evidence.keys, dim=-1)
         best, partner = (keys[:, 1::2] @ keys[:, 0::2].transpose(1, 2)).max(dim=2)
         going, staying = split(best, merged)
-        sought = torch.arange(0, tokens.shape[1], 2, device=tokens.device).expand(len(tokens), -1)
+        sought = torch.arange(0, tokens.shape[1], 2, device=tokens.device).expand(tokens.shape[0], -1)
         kept = torch.cat([2 * staying + 1, sought], dim=1)
         into = partner.gather(1, going) + staying.shape[1]
     return folded(tokens, sizes, kept, 2 * going + 1, into)

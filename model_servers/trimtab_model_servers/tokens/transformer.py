@@ -179,7 +179,8 @@ class VisionTransformer(nn.Module):
     def _embedded(self, images: Tensor) -> Tensor:
         patches = self.patch_embed["proj"](images).flatten(2).transpose(1, 2)
         leading = [self.cls_token, *([self.reg_token] if self.shape.registers else [])]
-        expanded = [token.expand(len(images), -1, -1) for token in leading]
+        # Where it is compiled, a shape stays a symbol, but a length is the number that the example had.
+        expanded = [token.expand(images.shape[0], -1, -1) for token in leading]
         if self.shape.embedded:
             placed = torch.cat([*expanded, patches], dim=1) + self.pos_embed
         else:
@@ -223,4 +224,4 @@ def _evidence(
             paid = (scores if bias is None else scores + bias).softmax(dim=-1)
             importance = paid[:, :, 0, leading:].mean(dim=1)
     seen = keys[:, :, leading:].mean(dim=1)
-    return Evidence(seen.float() if seen.dtype == torch.bfloat16 else seen, importance, progress)
+    return Evidence(seen.float() if seen.dtype in {torch.bfloat16, torch.float16} else seen, importance, progress)

@@ -53,7 +53,7 @@ def _optional(tensor: RequestInput) -> dict[str, Any]:
 
 
 def _points(spec: InferencePipelineSpec) -> Parameters:
-    """What every operating point listed reads, its stage's inputs by their sources, and its expected accuracy."""
+    """What every operating point listed reads, its stage's inputs by their sources, and how accurate it is."""
     told: dict[str, bool | str | int | float] = {}
     for stage in spec.stages:
         for variant in stage.variants:
@@ -61,6 +61,8 @@ def _points(spec: InferencePipelineSpec) -> Parameters:
                 named = point_parameters(stage.name, variant.name, point.name)
                 told[named.modalities] = ",".join(_read(stage, point))
                 told[named.accuracy] = point.judged().value
+                if point.judged().source == "Agreement":  # or it would be taken for a share of right answers
+                    told[named.accuracy_source] = point.judged().source_words
     return told
 
 

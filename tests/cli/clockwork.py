@@ -1,0 +1,65 @@
+"""A bench of `trimtab points` whose forms take what is said, on a clock of its own."""
+
+from typing import Any
+
+import torch
+
+from trimtab.points.budget import Budget
+from trimtab.points.judging import Judge
+from trimtab.points.timing import Timer
+from trimtab_loadtester.payload import Payload, Score
+from trimtab_pipelines.operating_point import Merging, OperatingPoint
+
+COMPILED = {"full-compiled": 0.9, "half-compiled": 0.49, "third-compiled": 0.33}
+KNOBS: dict[str, dict[str, Any]] = {
+    "full-bf16": {"precision": "BF16"},
+    "half-bf16": {"precision": "BF16", "merging": Merging(schedule=(1,))},
+    "full-int8": {"precision": "INT8"},
+}
+FORMS = {"full": 1.0, "slow": 1.5, "half": 0.5, "third": 0.3, "quarter": 0.25}
+
+
+class Clockwork:
+    """A bench whose forms take what is said, on a clock of its own, and labels that are all right."""
+
+    def __init__(self, row_seconds):
+        self.now, self.row_seconds = 0.0, row_seconds
+        self.points = [OperatingPoint(name=name, accuracy=0, **KNOBS.get(name, {})) for name in row_seconds]
+        self.labelled = True
+
+    def clock(self):
+        return self.now
+
+    def rows(self, payloads):
+        return payloads
+
+    def run(self, payloads, point):
+        self.now += len(payloads) * self.row_seconds[point.name]
+        return {"label": torch.zeros(len(payloads))}, None
+
+    def payload(self, _index):
+        return Payload(())
+
+    def score(self, _truth, _outputs):
+        return Score(1, 1)
+
+    def task(self, _index):
+        return ""
+
+    def tasks(self, _count):
+        return ()
+
+    def digest(self):
+        return "sha256:" + 64 * "0"
+
+    def spec_at(self, point):
+        return point
+
+    def join(self, point, _like, _folder):
+        self.row_seconds[point.name] = COMPILED[point.name]
+
+
+def a_workplace(bench: Any, seconds: float) -> tuple[Any, Judge, Timer]:
+    """A bench with a judge and a timer that share a budget."""
+    timer = Timer(bench, [bench.payload(index) for index in range(8)], lambda _: None, Budget(seconds, bench.clock))
+    return bench, Judge(bench, bench, 80, 8), timer

@@ -1,0 +1,22 @@
+"""What the processor here can do, as the kernel tells it."""
+
+import pytest
+
+from trimtab_model_servers.processor import instructions
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu hypervisor avx2 avx512_bf16\n", {"avx2", "avx512_bf16"}),
+        ("processor\t: 0\nFeatures\t: fp cpuid asimd i8mm bf16\n", {"asimd", "i8mm", "bf16"}),
+        ("processor\t: 0\n", set()),
+    ],
+)
+def test_instructions_are_those_that_compute(tmp_path, told, found):
+    (tmp_path / "cpuinfo").write_text(told)
+    assert instructions(tmp_path / "cpuinfo") == found
+
+
+def test_where_the_kernel_tells_nothing_there_are_none_known(tmp_path):
+    assert instructions(tmp_path / "absent") == frozenset()

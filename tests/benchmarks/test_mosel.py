@@ -17,6 +17,7 @@ from benchmarks.mosel.playing import PlayedPayloads, constant, played
 from benchmarks.mosel.served_page import HEADS, SUM_HEADS, result_rows, sections, sum_rows
 from benchmarks.mosel.serving import SERVED_AS
 from tests.builders import a_point_profile, a_profile
+from trimtab.report.layout import Charts
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_loadtester.digits_av import JobOptions
 from trimtab_loadtester.results import Record, Results, RunFacts, Visit
@@ -143,7 +144,7 @@ def a_beside(ours=0.0, theirs=0.1, simulated=0.05):
         for method in METHODS
         for lost in (ours if method == "ModalityMix" else theirs,)
     ]
-    return Beside(pairs, "made up", 120.0, 0.25, True, machine(0.9, 1.1), "synthesised voices")
+    return Beside(pairs, "made up", 120.0, 1.2, 0.25, True, machine(0.9, 1.1), "synthesised voices")
 
 
 def test_ours_is_judged_beside_mosels_and_the_simulator_beside_what_was_served():
@@ -154,7 +155,8 @@ def test_ours_is_judged_beside_mosels_and_the_simulator_beside_what_was_served()
     assert figures["served_mosel_carried_rows_rps"] == pytest.approx(2.5)
     assert figures["simulated_mosel_violations"] == pytest.approx(0.05)
     assert figures["served_violations_off_simulated_points"] == pytest.approx(5.0)
-    assert figures["served_batches_over_profile_at_load_0.5"] == 0.9
+    assert figures["served_batches_over_planned_at_load_0.5"] == 0.9
+    assert figures["served_batches_over_profile"] == 1.2
     _, worse = judged(a_beside(ours=0.2))
     assert not any(bar.holds for bar in worse)
 
@@ -168,7 +170,7 @@ def test_the_verdict_of_the_simulated_models_stays():
 
 
 def test_the_page_shows_every_policy_served_beside_simulated():
-    drawn = {}
+    drawn: Charts = {}
     html = "".join(sections(a_beside(), drawn))
     lines = [chart for name, chart in drawn.items() if "throughput" not in name]
 

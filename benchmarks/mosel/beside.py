@@ -50,6 +50,7 @@ class Beside:
         is_held: whether it was held to them.
         conditions: of the machine, by load: what the simulator was told of it.
         items: what the rows were made of.
+        lost: cells whose router hung or ended and was replaced, which is not the policy's doing.
     """
 
     pairs: Sequence[Pair]
@@ -60,6 +61,7 @@ class Beside:
     is_held: bool
     conditions: Mapping[float, Conditions]
     items: str
+    lost: int = 0
 
     @property
     def ratios(self) -> Mapping[float, float]:
@@ -128,6 +130,7 @@ def judged(beside: Beside) -> tuple[dict[str, float | int | str | None], list[Ba
     more = 100 * (_mean(served, OURS, "met") - _mean(served, MOSEL, "met"))
     figures["served_violations_off_simulated_points"] = 100 * _off(beside)
     bars = [
+        bar("served: loads in which a router was lost", beside.lost, "==", 0),
         bar("served: violations of ours beyond MOSEL's, points", worse, "<=", MOST_WORSE_POINTS),
         bar("served: jobs that met both SLOs with ours beyond MOSEL's, points", more, ">=", -MOST_WORSE_POINTS),
     ]

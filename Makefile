@@ -146,7 +146,7 @@ reproduce-ipa: venv ## IPA's five pipelines, four workloads and its baselines in
 	$(PY) -m benchmarks.ipa --data $(DATA) --out $(OUT)/ipa $(if $(TRACE),--trace $(TRACE)) $(IPA)
 
 .PHONY: reproduce-mosel
-reproduce-mosel: venv ## MOSEL's five models under its load, its policies beside ours, in the simulator (MOSEL="--served --recordings DIR": digits-av served, too); out/mosel/mosel.html
+reproduce-mosel: venv ## MOSEL's models and policies beside ours, simulated (MOSEL="--served --recordings DIR": digits-av served, too); out/mosel/mosel.html
 	$(PY) -m benchmarks.mosel --data $(DATA) --out $(OUT)/mosel $(if $(TRACE),--trace $(TRACE)) $(MOSEL)
 
 .PHONY: reproduce-otas

@@ -39,6 +39,11 @@ class Serving:
     is_held: bool
     generation: int = field(default=1)
 
+    @property
+    def router(self) -> int | None:
+        """The process that routes; another one where it was replaced, None while there is none."""
+        return None if self.local.router is None else self.local.router.pid
+
     async def offer(self, jobs: Jobs, jobs_rps: float, seconds: float, seed: int = 1) -> Run:
         """Offer a load in open loop, under the plan for it, and wait for the last answer."""
         await self.follow(jobs_rps, jobs.mean_rows)

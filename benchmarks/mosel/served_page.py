@@ -108,10 +108,12 @@ def _both(values: Sequence[float], form: str) -> list[str]:
 def _lead(beside: Beside) -> str:
     ratios = ", ".join(f"{ratio:.2f} at load {load:g}" for load, ratio in beside.ratios.items())
     cores = f"{beside.cores:g} of a core" if beside.is_held else "what it got of the machine's cores"
+    lost = f" In {beside.lost} of these loads a router was lost and replaced." if beside.lost else ""
     return (
         f"Five policies, each with a replica of its own that has {cores}, were offered the same jobs in turns at every "
-        f"load: {beside.items}, load: {beside.trace}. All senses carried {beside.carried_rps:.0f} rows a second here. "
-        f"The simulator had the same jobs, plans and profile. What batches take over what the profile says, by size, "
-        f"it was told from those of all senses at that load ({ratios}), and so what a job takes outside of them. It "
-        f"knows nothing of other batches, nor of the time that router and callers lack for long on a busy machine."
+        f"load: {beside.items}, load: {beside.trace}. All senses carried {beside.carried_rps:.0f} rows a second here, "
+        f"in batches that took {beside.speed:.2f} times what the profile says; plans stand on that. The simulator had "
+        f"the same jobs, plans and profile. What batches take over what plans stand on, by size, it was told from "
+        f"those of all senses at that load ({ratios}), and so what a job takes outside of them. It knows nothing of "
+        f"other batches, nor of the time that router and callers lack for long on a busy machine.{lost}"
     )

@@ -37,17 +37,20 @@ SERVED_AS: Mapping[str, str] = {
 WHOLE = "all"
 """The point that has every sense."""
 SEARCH_SECONDS, FINENESS = 6, 1.08
+WARM_SECONDS, WARM_SHARE = 2, 0.25
+"""And how much of what all senses carry a router meets first."""
 CHANGES = {"slo": {"latency": f"{SLO_SECONDS:g}s"}, "queue": {"maxRows": MOST_QUEUED_ROWS}}
 
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """A cell that was served, and under which plan."""
+    """A cell that was served, under which plan, and whether its router was lost meanwhile."""
 
     cell: Cell
     run: Run
     jobs: Played
     plan: PipelinePlan
+    lost: bool
 
 
 @dataclass(slots=True)
@@ -79,22 +82,27 @@ class Bench:
                 for method in METHODS
             }
 
-    async def carried_rps(self, served: Serving) -> float:
-        """Rows a second that it carries with one violation in a hundred, in jobs as the paper's."""
+    async def carried(self, served: Serving) -> Run:
+        """The most it carries with one violation in a hundred, in jobs as the paper's."""
 
         async def offer(rows_rps: float) -> Run:
             jobs = constant(rows_rps, SEARCH_SECONDS, self.accuracies, seed=1)
             return (await self._offered(served, jobs))[0]
 
         first_rps = self.cores * max(one.throughput_rps for one in self._point(self.profiles).measurements)
-        return (await most_carried(offer, 0.8 * first_rps, fineness=FINENESS)).answered_rows_rps
+        return await most_carried(offer, 0.8 * first_rps, fineness=FINENESS)
+
+    async def warmed_up(self, served: Serving, rows_rps: float) -> None:
+        """Have its router work out, for a few jobs, what it keeps of a plan's points: once, before what is compared."""
+        await self._offered(served, constant(rows_rps, WARM_SECONDS, self.accuracies, seed=2))
 
     async def once(self, served: Serving, method: str, factor: float, carried_rps: float) -> Once:
         """Offer one cell's load."""
         jobs = played(self.goes, PEAK_OVER_CARRIED * factor * carried_rps, self.accuracies, seed=1)
+        before = served.router
         run, plan = await self._offered(served, jobs)
         jobs = jobs.in_turns(run.results.facts.distinct_payloads)
-        return Once(Cell(MODEL, method, factor), run, jobs, plan)
+        return Once(Cell(MODEL, method, factor), run, jobs, plan, lost=before != served.router)
 
     def conditions(self, run: Run) -> Conditions:
         """What a load that had all senses tells of the machine."""
@@ -146,16 +154,24 @@ async def beside(
         task = shown.add_task("what all senses carry", total=1 + len(cells))
         found: list[Once] = []
         async with bench.serving() as served:
-            carried_rps = await bench.carried_rps(served[PLAIN])
+            run = await bench.carried(served[PLAIN])
+            carried_rps, speed = run.answered_rows_rps, bench.conditions(run).service_ratios[STAGE, VARIANT]
+            bench.profiles = slowed(bench.profiles, speed)
+            for one in served.values():  # else they would stand on how busy the machine was when it was profiled
+                one.profiles = slowed(one.profiles, speed)
+                await bench.warmed_up(one, WARM_SHARE * carried_rps)
+            shown.console.print(f"all senses carry {carried_rps:.0f} rows a second")
             shown.advance(task)
             for method, factor in cells:
                 shown.update(task, description=f"served: {method}, load {factor:g}")
-                found.append(await bench.once(served[method], method, factor, carried_rps))
+                found.append(once := await bench.once(served[method], method, factor, carried_rps))
+                shown.console.print(f"{method}, load {factor:g}: {100 * once.run.late:.1f} % violations")
                 shown.advance(task)
         is_held = all(one.is_held for one in served.values())
         conditions = {one.cell.factor: bench.conditions(one.run) for one in found if one.cell.method == PLAIN}
         pairs = [bench.beside(one, conditions[one.cell.factor]) for one in found]
     if not is_held:
         sys.stderr.write("this machine holds no process to its cores: the replicas took what they got\n")
+    lost = sum(one.lost for one in found)
     items = f"recordings in {options.recordings}" if options.recordings else "synthesised voices"
-    return Beside(pairs, trace, carried_rps, cores, is_held, conditions, items)
+    return Beside(pairs, trace, carried_rps, speed, cores, is_held, conditions, items, lost)

@@ -17,6 +17,7 @@ from benchmarks.mosel.playing import PlayedPayloads, constant, played
 from benchmarks.mosel.served_page import HEADS, SUM_HEADS, result_rows, sections, sum_rows
 from benchmarks.mosel.serving import SERVED_AS
 from tests.builders import a_point_profile, a_profile
+from trimtab.report.layout import Charts
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_loadtester.digits_av import JobOptions
 from trimtab_loadtester.results import Record, Results, RunFacts, Visit
@@ -136,14 +137,14 @@ def machine(*ratios):
     return {0.5 * n: Conditions(service_ratios={("name", "late"): ratio}) for n, ratio in enumerate(ratios, 1)}
 
 
-def a_beside(ours=0.0, theirs=0.1, simulated=0.05):
+def a_beside(ours=0.0, theirs=0.1, simulated=0.05, lost=0):
     pairs = [
         Pair(measured(method, factor, lost, 1 - lost), measured(method, factor, simulated, 0.9), 0.81, (0.8, 0.7, 0.9))
         for factor in (0.5, 1.0)
         for method in METHODS
         for lost in (ours if method == "ModalityMix" else theirs,)
     ]
-    return Beside(pairs, "made up", 120.0, 0.25, True, machine(0.9, 1.1), "synthesised voices")
+    return Beside(pairs, "made up", 120.0, 1.2, 0.25, True, machine(0.9, 1.1), "synthesised voices", lost)
 
 
 def test_ours_is_judged_beside_mosels_and_the_simulator_beside_what_was_served():
@@ -154,8 +155,9 @@ def test_ours_is_judged_beside_mosels_and_the_simulator_beside_what_was_served()
     assert figures["served_mosel_carried_rows_rps"] == pytest.approx(2.5)
     assert figures["simulated_mosel_violations"] == pytest.approx(0.05)
     assert figures["served_violations_off_simulated_points"] == pytest.approx(5.0)
-    assert figures["served_batches_over_profile_at_load_0.5"] == 0.9
-    _, worse = judged(a_beside(ours=0.2))
+    assert figures["served_batches_over_planned_at_load_0.5"] == 0.9
+    assert figures["served_batches_over_profile"] == 1.2
+    _, worse = judged(a_beside(ours=0.2, lost=1))
     assert not any(bar.holds for bar in worse)
 
 
@@ -164,11 +166,11 @@ def test_the_verdict_of_the_simulated_models_stays():
 
     assert both.name == "reproduce-mosel"
     assert both.figures["cells"] == 7
-    assert len(both.bars) == 2
+    assert len(both.bars) == 3
 
 
 def test_the_page_shows_every_policy_served_beside_simulated():
-    drawn: dict[str, go.Figure] = {}
+    drawn: Charts = {}
     html = "".join(sections(a_beside(), drawn))
     lines = [chart for name, chart in drawn.items() if "throughput" not in name]
 
@@ -178,6 +180,8 @@ def test_the_page_shows_every_policy_served_beside_simulated():
     assert [row[1] for row in result_rows(a_beside())] == [*METHODS, *METHODS]
     assert {len(row) for row in result_rows(a_beside())} == {len(HEADS)}
     assert {len(row) for row in sum_rows(a_beside())} == {len(SUM_HEADS)}
+    assert "a router was lost" not in html
+    assert "In 2 of these loads a router was lost" in "".join(sections(a_beside(lost=2), {}))
 
 
 def test_every_policy_of_the_page_is_served_as_one_of_its_own():

@@ -26,7 +26,6 @@ HEADS = (
     "type 3",
     "type 4",
     "accuracy (95 %)",
-    "promised",
 )
 
 
@@ -81,8 +80,9 @@ class Beside:
         return list(dict.fromkeys(one.cell.method for one in self.served))
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Rows of the table, one a load and method."""
-        return [self._row(one) for one in self.served]
+        """Rows of the table, one a load and method, load by load."""
+        loads = self.evaluation.workloads
+        return [self._row(one) for one in sorted(self.served, key=lambda one: loads.index(one.cell.workload))]
 
     def _row(self, one: Served) -> tuple[str, ...]:
         run, (workload, method) = one.run, (one.cell.workload, one.cell.method)
@@ -97,7 +97,6 @@ class Beside:
             f"{100 * self.evaluation.gain(workload, method):+.1f} %" if method != OURS else "",
             *(f"{100 * share:.2f} %" for share in run.types),
             f"{accuracy:.3f} ({low:.3f}–{high:.3f})",
-            f"{run.expected_accuracy:.3f}",
         )
 
     def figures(self) -> Figures:

@@ -131,8 +131,9 @@ def _served(found: Beside, drawn: Charts) -> list[str]:
 
 
 _SERVED = (
-    "Each method was asked the same queries at the same moments. INFaaS's models are points of one transformer, loaded "
-    "already; fixed prompts are those of a point that merges too. PetS drops nobody."
+    "Each method was asked the same queries, one method after the other: what else the machine did meanwhile shows "
+    "beside what is simulated. INFaaS's models are points of one transformer, loaded already; fixed prompts are "
+    "those of a point that merges too. PetS drops nobody."
 )
 _CEILING = (
     "The most that any policy could have: a linear program's optimum on the same arrivals, in which batches may be "

@@ -55,8 +55,8 @@ METHODS = (
     Method(OTAS, "Otas"),
     Method("ToMe, merge-32", "SlackFit", "merge-32"),
     Method("VPT, merge-40-prompts", "SlackFit", "merge-40-prompts"),
-    Method(PETS, "PetsLike", driving.PLAIN, "Never"),
     Method("INFaaS-like, all loaded", "InfaasLike"),
+    Method(PETS, "PetsLike", driving.PLAIN, "Never"),
 )
 """This transformer's strongest merging before its accuracy falls off, and the more accurate of its points with prompts:
 it has none that has prompts and merges nothing. INFaaS's models are loaded already."""

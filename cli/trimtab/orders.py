@@ -7,6 +7,7 @@ from trimtab.local.loading import LoadOrder
 from trimtab_loadtester.attack import WireName
 from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.load import LoadError
+from trimtab_loadtester.payloads import require_chats
 from trimtab_pipelines.documents import load_edge
 from trimtab_pipelines.samples import LMM_DIGITS, PAYLOADS_ANNOTATION, payloads_of
 from trimtab_pipelines.spec import InferencePipeline
@@ -35,6 +36,12 @@ def check_load(order: LoadOrder | None, edge: Path | None) -> None:
             f"--load: the door of {edge} asks for TLS or keys, which this load does not bring; start without --load, "
             "then send it with `trimtab load`, --ca and --api-key-file"
         )
+
+
+def check_chats(pipeline: InferencePipeline, order: LoadOrder | None) -> None:
+    """Raise LoadError where a load says how many images chats show, and there are none of so many to send."""
+    if order is not None and order.spec().traffic is not None:
+        require_chats(pipeline, order.text or "", order.samples)
 
 
 def check_samples(pipeline: InferencePipeline, samples: str | None) -> None:

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
 from trimtab_loadtester.chat_wire import ChatWire
+from trimtab_loadtester.chats import DrawnChats
 from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.load import LoadSpec
+from trimtab_loadtester.multimodal import draw
 from trimtab_loadtester.outcome import Times, classify
 from trimtab_loadtester.payload import Payload
-from trimtab_loadtester.payloads import PayloadSource, payload_source
+from trimtab_loadtester.payloads import PayloadSource, payload_source, require_chats
 from trimtab_loadtester.results import Record, Results, RunFacts, Visit
 from trimtab_loadtester.wire import OPEN, Access, Answer, GrpcWire, RestWire, Wire
 from trimtab_pipelines.ends import End
@@ -174,8 +176,15 @@ async def attack_async(
     options = options or AttackOptions()
     rates = load.rates(options.duration_seconds)
     duration_seconds = options.duration_seconds or float(rates.size)
-    arrivals = poisson_arrivals(rates, options.seed, duration_seconds)
     wire = WIRES[options.wire](address, pipeline.name, options.access)
+    if load.traffic is not None:
+        require_chats(pipeline, load.text, options.samples)
+        drawn = draw(load.traffic.during(duration_seconds), options.seed)
+        requests = [one for one in drawn if one.arrival_seconds < duration_seconds]
+        arrivals = np.array([one.arrival_seconds for one in requests])
+        source = DrawnChats(requests, options.seed)
+    else:
+        arrivals = poisson_arrivals(rates, options.seed, duration_seconds)
     if source is not None:
         pass
     elif options.samples is None:

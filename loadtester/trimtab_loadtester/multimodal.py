@@ -86,10 +86,10 @@ class Traffic:
         """Both at rates that never change."""
         return replace(cls.split(np.array([rps]), image_share), interval_seconds=seconds)
 
-    @property
-    def seconds(self) -> float:
-        """How long it lasts."""
-        return self.text_rps.size * self.interval_seconds
+    def during(self, seconds: float) -> Self:
+        """So many seconds of it, begun anew where it ends."""
+        at = np.arange(max(1, int(np.ceil(seconds / self.interval_seconds)))) % self.text_rps.size
+        return replace(self, text_rps=self.text_rps[at], image_rps=self.image_rps[at], bursts=self.bursts[at])
 
     @property
     def rps(self) -> Floats:

@@ -25,7 +25,7 @@ from trimtab.options import (
     TraceOption,
     console,
 )
-from trimtab.orders import check_load, check_samples, door, load_order, wire_of
+from trimtab.orders import check_chats, check_load, check_samples, door, load_order, wire_of
 from trimtab.preparation import choose_profiles, prepare
 from trimtab.report.figures import figures_of
 from trimtab.report.page import write_report
@@ -73,6 +73,7 @@ def command(
     stands = door(edge)
     check_load(order, stands["edge"])
     check_samples(document, samples)
+    check_chats(document, order)
     fixed = load_plan(plan) if plan else None
     with RunFolder(folder) as where:
         profile_file = None if fixed else choose_profiles(pipeline, document, profiles, console)

@@ -80,7 +80,11 @@ class LoadSpec:
             rps, seed = _number(written["rps"], "rps", least=LEAST_RPS), _seed(written["seed"])
         except LoadError as error:
             raise LoadError(f"load {text!r}: {error}") from None
-        traffic = replace(made_up(GENERATED_SECONDS, seed).scaled(rps), interval_seconds=1.0)
+        return cls.of_traffic(replace(made_up(GENERATED_SECONDS, seed).scaled(rps), interval_seconds=1.0), text)
+
+    @classmethod
+    def of_traffic(cls, traffic: Traffic, text: str) -> Self:
+        """Make a load of multimodal rates, each for a second, over and over."""
         return cls(text, traffic.rps, repeats=True, traffic=traffic)
 
     @classmethod

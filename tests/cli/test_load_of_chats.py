@@ -33,7 +33,7 @@ from trimtab_router.delivery import Delivery
 from trimtab_router.telling.written import WrittenMetrics
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
-SLO = ServiceLevel(latency="2s", firstToken="500ms", perToken="100ms")
+SLO = ServiceLevel.model_validate({"latency": "2s", "firstToken": "500ms", "perToken": "100ms"})
 
 
 def counted(*answers: tuple[int, list[float]]) -> Counters:
@@ -105,7 +105,7 @@ def test_counters_of_several_routers_add_up_and_a_window_tells_what_came_in_it()
 
 
 def test_the_status_tells_what_is_promised_of_chats(capsys):
-    counters = replace(counted((0, [0.04, 0.049]), (2, [0.8])), received=4, outcomes={"ok": 2, "dropped": 2})
+    counters = replace(counted((0, [0.04, 0.049]), (2, [0.8])), received=9, outcomes={"ok": 2, "dropped": 2})
 
     status._show(RouterState(ready=True, stages={}), replace(counters, callers_faults=1))
     told = " ".join(capsys.readouterr().out.split())

@@ -220,6 +220,7 @@ async def test_a_multimodal_load_sends_each_chat_when_it_is_due_with_its_images(
     async with streaming(events) as (address, asked):
         options = AttackOptions(wire="chat", duration_seconds=1.0, seed=1)
         results = await attack_async(pipeline, address, load, options)
+    assert load.traffic is not None
     due = [one for one in draw(load.traffic.during(1.0), seed=1) if one.arrival_seconds < 1.0]
 
     assert results.records["scheduled"].tolist() == [one.arrival_seconds for one in due]

@@ -70,8 +70,8 @@ def _show(state: RouterState, counters: Counters) -> None:
 
 
 def _in_time(counters: Counters) -> str:
-    """Which share was answered as promised; empty where nothing came that could have been."""
-    due = counters.received - counters.callers_faults
+    """Which share of those that ended was answered as promised; empty where none was that could have been."""
+    due = sum(counters.outcomes.values()) - counters.callers_faults
     return f"answered in time {100 * counters.outcomes.get('ok', 0) / due:.2f} %" if due > 0 else ""
 
 

@@ -106,8 +106,8 @@ ASSUMED: Final = (
     "slower) or 2.5 times (6 B: eight are still 1.3 times faster than four), so that one GPU of four does 2.5 and 1.6 "
     "times as much; preprocessing 5 % of the time to the first token; 100 tokens of text beside the image that is "
     "profiled; in the load as much text as the trace's images leave of their contexts, and sixteen images in place of "
-    "more; decode takes nothing from prefill (the paper sees the same time between tokens in all); a monolith works on "
-    "one request at a time, images first; a request's promise is twenty times what one of its kind (a median text, one "
-    "image) takes alone: with ten, a monolith that does nothing else breaks it for more than one in a hundred, by "
-    "sixteen images"
+    "more, which one image request in eight has; decode takes nothing from prefill (the paper sees the same time "
+    "between tokens in all); a monolith works on one request at a time, images first; a request's promise is twenty "
+    "times what one of its kind (a median text, one image) takes alone: with ten, a monolith that does nothing else "
+    "breaks it for more than one in a hundred, by sixteen images"
 )

@@ -33,6 +33,7 @@ def test_chats_show_so_many_different_images(images):
 
 def test_a_burst_brings_more_images_at_the_same_rate():
     load = calm_then_burst(50.0, 100)
+    assert load.traffic is not None
     requests = draw(load.traffic.during(200.0), seed=1)
     calm, burst = ([one.images for one in requests if (one.arrival_seconds >= 100) is late] for late in (False, True))
 

@@ -10,7 +10,6 @@ import pytest
 from trimtab_loadtester.multimodal import BURST_SHARE, IMAGE_SHARE, Traffic, draw, several_share
 from trimtab_loadtester.multimodal_rates import made_up, read_hours, read_minutes, traffic_of
 from trimtab_loadtester.multimodal_sizes import (
-    CUT_SHARE,
     IMAGE_CONTEXTS,
     IMAGE_OUTPUTS,
     LEAST_TEXT_TOKENS,
@@ -90,8 +89,8 @@ def test_what_is_served_has_at_most_sixteen_images_and_one_in_eight_is_cut_down_
     images = images_of(at_random_moments())
 
     assert images.max() == 16
-    assert (images_at(RANKS) > 16).mean() == pytest.approx(CUT_SHARE, abs=0.003)
-    assert (images == 16).mean() == pytest.approx(CUT_SHARE + 0.019, abs=0.006)
+    assert (images_at(RANKS) > 16).mean() == pytest.approx(0.125, abs=0.003)
+    assert (images == 16).mean() == pytest.approx(0.144, abs=0.006)
     assert {*images.tolist()} == {1, 4, 9, 16}
 
 

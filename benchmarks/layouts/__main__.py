@@ -17,10 +17,12 @@ from benchmarks.layouts.prefix import first_words
 from benchmarks.layouts.same import CACHE_BYTES, same_image
 from benchmarks.layouts.served import ARCHITECTURES, QUICK, Promise
 from benchmarks.layouts.switching import switching
+from benchmarks.layouts.traffic import HALF_SECONDS, calm_and_burst
+from benchmarks.layouts.traffic import figures as traffic_figures
 from trimtab.commands import reporting_errors
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
-PHASES = ("goodput", "chosen", "switch", "burst", "step", "faults", "same", "prefix")
+PHASES = ("goodput", "chosen", "switch", "burst", "step", "faults", "same", "prefix", "traffic")
 IMAGES = (0, 1, 2, 4, 8, 16)
 FIXED = {"whole": WHOLE, "parted": PARTED, "two encoders": MORE_ENCODERS}
 LEAST_OF_BEST = 0.95
@@ -69,6 +71,8 @@ async def measure(
         figures |= await first_words(folder / "prefix")
         over = figures["ready_prefix_over_waiting"]
         bars.append(bar("first word of eight images on the ready prefix, over waiting for all", over, "<=", 0.7))
+    if "traffic" in wanted:
+        await _traffic(folder, architecture, figures, bars)
     return Outcome(name=f"layouts {architecture}", figures=figures, bars=tuple(bars))
 
 
@@ -124,6 +128,17 @@ async def _burst(folder: Path, architecture: str, figures: dict[str, float], bar
     )
     unanswered = figures["parted_text_first_word_unanswered"]
     bars.append(bar("text chats beside a burst and in calm without an answer, parted", unanswered, "==", 0))
+
+
+async def _traffic(folder: Path, architecture: str, figures: dict[str, float], bars: list[Bar]) -> None:
+    for name, layout in (("whole", WHOLE), ("parted", PARTED)):
+        place = folder / f"traffic-{name}"
+        async with asking(place, layout, architecture, phases.PATIENT) as (served, _):
+            results = await calm_and_burst(place / "pipeline.yaml", served.rest_port)
+        told = traffic_figures(results, HALF_SECONDS)
+        figures |= {f"{name}_traffic_{key}": value for key, value in told.items()}
+        console.print(f"{name}: {told}")
+        bars.append(bar(f"chats of a cluster's traffic that failed, {name}", told["failed"], "==", 0))
 
 
 async def _faults(folder: Path, architecture: str, figures: dict[str, float], bars: list[Bar]) -> None:

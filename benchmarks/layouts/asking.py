@@ -1,7 +1,6 @@
 """Chats asked at the OpenAI door when they are due, whatever is outstanding, and what became of each."""
 
 import asyncio
-import base64
 import json
 import time
 from collections.abc import Sequence
@@ -12,8 +11,9 @@ import aiohttp
 import numpy as np
 
 from benchmarks.layouts.served import QUICK, Promise
-from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
-from trimtab_model_servers.lmm_digits.questions import MAX_PAGES
+from trimtab_loadtester.chat_wire import ChatWire
+from trimtab_loadtester.chats import ChatPayloads
+from trimtab_loadtester.wire import OPEN
 
 PATIENCE_SECONDS: Final = 30.0
 
@@ -97,23 +97,12 @@ def chats(
     model: str, images: int, count: int, *, seed: int = 61, stream: bool = True
 ) -> list[tuple[dict[str, Any], str]]:
     """Different chats of so many images, and the right answer of each; of more than three the first are asked about."""
-    source = ChatSource(seed, pages=(min(images, MAX_PAGES),) * 2)
-    found = [source.chat(index) for index in range(count)]
+    source, wire = ChatPayloads(seed), ChatWire("", model, OPEN)
+    payloads = [source.showing(index, images) for index in range(count)]
     return [
-        (_body(model, chat, found, number, images, stream=stream), chat.answer) for number, chat in enumerate(found)
+        (json.loads(wire.encode(payload.inputs, (), {})) | {"stream": stream}, str(payload.truth))
+        for payload in payloads
     ]
-
-
-def _body(model: str, chat: Chat, others: Sequence[Chat], number: int, images: int, *, stream: bool) -> dict[str, Any]:
-    shown = list(chat.images)
-    for other in [*others[number + 1 :], *others[:number]]:
-        shown += other.images
-        if len(shown) >= images:
-            break
-    text = json.loads(chat.messages)[0]["content"][-1]["text"]
-    urls = [f"data:image/png;base64,{base64.b64encode(file).decode()}" for file in shown[:images]]
-    content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), {"type": "text", "text": text}]
-    return {"model": model, "messages": [{"role": "user", "content": content}], "stream": stream}
 
 
 def _whole(told: Told, raw: bytes) -> None:

@@ -10,6 +10,7 @@ from benchmarks.evaluating import concluded, simulated, trace_of
 from benchmarks.modserve import load, page
 from benchmarks.modserve.cells import DAY_MINUTES, Evaluation, cells, judge, measure
 from trimtab.commands import reporting_errors
+from trimtab_loadtester.multimodal_rates import read_hours
 
 
 def main() -> int:
@@ -19,7 +20,9 @@ def main() -> int:
 
 def _evaluate(given: argparse.Namespace) -> int:
     trace = trace_of(given.trace, given.data / load.TRACE, "minutes are made up")
-    hours = load.minutes(trace, DAY_MINUTES, given.seed)
+    known = given.data / load.HOURS
+    split = read_hours(known) if given.trace is None and trace is not None and known.exists() else None
+    hours = load.hours(trace, split, DAY_MINUTES, given.seed)
     found = simulated(partial(measure, given.seed, hours), cells(), given.processes, lambda one: one[0].runs.name)
     evaluation = Evaluation(dict(found), "made up" if trace is None else trace.name)
     rows = page.result_rows(evaluation)

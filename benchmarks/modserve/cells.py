@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 from benchmarks.modserve.cluster import ALERT_MONOLITH, DECOUPLED, MONOLITH, OURS, ROUTED, SCHEDULED, SLO_FACTOR, System
 from benchmarks.modserve.day import Day, day
 from benchmarks.modserve.evaluation import Figures, at_load, balanced, mixture, most_load, sizes
-from benchmarks.modserve.load import Minutes
 from benchmarks.modserve.paper import GPUS, MODELS, PAPER, Profile
+from trimtab_loadtester.multimodal import Traffic
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 SYSTEMS: Final = (MONOLITH, DECOUPLED, SCHEDULED, ROUTED, OURS, ALERT_MONOLITH)
@@ -60,7 +60,7 @@ def cells() -> list[Cell]:
     return found
 
 
-def measure(seed: int, hours: Minutes, cell: Cell) -> tuple[Cell, float | Figures | Day]:
+def measure(seed: int, hours: Traffic, cell: Cell) -> tuple[Cell, float | Figures | Day]:
     """Simulate one; `hours` are those of a day."""
     profile, system = cell.profile, cell.runs
     draw = partial(mixture, images=int(cell.value)) if cell.kind == "images" else mixture
@@ -75,8 +75,7 @@ def measure(seed: int, hours: Minutes, cell: Cell) -> tuple[Cell, float | Figure
     carried = most_load(MONOLITH, profile, sizes(MONOLITH), mixture, seed)
     if cell.kind == "step":
         return cell, at_load(system, profile, size, cell.value * carried, seed)
-    relative, bursts = hours
-    return cell, day(system, profile, [DAY_SHARE * carried * each for each in relative], bursts, seed)
+    return cell, day(system, profile, hours.scaled(DAY_SHARE * carried), seed)
 
 
 @dataclass(frozen=True, slots=True)

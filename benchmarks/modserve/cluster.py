@@ -12,7 +12,6 @@ from functools import partial
 from math import inf
 from typing import Final
 
-from benchmarks.modserve.load import Request
 from benchmarks.modserve.paper import (
     IMAGE_GPUS,
     IMAGE_PROMPT_TOKENS,
@@ -22,6 +21,7 @@ from benchmarks.modserve.paper import (
     Profile,
 )
 from trimtab_adapter.simulation.agenda import Agenda
+from trimtab_loadtester.multimodal import Request
 
 SLO_FACTOR: Final = 20.0
 START_SECONDS: Final = 60.0
@@ -177,20 +177,20 @@ class Cluster:
     def run(self, asked: Sequence[Request]) -> list[Answered]:
         """Serve all requests; return what became of them, in the order of their arrival."""
         for request in asked:
-            self.agenda.at(request.arrival, partial(self._arrives, request))
+            self.agenda.at(request.arrival_seconds, partial(self._arrives, request))
         longest = max((promise(self.profile, one, self._factor) for one in asked), default=0.0)
-        self.agenda.run((asked[-1].arrival if asked else 0.0) + PATIENCE * longest)
+        self.agenda.run((asked[-1].arrival_seconds if asked else 0.0) + PATIENCE * longest)
         self.images.count()
         self.texts.count()
         met = {id(one.request): one for one in self.answers}
         return [met.get(id(one)) or Answered(one, inf, promise(self.profile, one, self._factor)) for one in asked]
 
     def _arrives(self, request: Request) -> None:
-        profile, by = self.profile, request.arrival + promise(self.profile, request, self._factor)
+        profile, by = self.profile, request.arrival_seconds + promise(self.profile, request, self._factor)
         first = partial(self._answered, request)
         if not request.images or not self.system.decoupled:
             self.agenda.at(
-                request.arrival + (profile.preprocess if request.images else 0.0),
+                request.arrival_seconds + (profile.preprocess if request.images else 0.0),
                 partial(self._reads, request, by, first),
             )
             return
@@ -206,7 +206,7 @@ class Cluster:
             for _ in range(request.images):
                 self.images.send(profile.image_tokens, profile.encode_alone, latest, encoded)
 
-        self.agenda.at(request.arrival + profile.preprocess, encode)
+        self.agenda.at(request.arrival_seconds + profile.preprocess, encode)
 
     def _reads(self, request: Request, by: float, first: Callable[[], None]) -> None:
         seconds = self.profile.prefill(request.text_tokens, request.images)
@@ -217,6 +217,8 @@ class Cluster:
         self.texts.send(tokens, seconds, by - seconds, first)
 
     def _answered(self, request: Request) -> None:
-        answered = Answered(request, self.agenda.now - request.arrival, promise(self.profile, request, self._factor))
+        answered = Answered(
+            request, self.agenda.now - request.arrival_seconds, promise(self.profile, request, self._factor)
+        )
         self.answers.append(answered)
         self.lately.append((self.agenda.now, answered))

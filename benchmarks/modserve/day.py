@@ -8,12 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.modserve import load
 from benchmarks.modserve.cluster import Cluster, Pool, System, promise
-from benchmarks.modserve.evaluation import REQUESTS, figures, sizes
-from benchmarks.modserve.load import Request
+from benchmarks.modserve.evaluation import figures, mixture, sizes
 from benchmarks.modserve.paper import GPUS, IMAGE_GPUS, MONOLITH_GPUS, TEXT_GPUS, Profile
 from trimtab_adapter.planning.token_pools import CapacityPoint, PoolProfile, Scaling, divide, scale
+from trimtab_loadtester.multimodal import Request, Traffic, draw
 
 MINUTE: Final = 60.0
 WINDOW_MINUTES: Final = 5
@@ -54,7 +53,7 @@ def measured(system: System, profile: Profile, which: str) -> PoolProfile:
     points = []
     for utilisation in UTILISATIONS:
         rate = utilisation * count / _work(system, profile, which)
-        asked = load.requests([rate], REQUESTS / rate, seed=9)
+        asked = mixture(rate, seed=9)
         shares = [
             _share(profile, which, one.request, one.seconds) for one in Cluster(system, profile, instances).run(asked)
         ]
@@ -65,7 +64,7 @@ def measured(system: System, profile: Profile, which: str) -> PoolProfile:
 
 def _work(system: System, profile: Profile, which: str) -> float:
     """Mean seconds of an instance a request costs."""
-    asked = load.requests([1.0], 20_000, seed=8)
+    asked = draw(Traffic.steady(1.0, 20_000), seed=8)
     encode = sum(one.images for one in asked) * (profile.encode_alone if system.decoupled else profile.encode)
     prefill = sum(profile.prefill(one.text_tokens, one.images) for one in asked)
     return {"images": encode, "texts": prefill, "monolith": encode + prefill}[which] / len(asked)
@@ -99,7 +98,7 @@ class Follower:
         """A minute has passed."""
         cluster, self._minute = self._cluster, self._minute + 1
         first = self._at
-        while self._at < len(self._asked) and self._asked[self._at].arrival < self._minute * MINUTE:
+        while self._at < len(self._asked) and self._asked[self._at].arrival_seconds < self._minute * MINUTE:
             self._at += 1
         self._loads.append(tokens(cluster.system, cluster.profile, self._asked[first : self._at]))
         images, texts = (max(loads) for loads in zip(*self._loads, strict=True))
@@ -137,14 +136,15 @@ class Follower:
             pool.resize(state.replicas)
 
 
-def day(system: System, profile: Profile, rates: Sequence[float], bursts: Sequence[bool], seed: int) -> Day:
-    """Serve hours with pools that follow."""
-    asked = load.requests(rates, MINUTE, seed, bursts=bursts)
+def day(system: System, profile: Profile, traffic: Traffic, seed: int) -> Day:
+    """Serve hours, minute by minute, with pools that follow."""
+    asked = draw(traffic, seed)
     cluster = Cluster(system, profile, sizes(system))
     follower = Follower(cluster, asked)
     cluster.agenda.at(MINUTE, follower.due)
     answers = cluster.run(asked)
     spent = (cluster.images.gpu_seconds + cluster.texts.gpu_seconds) / cluster.agenda.now
     kept = figures(answers).attainment
-    used = follower.gpus[: len(rates)]
-    return Day(tuple(used), tuple(follower.image_gpus[: len(rates)]), kept, spent, int(max(used)))
+    minutes = traffic.rps.size
+    used = follower.gpus[:minutes]
+    return Day(tuple(used), tuple(follower.image_gpus[:minutes]), kept, spent, int(max(used)))

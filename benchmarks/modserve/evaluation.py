@@ -6,10 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.modserve import load
 from benchmarks.modserve.cluster import SLO_FACTOR, Answered, Cluster, System
-from benchmarks.modserve.load import Request
 from benchmarks.modserve.paper import GPUS, IMAGE_GPUS, IMAGES, MONOLITHS, TEXT_GPUS, TEXTS, Profile
+from trimtab_loadtester.multimodal import IMAGE_SHARE, Request, Traffic, draw
 
 ATTAINMENT: Final = 0.99
 """P99 within the promise, in each kind of request."""
@@ -46,17 +45,17 @@ def sizes(system: System, gpus: int = GPUS, texts: int | None = None) -> tuple[i
 
 def mixture(rate: float, seed: int, *, images: int | None = None) -> list[Request]:
     """Requests at a steady rate, of the trace's images or of so many each; 0: text alone."""
-    share = 0.0 if images == 0 else load.IMAGE_SHARE
-    return load.requests([rate], REQUESTS / rate, seed, image_share=share, images=images)
+    share = 0.0 if images == 0 else IMAGE_SHARE
+    return draw(Traffic.steady(rate, REQUESTS / rate, share), seed, images=images)
 
 
 def most_load(
-    system: System, profile: Profile, size: tuple[int, int], draw: Draw, seed: int, factor: float = SLO_FACTOR
+    system: System, profile: Profile, size: tuple[int, int], drawn: Draw, seed: int, factor: float = SLO_FACTOR
 ) -> float:
     """Most requests a second with 99 of 100 of each kind in time; 0 where not even a trickle is."""
 
     def holds(rate: float) -> bool:
-        asked = draw(rate, seed)
+        asked = drawn(rate, seed)
         return figures(Cluster(system, profile, size, factor).run(asked)).attainment >= ATTAINMENT
 
     high = 4 * (size[0] / max(profile.encode, 1e-9) + size[1] / profile.prefill(100, 0))
@@ -69,9 +68,9 @@ def most_load(
     return low
 
 
-def balanced(profile: Profile, draw: Draw, seed: int) -> int:
+def balanced(profile: Profile, drawn: Draw, seed: int) -> int:
     """The text instances (of 128 GPUs) with which both pools are equally busy, by the mean work of a request."""
-    asked = draw(1.0, seed)
+    asked = drawn(1.0, seed)
     encode = sum(one.images for one in asked) * profile.encode_alone
     prefill = sum(profile.prefill(one.text_tokens, one.images) for one in asked)
 

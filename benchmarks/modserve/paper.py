@@ -31,7 +31,7 @@ MONOLITHS, TEXTS, IMAGES = 32, 20, 48
 MEDIAN_TEXT_TOKENS: Final = 779
 """Of text requests in the paper's trace."""
 IMAGE_PROMPT_TOKENS: Final = 100
-"""Assumed, of text beside images: ShareGPT-4o's questions are short (figure 4)."""
+"""Assumed, of text beside one image in what the paper profiles: ShareGPT-4o's questions are short (figure 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,10 @@ MODELS: Final = (LLAMA, INTERNVL)
 ASSUMED: Final = (
     "an encoder on one GPU takes 1.6 times as long as on four (630 M parameters: the paper finds four fastest, eight "
     "slower) or 2.5 times (6 B: eight are still 1.3 times faster than four), so that one GPU of four does 2.5 and 1.6 "
-    "times as much; preprocessing 5 % of the time to the first token; 100 tokens of text beside images; decode takes "
-    "nothing from prefill (the paper sees the same time between tokens in all); a monolith works on one request at a "
-    "time, images first; a request's promise is twenty times what one of its kind (a median text, one image) takes "
-    "alone: with ten, a monolith that does nothing else breaks it for more than one in a hundred, by sixteen images"
+    "times as much; preprocessing 5 % of the time to the first token; 100 tokens of text beside the image that is "
+    "profiled; in the load as much text as the trace's images leave of their contexts, and sixteen images in place of "
+    "more, which one image request in eight has; decode takes nothing from prefill (the paper sees the same time "
+    "between tokens in all); a monolith works on one request at a time, images first; a request's promise is twenty "
+    "times what one of its kind (a median text, one image) takes alone: with ten, a monolith that does nothing else "
+    "breaks it for more than one in a hundred, by sixteen images"
 )

@@ -8,6 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.chat_figures import KINDS
 from trimtab.decisions import standing
 from trimtab.session import Session
 from trimtab.timeline import StageSample, Window, stage_lines
@@ -84,12 +85,26 @@ def _load_line(session: Session, window: Window) -> str:
     if p50 is not None and p99 is not None:
         slo = session.local.pipeline.spec.slo.latency_seconds
         parts.append(f"p50 ≤ {1000 * p50:.0f} ms, p99 ≤ {1000 * p99:.0f} ms of {1000 * slo:.0f}")
+    parts += _first_words(session, window)
     parts.append(f"cores {session.recent[-1].cores:g}/{session.local.pipeline.spec.budget.cores:g}")
     if progress is not None:
         parts.append(
             f"{min(progress.elapsed_seconds, progress.duration_seconds):.0f}/{progress.duration_seconds:.0f} s"
         )
     return " · ".join(parts)
+
+
+def _first_words(session: Session, window: Window) -> Iterator[str]:
+    """Say of chats with images and without when their answers begin, and how fast they go on."""
+    slo = session.local.pipeline.spec.slo
+    for modality, kind in KINDS.items():
+        for what, seconds, most in (
+            ("first token", window.first_seconds(modality, 0.99), slo.first_token_seconds),
+            ("between tokens", window.next_seconds(modality, 0.99), slo.per_token_seconds),
+        ):
+            if seconds is not None:
+                of = "" if most is None else f" of {1000 * most:g}"
+                yield f"{kind}: {what} p99 ≤ {1000 * seconds:g} ms{of}"
 
 
 def _outcome_line(session: Session) -> str:

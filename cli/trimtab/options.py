@@ -18,7 +18,8 @@ LoadOption = Annotated[
     str | None,
     typer.Option(
         "--load",
-        help="Load: 20 (a second; constant:20 too), step:5,40@60, steps:5x30,20x30 or generated:low=4,high=40,seed=1",
+        help="Load: 20 (a second; constant:20 too), step:5,40@60, steps:5x30,20x30, generated:low=4,high=40,seed=1 "
+        "or, of chats, multimodal:rps=5,seed=1",
     ),
 ]
 SpeedUpOption = Annotated[float, typer.Option("--speed-up", help="Play the trace this many times faster, same rates")]

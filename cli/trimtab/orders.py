@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import TypedDict
 
 from trimtab.local.loading import LoadOrder
+from trimtab_loadtester.attack import WireName
 from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.load import LoadError
+from trimtab_loadtester.payloads import require_chats
 from trimtab_pipelines.documents import load_edge
+from trimtab_pipelines.samples import LMM_DIGITS, PAYLOADS_ANNOTATION, payloads_of
 from trimtab_pipelines.spec import InferencePipeline
 
 
@@ -35,10 +38,32 @@ def check_load(order: LoadOrder | None, edge: Path | None) -> None:
         )
 
 
+def check_chats(pipeline: InferencePipeline, order: LoadOrder | None) -> None:
+    """Raise LoadError where a load says how many images chats show, and there are none of so many to send."""
+    if order is not None and order.spec().traffic is not None:
+        require_chats(pipeline, order.text or "", order.samples)
+
+
 def check_samples(pipeline: InferencePipeline, samples: str | None) -> None:
     """Raise SamplesError where samples cannot be used, before anything starts."""
     if samples is not None:
         LabelledPayloads(pipeline, samples).payload(0)
+
+
+def wire_of(pipeline: InferencePipeline, samples: str | None) -> WireName:
+    """How a load is sent where nobody says how: chats as OpenAI's clients stream them, all else by REST.
+
+    Raises:
+        LoadError: the pipeline answers chats, and nothing says which chats to send.
+    """
+    if pipeline.spec.chats is None:
+        return "REST"
+    if samples is None and payloads_of(pipeline).partition(":")[0] != LMM_DIGITS:
+        raise LoadError(
+            f"{pipeline.name} answers chats, and its annotation {PAYLOADS_ANNOTATION} names none to send: write "
+            f"{LMM_DIGITS} there, or give --samples with `messages` and `images`"
+        )
+    return "chat"
 
 
 def located(samples: str | None) -> str | None:
@@ -55,6 +80,7 @@ def load_order(
     seed: int,
     *,
     samples: str | None = None,
+    wire: WireName = "REST",
 ) -> LoadOrder | None:
     """Read the load options; None where none is asked for. Raises LoadError or TraceError before anything starts."""
     if load is not None and trace is not None:
@@ -63,6 +89,6 @@ def load_order(
         if samples is not None:
             raise LoadError("--samples says what to send: give --load or --trace too")
         return None
-    order = LoadOrder(load, trace, speed_up, scale, duration_seconds, seed, samples=located(samples))
+    order = LoadOrder(load, trace, speed_up, scale, duration_seconds, seed, wire, samples=located(samples))
     order.spec().rates(duration_seconds)
     return order

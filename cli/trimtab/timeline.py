@@ -1,13 +1,11 @@
 """What was seen of a run, second by second: the data of the live table and of the report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
-from trimtab.local.router_client import Counters
+from trimtab.local.router_client import Counters, quantile_edge
 from trimtab.local.supervisor import Fault
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.lines import read_lines
@@ -127,9 +125,16 @@ class Window:
 
     def latency_seconds(self, quantile: float) -> float | None:
         """The latency that this share of the answers did not pass, to the edge of its bucket; None without answers."""
-        first, last = self.samples[0].counters.latency_buckets, self.samples[-1].counters.latency_buckets
-        edges = sorted(last)
-        counts = np.array([last[edge] - first.get(edge, 0.0) for edge in edges])
-        if not edges or counts[-1] <= 0:
-            return None
-        return edges[int(np.searchsorted(counts, quantile * counts[-1]))]
+        return quantile_edge(self._grown(lambda counters: counters.latency_buckets), quantile)
+
+    def first_seconds(self, modality: str, quantile: float) -> float | None:
+        """The same of the time until chats of a modality began to be answered."""
+        return quantile_edge(self._grown(lambda counters: counters.first_buckets.get(modality, {})), quantile)
+
+    def next_seconds(self, modality: str, quantile: float) -> float | None:
+        """The same of the time between two pieces of their answers."""
+        return quantile_edge(self._grown(lambda counters: counters.next_buckets.get(modality, {})), quantile)
+
+    def _grown(self, buckets_of: Callable[[Counters], Mapping[float, float]]) -> dict[float, float]:
+        first, last = buckets_of(self.samples[0].counters), buckets_of(self.samples[-1].counters)
+        return {edge: count - first.get(edge, 0.0) for edge, count in last.items()}

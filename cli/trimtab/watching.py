@@ -104,17 +104,28 @@ def added(counters: Sequence[Counters]) -> Counters:
         names = dict.fromkeys(name for mapping in mappings for name in mapping)
         return {name: sum(mapping.get(name, 0) for mapping in mappings) for name in names}
 
-    edges = sorted({edge for each in counters for edge in each.latency_buckets})
     return Counters(
         received=sum(each.received for each in counters),
         outcomes=summed([each.outcomes for each in counters]),
         drops=summed([each.drops for each in counters]),
-        latency_buckets={edge: sum(each.latency_buckets.get(edge, 0.0) for each in counters) for edge in edges},
+        latency_buckets=_added_buckets([each.latency_buckets for each in counters]),
         accuracy_sum=sum(each.accuracy_sum for each in counters),
         accuracy_count=sum(each.accuracy_count for each in counters),
         callers_faults=sum(each.callers_faults for each in counters),
         pipeline=counters[0].pipeline,
+        first_buckets=_added_modalities([each.first_buckets for each in counters]),
+        next_buckets=_added_modalities([each.next_buckets for each in counters]),
     )
+
+
+def _added_modalities(each: Sequence[Mapping[str, Mapping[float, float]]]) -> dict[str, Mapping[float, float]]:
+    modalities = dict.fromkeys(modality for buckets in each for modality in buckets)
+    return {modality: _added_buckets([buckets.get(modality, {}) for buckets in each]) for modality in modalities}
+
+
+def _added_buckets(each: Sequence[Mapping[float, float]]) -> dict[float, float]:
+    edges = sorted({edge for buckets in each for edge in buckets})
+    return {edge: sum(buckets.get(edge, 0.0) for buckets in each) for edge in edges}
 
 
 @asynccontextmanager

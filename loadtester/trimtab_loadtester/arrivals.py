@@ -1,9 +1,11 @@
-"""When requests are sent: one Poisson process whose rate may change every second.
+"""When requests are sent: one Poisson process whose rate may change every second, or after other intervals.
 
 Unit exponential gaps are added up along the cumulative intensity Λ(t) = ∫ rate and mapped back to time (time
 rescaling), so counts of disjoint intervals are independent with variance equal to mean, also where the rate changes.
 (IPA's tester draws each offset of a second by itself, which bunches requests at the start of every second.)
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +14,20 @@ Seconds = NDArray[np.float64]
 MAX_ARRIVALS = 20_000_000
 
 
-def poisson_arrivals(rates_rps: Seconds, seed: int, duration_seconds: float | None = None) -> Seconds:
+def poisson_arrivals(
+    rates_rps: Seconds,
+    seed: int | Sequence[int],
+    duration_seconds: float | None = None,
+    *,
+    interval_seconds: float = 1.0,
+) -> Seconds:
     """Draw the arrival times, in seconds from the start and ascending, of an inhomogeneous Poisson process.
 
     Args:
-        rates_rps: [S], requests per second in each whole second; finite, at least 0.
+        rates_rps: [S], requests per second in each interval; finite, at least 0.
         seed: the same seed and rates give the same arrivals.
-        duration_seconds: end of the process; None means the S seconds of `rates_rps`, and it cannot be later.
+        duration_seconds: end of the process; None means the S intervals of `rates_rps`, and it cannot be later.
+        interval_seconds: how long a rate holds.
 
     Raises:
         ValueError: a rate that is negative or not finite, or more arrivals than memory should hold.
@@ -26,9 +35,10 @@ def poisson_arrivals(rates_rps: Seconds, seed: int, duration_seconds: float | No
     wrong = np.flatnonzero(~(np.isfinite(rates_rps) & (rates_rps >= 0)))
     if wrong.size:
         second = int(wrong[0])
-        raise ValueError(f"rate of second {second} is {rates_rps[second]}; rates must be finite and at least 0")
-    seconds = np.arange(rates_rps.size + 1, dtype=np.float64)
-    cumulative = np.concatenate([[0.0], np.cumsum(rates_rps)])
+        at = f"second {second * interval_seconds:g}"
+        raise ValueError(f"rate of {at} is {rates_rps[second]}; rates must be finite and at least 0")
+    seconds = np.arange(rates_rps.size + 1, dtype=np.float64) * interval_seconds
+    cumulative = np.concatenate([[0.0], np.cumsum(rates_rps)]) * interval_seconds
     end = seconds[-1] if duration_seconds is None else min(duration_seconds, seconds[-1])
     expected = float(np.interp(end, seconds, cumulative))
     if expected > MAX_ARRIVALS:

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
 from trimtab_loadtester.chat_wire import ChatWire
+from trimtab_loadtester.chats import DrawnChats
 from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.load import LoadSpec
-from trimtab_loadtester.outcome import classify
+from trimtab_loadtester.multimodal import draw
+from trimtab_loadtester.outcome import Times, classify
 from trimtab_loadtester.payload import Payload
-from trimtab_loadtester.payloads import PayloadSource, payload_source
+from trimtab_loadtester.payloads import PayloadSource, payload_source, require_chats
 from trimtab_loadtester.results import Record, Results, RunFacts, Visit
 from trimtab_loadtester.wire import OPEN, Access, Answer, GrpcWire, RestWire, Wire
 from trimtab_pipelines.ends import End
@@ -43,6 +45,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WireName = Literal["REST", "gRPC", "chat"]
 WIRES: Mapping[WireName, Callable[[str, str, Access], Wire]] = {"REST": RestWire, "gRPC": GrpcWire, "chat": ChatWire}
 _MOST_TOLD = 2**31 - 1
+_NAN = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ class _Run:
     arrivals: Seconds
     payloads: Sequence[Payload]
     encoded: Sequence[Any]
+    images: Sequence[int]
     source: PayloadSource
     facts: RunFacts
     options: AttackOptions
@@ -174,21 +178,29 @@ async def attack_async(
     options = options or AttackOptions()
     rates = load.rates(options.duration_seconds)
     duration_seconds = options.duration_seconds or float(rates.size)
-    if arrivals is None:
-        arrivals = poisson_arrivals(rates, options.seed, duration_seconds)
     wire = WIRES[options.wire](address, pipeline.name, options.access)
+    if load.traffic is not None:
+        require_chats(pipeline, load.text, options.samples)
+        drawn = draw(load.traffic.during(duration_seconds), options.seed)
+        requests = [one for one in drawn if one.arrival_seconds < duration_seconds]
+        arrivals = np.array([one.arrival_seconds for one in requests])
+        source = DrawnChats(requests, options.seed)
+    elif arrivals is None:
+        arrivals = poisson_arrivals(rates, options.seed, duration_seconds)
     if source is not None:
         pass
     elif options.samples is None:
         source = payload_source(pipeline, options.seed)
     else:
         source = LabelledPayloads(pipeline, options.samples, options.seed)
-    payloads, encoded = _prepare(pipeline, source, wire, arrivals.size, options)
+    payloads, encoded, images = _prepare(pipeline, source, wire, arrivals.size, options)
     facts = RunFacts(
         pipeline=pipeline.name,
         load=load.text,
         duration_seconds=duration_seconds,
         slo_seconds=pipeline.spec.slo.latency_seconds,
+        first_token_slo_seconds=pipeline.spec.slo.first_token_seconds,
+        between_tokens_slo_seconds=pipeline.spec.slo.per_token_seconds,
         stages=tuple(stage.name for stage in pipeline.spec.order),
         started_at=time.time(),
         gap_seconds=load.gap_seconds,
@@ -196,25 +208,27 @@ async def attack_async(
         streamed=options.wire == "chat",
     )
     async with wire:
-        run = _Run(arrivals, payloads, encoded, source, facts, options, wire, stop or asyncio.Event())
+        run = _Run(arrivals, payloads, encoded, images, source, facts, options, wire, stop or asyncio.Event())
         return await _carry_out(run, on_progress)
 
 
 def _prepare(
     pipeline: InferencePipeline, source: PayloadSource, wire: Wire, requests: int, options: AttackOptions
-) -> tuple[list[Payload], list[Any]]:
-    """Make and encode the payloads: one a request where that fits, else as many as do."""
+) -> tuple[list[Payload], list[Any], list[int]]:
+    """Make and encode the payloads, and count their images: one a request where that fits, else as many as do."""
     names = tuple(output.name for output in pipeline.spec.outputs)
     parameters = {} if options.deadline_seconds is None else {"timeout": round(options.deadline_seconds * 1e6)}
     payloads: list[Payload] = []
     encoded: list[Any] = []
+    images: list[int] = []
     size = 0
     while len(payloads) < min(requests, options.max_payloads) and size < options.max_payload_bytes:
         payload = source.payload(len(payloads))
         encoded.append(wire.encode(payload.inputs, names, {**parameters, **payload.parameters}))
         size += wire.encoded_bytes(encoded[-1])
+        images.append(payload.images)
         payloads.append(replace(payload, inputs=()))
-    return payloads, encoded
+    return payloads, encoded, images
 
 
 async def _carry_out(run: _Run, on_progress: OnProgress | None) -> Results:
@@ -262,27 +276,26 @@ async def _request(run: _Run, index: int, due: float) -> None:
         answer = Answer(GAVE_UP, detail=f"no answer within {run.options.give_up_seconds:g} s")
     except Exception as error:  # noqa: BLE001 - whatever happened, this request is accounted for and the others go on
         answer = Answer(type(error).__name__, detail=str(error))
-    record = _record(run, run.payloads[number], answer, due, sent)
+    record = _record(run, number, answer, due, sent)
     run.records.append(record)
     run.outcomes[record.outcome] += 1
     run.correct += record.correct
     run.total += record.total
 
 
-def _record(run: _Run, payload: Payload, answer: Answer, due: float, sent: float) -> Record:
-    latency = run.elapsed_seconds - due
-    outcome = classify(answer.code, latency, run.facts.slo_seconds)
+def _record(run: _Run, number: int, answer: Answer, due: float, sent: float) -> Record:
+    payload, latency = run.payloads[number], run.elapsed_seconds - due
+    streamed = answer.streamed
+    began, between = (sent - due + streamed.first_seconds, streamed.between_seconds) if streamed else (_NAN, _NAN)
+    outcome = classify(answer.code, Times(latency, began, between), run.facts.promised)
     floor = number_of(payload.parameters.get(ACCURACY_FLOOR))
-    record = Record(due, sent, latency, outcome, answer.code, detail=answer.detail)
-    record = record._replace(floor=float("nan") if floor is None else floor)
+    record = Record(due, sent, latency, outcome, answer.code, detail=answer.detail, images=run.images[number])
+    record = record._replace(
+        floor=_NAN if floor is None else floor, first_token_seconds=began, between_tokens_seconds=between
+    )
     if answer.response is None:
         return record._replace(
             drop_stage=answer.headers.get(STAGE_HEADER, ""), drop_reason=answer.headers.get(REASON_HEADER, "")
-        )
-    if answer.streamed is not None:
-        record = record._replace(
-            first_token_seconds=sent - due + answer.streamed.first_seconds,
-            between_tokens_seconds=answer.streamed.between_seconds,
         )
     outputs = {tensor.name: tensor.array for tensor in answer.response.outputs}
     try:
@@ -296,7 +309,7 @@ def _record(run: _Run, payload: Payload, answer: Answer, due: float, sent: float
     told = record._replace(
         correct=score.correct,
         total=score.total,
-        expected_accuracy=float("nan") if expected is None else expected,
+        expected_accuracy=_NAN if expected is None else expected,
         provisional=int(provisional.sum()),
         visits={stage: _visit(stage, parameters) for stage in run.facts.stages},
     )

@@ -82,7 +82,11 @@ class ChatWire:
             named = ", ".join([*tensors, *parameters])
             raise LoadError(f"--wire chat sends `messages` and `images` alone; this pipeline's requests have {named}")
         images = iter(tensors["images"].reshape(-1).tolist() if "images" in tensors else ())
-        messages = [_with_images(message, images) for message in json.loads(tensors["messages"].reshape(-1)[0])]
+        try:
+            messages = [_with_images(message, images) for message in json.loads(tensors["messages"].reshape(-1)[0])]
+        except (ValueError, KeyError, TypeError) as error:
+            said = tensors["messages"].reshape(-1)[0][:80]
+            raise LoadError(f"`messages` {said!r} is no list of OpenAI's messages, in JSON: {error!r}") from error
         return json.dumps({"model": self.model, "messages": messages, "stream": True}).encode()
 
     def encoded_bytes(self, encoded: bytes) -> int:

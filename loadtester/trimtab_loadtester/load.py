@@ -5,7 +5,7 @@ Every load is a pattern of rates, one a second, and a rule for what follows its 
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -13,16 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_loadtester.generator import generate_rates
+from trimtab_loadtester.multimodal import Traffic
+from trimtab_loadtester.multimodal_rates import made_up
 from trimtab_pipelines.mistakes import UsersMistake
 from trimtab_predictor.trace import Trace, read_trace
 
 GENERATED_SECONDS = 3600
-MAX_RPS = 1e6
+LEAST_RPS, MAX_RPS = 1e-3, 1e6
 MAX_PATTERN_SECONDS = 10_000_000
 _FORMS = (
     "20 or constant:20 (requests a second), step:5,40@60 (5 rps, then 40 from second 60), "
     "steps:5x30,20x30 (rps x seconds) "
-    "or generated:low=4,high=40,seed=1"
+    "or generated:low=4,high=40,seed=1, or of chats multimodal:rps=5,seed=1"
 )
 
 
@@ -40,6 +42,7 @@ class LoadSpec:
         repeats: begins anew after its end; otherwise its last rate holds.
         natural_seconds: how long it lasts by itself, None where it has no end.
         gap_seconds: seconds in which a trace was missing; they send nothing.
+        traffic: of multimodal load, the rates of chats with images and of those without; together they are the pattern.
     """
 
     text: str
@@ -47,15 +50,20 @@ class LoadSpec:
     repeats: bool = False
     natural_seconds: int | None = None
     gap_seconds: int = 0
+    traffic: Traffic | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read a load such as `20` (`constant:20`), `step:5,40@60`, `steps:5x30,20x30` or `generated:low=4,high=40`.
 
+        `multimodal:rps=5` is one of chats, as a production cluster gets them, a second for each of its minutes.
+
         Raises:
             LoadError: it is none of these, or a number in it is out of bounds.
         """
         kind, colon, body = (f"constant:{text.strip()}" if _is_number(text) else text.strip()).partition(":")
+        if kind == _MULTIMODAL and colon:
+            return cls._multimodal(text.strip(), body)
         reader = _KINDS.get(kind)
         if reader is None or not colon:
             raise LoadError(f"load {text!r} is not known; write {_FORMS}")
@@ -64,6 +72,20 @@ class LoadSpec:
         except LoadError as error:
             raise LoadError(f"load {text!r}: {error}") from None
         return cls(text.strip(), pattern, repeats=kind == "generated", natural_seconds=natural_seconds)
+
+    @classmethod
+    def _multimodal(cls, text: str, body: str) -> Self:
+        try:
+            written = _read_pairs(body, _MULTIMODAL_DEFAULTS, "rps=RPS, seed=NUMBER")
+            rps, seed = _number(written["rps"], "rps", least=LEAST_RPS), _seed(written["seed"])
+        except LoadError as error:
+            raise LoadError(f"load {text!r}: {error}") from None
+        return cls.of_traffic(replace(made_up(GENERATED_SECONDS, seed).scaled(rps), interval_seconds=1.0), text)
+
+    @classmethod
+    def of_traffic(cls, traffic: Traffic, text: str) -> Self:
+        """Make a load of multimodal rates, each for a second, over and over."""
+        return cls(text, traffic.rps, repeats=True, traffic=traffic)
 
     @classmethod
     def from_counts(cls, counts: NDArray[np.float64], text: str, *, speed_up: float = 1.0, scale: float = 1.0) -> Self:
@@ -189,23 +211,35 @@ def _steps(body: str) -> _Parsed:
 
 
 def _generated(body: str) -> _Parsed:
-    values: dict[str, str] = {}
-    for piece in filter(None, body.split(",")):
-        key, equals, value = piece.partition("=")
-        if not equals or key not in _GENERATED_DEFAULTS or key in values:
-            raise LoadError(f"{piece!r} is not one of low=RPS, high=RPS, seed=NUMBER, plateau=SECONDS, each once")
-        values[key] = value
-    written = {**_GENERATED_DEFAULTS, **values}
+    written = _read_pairs(body, _GENERATED_DEFAULTS, "low=RPS, high=RPS, seed=NUMBER, plateau=SECONDS")
     low, high = _number(written["low"], "low"), _number(written["high"], "high")
     if low > high:
         raise LoadError(f"low {low:g} is above high {high:g}; exchange them")
-    seed = _number(written["seed"], "seed", most=2**32)
+    plateau = _seconds(written["plateau"], "plateau")
+    return generate_rates(low, high, _seed(written["seed"]), GENERATED_SECONDS, plateau), None
+
+
+def _read_pairs(body: str, defaults: Mapping[str, str], known: str) -> dict[str, str]:
+    """Read `key=value, …`, with a default for each that is not written."""
+    values: dict[str, str] = {}
+    for piece in filter(None, body.split(",")):
+        key, equals, value = piece.partition("=")
+        if not equals or key not in defaults or key in values:
+            raise LoadError(f"{piece!r} is not one of {known}, each once")
+        values[key] = value
+    return {**defaults, **values}
+
+
+def _seed(written: str) -> int:
+    seed = _number(written, "seed", most=2**32)
     if seed != int(seed):
-        raise LoadError(f"seed {written['seed']} must be a whole number")
-    return generate_rates(low, high, int(seed), GENERATED_SECONDS, _seconds(written["plateau"], "plateau")), None
+        raise LoadError(f"seed {written} must be a whole number")
+    return int(seed)
 
 
 _GENERATED_DEFAULTS: Mapping[str, str] = {"low": "4", "high": "40", "seed": "0", "plateau": "30"}
+_MULTIMODAL = "multimodal"
+_MULTIMODAL_DEFAULTS: Mapping[str, str] = {"rps": "5", "seed": "0"}
 _KINDS: Mapping[str, Callable[[str], _Parsed]] = {
     "constant": _constant,
     "step": _step,

@@ -1,4 +1,9 @@
-"""What became of a request. The protocol's codes decide, and for an answer the time since its scheduled arrival."""
+"""What became of a request. The protocol's codes decide, and for an answer the time since its scheduled arrival.
+
+A streamed answer is in time as its router sees it: where it also began by when that is promised, and went on as fast.
+"""
+
+from dataclasses import dataclass
 
 from trimtab_pipelines.ends import End
 
@@ -7,10 +12,34 @@ DROPPED_CODES = frozenset({"504", "DEADLINE_EXCEEDED"})
 REFUSED_CODES = frozenset({"429", "503", "RESOURCE_EXHAUSTED", "UNAVAILABLE"})
 
 
-def classify(code: str, latency_seconds: float, slo_seconds: float) -> End:
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What is promised of an answer, or what became of it, in seconds; infinite or NaN where nothing is known.
+
+    Attributes:
+        latency_seconds: from its scheduled arrival until it was whole.
+        first_token_seconds: from then until its first piece.
+        between_tokens_seconds: from one piece to the next, on average. A client cannot see tokens: a piece of several
+            makes this the stricter of both.
+    """
+
+    latency_seconds: float
+    first_token_seconds: float = float("nan")
+    between_tokens_seconds: float = float("nan")
+
+    def within(self, promised: "Times") -> bool:
+        """Whether each was in time; what is not known broke no promise."""
+        return not (
+            self.latency_seconds > promised.latency_seconds
+            or self.first_token_seconds > promised.first_token_seconds
+            or self.between_tokens_seconds > promised.between_tokens_seconds
+        )
+
+
+def classify(code: str, took: Times, promised: Times) -> End:
     """Tell the outcome from an HTTP status, a gRPC status name or the name of what went wrong on the way."""
     if code in OK_CODES:
-        return End.OK if latency_seconds <= slo_seconds else End.LATE
+        return End.OK if took.within(promised) else End.LATE
     if code in DROPPED_CODES:
         return End.DROPPED
     return End.REFUSED if code in REFUSED_CODES else End.FAILED

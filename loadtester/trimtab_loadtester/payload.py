@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_pipelines.stages import SHOWN
 from trimtab_protocol import Tensor
 
 Outputs = Mapping[str, NDArray[Any]]
@@ -19,6 +20,11 @@ class Payload:
     inputs: tuple[Tensor, ...]
     truth: object = None
     parameters: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    @property
+    def images(self) -> int:
+        """How many images of a chat it shows."""
+        return sum(tensor.array.size for tensor in self.inputs if tensor.name == SHOWN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from trimtab_loadtester.chats import ChatPayloads
 from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
+from trimtab_loadtester.load import LoadError
 from trimtab_loadtester.payload import Outputs, Payload, Score
 from trimtab_pipelines import samples
 from trimtab_pipelines.spec import InferencePipeline
@@ -109,6 +110,20 @@ class DigitPayloads:
         boxes, digits = outputs["boxes"].reshape(-1, 4), outputs["digit"].reshape(-1)
         result = score_page(cast("Page", truth), boxes, digits)
         return Score(correct=int(result.correct), total=int(result.total))
+
+
+def require_chats(pipeline: InferencePipeline, load: str, given: str | None) -> None:
+    """Raise LoadError where a multimodal load has no chats to send; they are lmm-digits', of as many images as it says.
+
+    `given` is where samples are that the user wants to send.
+    """
+    named = samples.payloads_of(pipeline)
+    if given is not None or named.partition(":")[0] != samples.LMM_DIGITS:
+        instead = f"--samples {given}" if given is not None else f"{pipeline.name}, whose payloads are {named}"
+        raise LoadError(
+            f"load {load!r} says how many images each chat shows, and sends those of {samples.LMM_DIGITS}; "
+            f"send another load to {instead}"
+        )
 
 
 def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:

@@ -5,6 +5,7 @@ been sent meanwhile (coordinated omission). Every scheduled request has a record
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from hdrh.histogram import HdrHistogram
 from numpy.typing import NDArray
 
+from trimtab_loadtester.outcome import Times
 from trimtab_pipelines.ends import End
 
 RECORDS_FILE, SUMMARY_FILE = "requests.npz", "load.json"
@@ -46,8 +48,10 @@ _NUMBERS = {
     "provisional": "i4",
     "provisional_correct": "i4",
 }
-_STREAM_COLUMNS = {"first_token_seconds": "f8", "between_tokens_seconds": "f8"}
+TOKEN_TIMES = ("first_token_seconds", "between_tokens_seconds")
+_STREAM_COLUMNS = {**dict.fromkeys(TOKEN_TIMES, "f8"), "images": "i4"}
 """Of loads that are streamed, alone."""
+MODALITIES = ("text", "image")
 _VISIT_COLUMNS = {
     "variant": "U63",
     "batch_size": "i4",
@@ -64,7 +68,7 @@ class Record(NamedTuple):
     where unknown), `floor` the accuracy it asked for (NaN where none), `provisional` how many of its rows have an
     answer from before their second look and `provisional_correct` how many of these are right, `visits` how each stage
     served it. Of a streamed answer `first_token_seconds` counts from the scheduled arrival, and
-    `between_tokens_seconds` is the mean between two pieces; NaN where there is none.
+    `between_tokens_seconds` is the mean between two pieces; NaN where there is none. `images` are those of a chat.
     """
 
     scheduled: float
@@ -84,6 +88,7 @@ class Record(NamedTuple):
     visits: Mapping[str, Visit] = {}
     first_token_seconds: float = float("nan")
     between_tokens_seconds: float = float("nan")
+    images: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,7 @@ class RunFacts:
         distinct_payloads: how many different payloads the requests took turns with.
         interrupted: it was stopped before its end; `duration_seconds` is what it came to.
         streamed: answers were asked for piece by piece.
+        first_token_slo_seconds, between_tokens_slo_seconds: what is promised of those; None where nothing is.
     """
 
     pipeline: str
@@ -113,6 +119,31 @@ class RunFacts:
     distinct_payloads: int = 0
     interrupted: bool = False
     streamed: bool = False
+    first_token_slo_seconds: float | None = None
+    between_tokens_slo_seconds: float | None = None
+
+    @property
+    def promised(self) -> Times:
+        """What is promised of an answer."""
+        first, between = self.first_token_slo_seconds, self.between_tokens_slo_seconds
+        return Times(self.slo_seconds, math.inf if first is None else first, math.inf if between is None else between)
+
+
+@dataclass(frozen=True, slots=True)
+class Modality:
+    """What became of chats with images, or of those without.
+
+    Attributes:
+        received: how many were sent.
+        answered: how many of these have an answer.
+        slo_fraction: of those sent, the share answered in time.
+        tokens: percentiles, in seconds, by `first_token_seconds_p50` and so on; empty without an answer.
+    """
+
+    received: int
+    answered: int
+    slo_fraction: float
+    tokens: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +199,17 @@ class Results:
 
     def token_percentiles(self) -> dict[str, float]:
         """HDR percentiles, in seconds, of the first token of answers and of the time between two; empty unstreamed."""
-        found: dict[str, float] = {}
-        for column in _STREAM_COLUMNS if self.facts.streamed else ():
-            seconds = self.answered[column]
-            found |= {f"{column}_{name}": value for name, value in percentiles(seconds[~np.isnan(seconds)]).items()}
+        return _token_percentiles(self.answered) if self.facts.streamed else {}
+
+    def modalities(self) -> dict[str, Modality]:
+        """Chats without images (`text`) and with them (`image`), those that came; empty where none were streamed."""
+        found: dict[str, Modality] = {}
+        for name, shows in zip(MODALITIES, (False, True), strict=True) if self.facts.streamed else ():
+            records = self.records[(self.records["images"] > 0) == shows]
+            if records.size:
+                kept = float((records["outcome"] == End.OK).mean())
+                answered = records[records["outcome"] <= End.LATE]
+                found[name] = Modality(records.size, answered.size, kept, _token_percentiles(answered))
         return found
 
     def stage_times(self, stage: str) -> StageTimes | None:
@@ -196,6 +234,7 @@ class Results:
             "slo_seconds": facts.slo_seconds,
             **{f"latency_seconds_{name}": value for name, value in self.latency_percentiles().items()},
             **self.token_percentiles(),
+            **_by_modality(self.modalities()),
             "measured_accuracy": _ratio(answered["correct"].sum(), answered["total"].sum()),
             "expected_accuracy": _mean(answered["expected_accuracy"]),
             "offered_rps": received / facts.duration_seconds,
@@ -248,6 +287,22 @@ def percentiles(latencies_seconds: NDArray[np.float64]) -> dict[str, float]:
     for value, count in zip(*np.unique(microseconds, return_counts=True), strict=True):
         histogram.record_value(int(value), int(count))
     return {f"p{quantile:g}": histogram.get_value_at_percentile(quantile) / 1e6 for quantile in _QUANTILES}
+
+
+def _token_percentiles(answered: NDArray[Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for column in TOKEN_TIMES:
+        seconds = answered[column]
+        found |= {f"{column}_{name}": value for name, value in percentiles(seconds[~np.isnan(seconds)]).items()}
+    return found
+
+
+def _by_modality(modalities: Mapping[str, Modality]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for name, seen in modalities.items():
+        figures |= {f"{name}_received": seen.received, f"{name}_slo_fraction": seen.slo_fraction}
+        figures |= {f"{name}_{figure}": seconds for figure, seconds in seen.tokens.items()}
+    return figures
 
 
 def _dtype(facts: RunFacts) -> np.dtype[Any]:

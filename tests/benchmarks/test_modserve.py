@@ -2,14 +2,15 @@
 
 from math import inf
 
+import numpy as np
 import pytest
 
 from benchmarks.modserve import load
 from benchmarks.modserve.cluster import DECOUPLED, MONOLITH, OURS, ROUTED, Cluster
 from benchmarks.modserve.day import day, tokens
 from benchmarks.modserve.evaluation import balanced, figures, mixture, most_load, sizes
-from benchmarks.modserve.load import Request
 from benchmarks.modserve.paper import INTERNVL, LLAMA
+from trimtab_loadtester.multimodal import Request, Traffic
 
 SYSTEMS = (MONOLITH, DECOUPLED, ROUTED, OURS)
 
@@ -64,25 +65,30 @@ def test_the_idle_instance_is_chosen_by_tokens_and_not_in_turn():
     assert max(seconds_of(DECOUPLED, INTERNVL, (1, 2), asked)[1:]) > 5
 
 
-def test_sizes_and_images_are_drawn_as_the_trace_has_them():
-    asked = load.requests([200.0], 100.0, seed=1)
-    texts = sorted(one.text_tokens for one in asked if not one.images)
-    images = [one.images for one in asked if one.images]
-
-    assert texts[len(texts) // 2] == pytest.approx(779, rel=0.05)
-    assert len(images) / len(asked) == pytest.approx(0.47, abs=0.02)
-    assert sum(one == 1 for one in images) / len(images) == pytest.approx(0.66 / 0.875, abs=0.02)
-    burst = load.requests([200.0], 100.0, seed=1, bursts=[True])
-    assert sum(one.images for one in burst) > 1.7 * sum(images)
-
-
 def test_minutes_are_read_from_another_trace_and_too_few_are_refused(tmp_path):
     trace = tmp_path / "minutes.csv"
     trace.write_text("# a note\nminute,requests\n0,10\n1,30\n2,20\n")
+    hours = load.hours(trace, None, 3, seed=1)
 
-    assert load.minutes(trace, 3, seed=1) == ([0.5, 1.5, 1.0], [False, True, False])
+    assert hours.rps.tolist() == pytest.approx([0.5, 1.5, 1.0])
+    assert hours.bursts.tolist() == [False, True, False]
     with pytest.raises(ValueError, match="3 minutes of requests; at least 4"):
-        load.minutes(trace, 4, seed=1)
+        load.hours(trace, None, 4, seed=1)
+
+
+def test_minutes_in_which_nothing_comes_are_refused(tmp_path):
+    trace = tmp_path / "minutes.csv"
+    trace.write_text("0,0\n1,0\n")
+
+    with pytest.raises(ValueError, match=r"nothing comes in any interval.* in its first 2 minutes"):
+        load.hours(trace, None, 2, seed=1)
+
+
+def test_minutes_are_made_up_without_a_trace():
+    hours = load.hours(None, None, 30, seed=1)
+
+    assert hours.rps.mean() == pytest.approx(1.0)
+    assert hours.bursts.sum() == 10
 
 
 def test_a_layout_gives_each_pool_what_it_has_to_do():
@@ -101,8 +107,8 @@ def test_a_load_that_is_carried_is_found_and_one_that_none_can_is_none(monkeypat
 
 
 def test_pools_follow_the_load_down_and_up_again(monkeypatch):
-    monkeypatch.setattr("benchmarks.modserve.day.REQUESTS", 400)
-    found = day(OURS, INTERNVL, [1.0] * 12 + [9.0] * 8, [False] * 20, seed=1)
+    monkeypatch.setattr("benchmarks.modserve.evaluation.REQUESTS", 400)
+    found = day(OURS, INTERNVL, Traffic.split(np.array([1.0] * 12 + [9.0] * 8)), seed=1)
 
     assert found.gpus[11] < found.gpus[0]
     assert found.gpus[-1] > found.gpus[11]

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.builders import a_pipeline, a_pipeline_document, a_point_profile, a_profile, a_stage, a_variant
 from tests.cli.pipelines import echo_pipeline, echo_plan, echo_stages, write_echo_pipeline, write_plan
@@ -24,6 +25,7 @@ from trimtab_pipelines.processes.module import StartError
 from trimtab_profiler.hardware import this_machine
 from trimtab_profiler.subject import subject_of
 
+LMM_DIGITS = Path(__file__).parents[2] / "pipelines" / "lmm-digits"
 Captured = pytest.CaptureFixture[str]
 
 
@@ -154,6 +156,25 @@ def test_load_needs_a_load(tmp_path: Path, capsys: Captured) -> None:
 def test_a_pipeline_that_answers_no_chats_is_sent_none(tmp_path: Path, capsys: Captured) -> None:
     arguments = ("load", str(write_echo_pipeline(tmp_path)), "--load", "20", "--duration", "1", "--wire", "chat")
     assert "--wire chat sends `messages` and `images` alone" in said(capsys, 2, *arguments)
+
+
+@pytest.mark.parametrize("verb", ["up", "compare"])
+def test_a_load_of_chats_needs_chats_to_send(tmp_path: Path, capsys: Captured, verb: str) -> None:
+    document = yaml.safe_load((LMM_DIGITS / "pipeline.yaml").read_text())
+    del document["metadata"]["annotations"]
+    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(document))
+    (tmp_path / "weights").symlink_to(LMM_DIGITS / "weights")
+    load = ("--load", "constant:5", "--duration", "5")
+
+    assert "lmm-digits answers chats, and its annotation" in said(capsys, 2, verb, str(tmp_path), *load)
+
+
+@pytest.mark.parametrize("verb", ["up", "compare"])
+def test_a_multimodal_load_is_for_chats_alone(tmp_path: Path, capsys: Captured, verb: str) -> None:
+    path = write_echo_pipeline(tmp_path)
+    load = ("--load", "multimodal:rps=5", "--duration", "5")
+
+    assert "load 'multimodal:rps=5' says how many images each chat shows" in said(capsys, 2, verb, str(path), *load)
 
 
 def test_profile_without_a_stage(tmp_path: Path, capsys: Captured) -> None:

@@ -44,6 +44,15 @@ def test_counts_follow_the_rate_of_each_second() -> None:
     assert counts[1100:].sum() == pytest.approx(4500, abs=5 * 67)
 
 
+def test_rates_may_hold_for_minutes() -> None:
+    rates = np.array([2.0, 0.0, 8.0])
+    by_minute = poisson_arrivals(rates, seed=1, interval_seconds=60.0)
+
+    assert np.allclose(by_minute, poisson_arrivals(np.repeat(rates, 60), seed=1))
+    with pytest.raises(ValueError, match="rate of second 120 is -1"):
+        poisson_arrivals(np.array([1.0, 1.0, -1.0]), seed=1, interval_seconds=60.0)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 300), max_size=30), st.integers(0, 2**32), st.floats(0.1, 40))
 def test_arrivals_are_ascending_within_the_duration_and_never_in_an_empty_second(

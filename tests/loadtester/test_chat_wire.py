@@ -15,6 +15,7 @@ from tests.loadtester.fake_pipeline import a_pipeline
 from trimtab_loadtester.attack import AttackOptions, attack_async
 from trimtab_loadtester.chat_wire import BROKEN, PATH, ChatWire
 from trimtab_loadtester.load import LoadError, LoadSpec
+from trimtab_loadtester.multimodal import draw
 from trimtab_loadtester.payload import Payload, Score
 from trimtab_loadtester.results import Results
 from trimtab_loadtester.wire import OPEN, Access
@@ -168,6 +169,12 @@ def test_what_is_no_chat_is_refused_by_name(inputs, parameters):
         ChatWire("127.0.0.1:1", "lmm", OPEN).encode(inputs, (), parameters)
 
 
+@pytest.mark.parametrize("said", [b"What is 7 plus 5?", b'[{"role": "user"}]', b"7"])
+def test_messages_that_are_none_of_openais_are_refused_with_what_they_say(said):
+    with pytest.raises(LoadError, match=r"is no list of OpenAI's messages"):
+        ChatWire("127.0.0.1:1", "lmm", OPEN).encode((Tensor("messages", "BYTES", strings(said)),), (), {})
+
+
 class Chats:
     """One chat, again and again."""
 
@@ -201,6 +208,26 @@ async def test_a_load_of_chats_tells_first_tokens_and_the_time_between_tokens(tm
         assert 0 < summary[f"{column}_p50"] <= summary[f"{column}_p99"] < 30
     results.save(tmp_path)
     assert Results.load(tmp_path).summary() == json.loads((tmp_path / "load.json").read_text())["summary"]
+
+
+async def test_a_multimodal_load_sends_each_chat_when_it_is_due_with_its_images():
+    async def events(send):
+        await send(chunk("12", finish="stop") + DONE)
+
+    pipeline = a_pipeline()
+    pipeline.metadata.annotations["trimtab.dev/payloads"] = "lmm-digits"
+    load = LoadSpec.parse("multimodal:rps=30,seed=3")
+    async with streaming(events) as (address, asked):
+        options = AttackOptions(wire="chat", duration_seconds=1.0, seed=1)
+        results = await attack_async(pipeline, address, load, options)
+    assert load.traffic is not None
+    due = [one for one in draw(load.traffic.during(1.0), seed=1) if one.arrival_seconds < 1.0]
+
+    assert results.records["scheduled"].tolist() == [one.arrival_seconds for one in due]
+    assert results.records["images"].tolist() == [one.images for one in due]
+    told = [sum(part["type"] == "image_url" for part in body["messages"][0]["content"]) for body, _ in asked]
+    assert sorted(told) == sorted(one.images for one in due)
+    assert {*results.modalities()} == {"text", "image"}
 
 
 async def test_a_load_that_is_not_streamed_tells_nothing_of_tokens(tmp_path):

@@ -1,14 +1,19 @@
 """Chats whose answers are known: as many images as are asked for, and a score to the letter."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.builders import a_pipeline
-from trimtab_loadtester.chats import ChatPayloads, pages_of
-from trimtab_loadtester.payloads import payload_source
+from trimtab_loadtester.chats import ChatPayloads, DrawnChats, pages_of
+from trimtab_loadtester.load import LoadError
+from trimtab_loadtester.multimodal import Request
+from trimtab_loadtester.payloads import payload_source, require_chats
+from trimtab_pipelines.documents import load_pipeline
 
+LMM_DIGITS = Path(__file__).parents[2] / "pipelines" / "lmm-digits"
 PNG = b"\x89PNG"
 
 
@@ -53,3 +58,36 @@ def test_what_is_not_understood_is_refused(written):
 def test_more_pages_than_there_are_questions_for_are_refused():
     with pytest.raises(ValueError, match="between 0 and 3"):
         ChatPayloads(0, "pages=1..9")
+
+
+def shown_by(payload):
+    tensors = {tensor.name: tensor.array for tensor in payload.inputs}
+    return tensors["images"][0].tolist() if "images" in tensors else []
+
+
+def test_a_chat_shows_as_many_images_as_it_is_asked_to_and_none_that_another_shows():
+    source = ChatPayloads(seed=3)
+    seen = [image for index, images in enumerate((0, 1, 4, 16)) for image in shown_by(source.showing(index, images))]
+
+    assert len(seen) == len(set(seen)) == 21
+    payload = source.showing(3, 16)
+    content = json.loads(payload.inputs[0].array[0])[0]["content"]
+    assert [part["type"] for part in content] == ["image"] * 16 + ["text"]
+    assert payload.truth == source.showing(3, 3).truth
+    assert payload.images == 16
+
+
+def test_drawn_chats_show_what_their_requests_do():
+    source = DrawnChats([Request(0.0, 9, 0), Request(0.5, 9, 4), Request(0.7, 9, 1)], seed=1)
+
+    assert [source.payload(index).images for index in range(3)] == [0, 4, 1]
+
+
+@pytest.mark.parametrize(("annotation", "given"), [("random", None), ("lmm-digits", "mine")])
+def test_a_multimodal_load_without_chats_to_send_is_refused_by_name(annotation, given):
+    pipeline = a_pipeline()
+    pipeline.metadata.annotations["trimtab.dev/payloads"] = annotation
+
+    with pytest.raises(LoadError, match=r"load 'multimodal:rps=5' says how many images each chat shows.*"):
+        require_chats(pipeline, "multimodal:rps=5", given)
+    require_chats(load_pipeline(LMM_DIGITS), "multimodal:rps=5", None)

@@ -155,3 +155,26 @@ def test_a_trace_with_text_in_it_names_the_line(tmp_path: Path, text: str, messa
 
 def test_a_number_alone_is_a_constant_load() -> None:
     assert LoadSpec.parse(" 20 ").rates(3).tolist() == LoadSpec.parse("constant:20").rates(3).tolist()
+
+
+def test_multimodal_load_has_two_rates_a_second_for_each_minute_of_a_cluster() -> None:
+    load = LoadSpec.parse("multimodal:rps=8,seed=2")
+
+    assert load.traffic is not None
+    assert load.rates(3600).mean() == pytest.approx(8.0)
+    assert load.rates(60).tolist() == load.traffic.rps[:60].tolist()
+    assert np.corrcoef(load.traffic.text_rps, load.traffic.image_rps)[0, 1] < 0.5
+    assert load.traffic.during(4000).rps.tolist() == load.rates(4000).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("multimodal:rps=0", "rps 0 must lie between 0.001"),
+        ("multimodal:rps=1,seed=0.5", "seed 0.5 must be a whole number"),
+        ("multimodal:low=1", "'low=1' is not one of rps=RPS, seed=NUMBER"),
+    ],
+)
+def test_multimodal_load_that_is_none_says_what_would_be_right(text: str, wrong: str) -> None:
+    with pytest.raises(LoadError, match=wrong):
+        LoadSpec.parse(text)

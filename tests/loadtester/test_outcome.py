@@ -2,7 +2,7 @@
 
 import pytest
 
-from trimtab_loadtester.outcome import classify
+from trimtab_loadtester.outcome import Times, classify
 from trimtab_pipelines.ends import End
 
 
@@ -24,4 +24,17 @@ from trimtab_pipelines.ends import End
     ],
 )
 def test_codes_and_time_decide(code: str, latency_seconds: float, outcome: End) -> None:
-    assert classify(code, latency_seconds, slo_seconds=0.5) is outcome
+    assert classify(code, Times(latency_seconds), Times(0.5)) is outcome
+
+
+@pytest.mark.parametrize(
+    ("first_seconds", "between_seconds", "outcome"),
+    [(0.2, 0.02, End.OK), (0.21, 0.02, End.LATE), (0.2, 0.03, End.LATE), (0.2, float("nan"), End.OK)],
+)
+def test_a_streamed_answer_is_late_where_it_began_late_or_went_on_slowly(
+    first_seconds: float, between_seconds: float, outcome: End
+) -> None:
+    took = Times(0.4, first_seconds, between_seconds)
+
+    assert classify("200", took, Times(0.5, 0.2, 0.02)) is outcome
+    assert classify("200", took, Times(0.5, float("inf"), float("inf"))) is End.OK

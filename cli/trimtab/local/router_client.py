@@ -1,5 +1,6 @@
 """Shell: asks the router what runs, and reads its counters."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
@@ -14,6 +15,9 @@ from trimtab_pipelines.mistakes import Failed
 from trimtab_pipelines.router_state import STATE_PATH, RouterState
 
 TIMEOUT_SECONDS = 2.0
+_BUCKETS = tuple(
+    f"{name}_bucket" for name in (names.LATENCY_SECONDS, names.FIRST_PIECE_SECONDS, names.NEXT_PIECE_SECONDS)
+)
 
 
 class RouterUnreachable(Failed):
@@ -25,7 +29,9 @@ class Counters:
     """The router's counters at one moment; all grow from the router's start.
 
     `latency_buckets` maps upper edges in seconds to how many answers took at most that; `callers_faults` are those of
-    all requests that were refused or dropped by the caller's own doing.
+    all requests that were refused or dropped by the caller's own doing. Of answers that are written piece by piece,
+    `first_buckets` and `next_buckets` map the modality to how many began within so many seconds, and how many pieces
+    came within so many seconds of the one before; empty where none is.
     """
 
     received: int = 0
@@ -36,12 +42,15 @@ class Counters:
     accuracy_count: int = 0
     callers_faults: int = 0
     pipeline: str = ""
+    first_buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
+    next_buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the text Prometheus would scrape."""
         received, accuracy_sum, accuracy_count, callers_faults, pipeline = 0, 0.0, 0, 0, ""
-        outcomes, drops, buckets = dict.fromkeys((end.word for end in End), 0), {}, {}
+        outcomes, drops = dict.fromkeys((end.word for end in End), 0), {}
+        buckets: dict[str, dict[str, dict[float, float]]] = {name: {} for name in _BUCKETS}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 labels, value = sample.labels, sample.value
@@ -53,13 +62,44 @@ class Counters:
                     outcomes[labels["outcome"]] = int(value)
                 elif sample.name == names.DROPS:
                     drops[f"{labels['stage']}: {labels['reason']}"] = int(value)
-                elif sample.name == f"{names.LATENCY_SECONDS}_bucket":
-                    buckets[float(labels["le"])] = value
+                elif sample.name in buckets:
+                    buckets[sample.name].setdefault(labels.get("modality", ""), {})[float(labels["le"])] = value
                 elif sample.name == f"{names.SERVED_ACCURACY}_sum":
                     accuracy_sum = value
                 elif sample.name == f"{names.SERVED_ACCURACY}_count":
                     accuracy_count = int(value)
-        return cls(received, outcomes, drops, buckets, accuracy_sum, accuracy_count, callers_faults, pipeline)
+        latency, first, following = (buckets[name] for name in _BUCKETS)
+        return cls(
+            received,
+            outcomes,
+            drops,
+            latency.get("", {}),
+            accuracy_sum,
+            accuracy_count,
+            callers_faults,
+            pipeline,
+            _seen(first),
+            _seen(following),
+        )
+
+
+def _seen(buckets: Mapping[str, Mapping[float, float]]) -> dict[str, Mapping[float, float]]:
+    """Those modalities of which there was anything."""
+    return {modality: edges for modality, edges in buckets.items() if edges.get(math.inf)}
+
+
+def quantile_edge(buckets: Mapping[float, float], quantile: float) -> float | None:
+    """The edge of the bucket that a quantile fell into: this share took at most so long; None where nothing is."""
+    edges = sorted(buckets)
+    if not edges or buckets[edges[-1]] <= 0:
+        return None
+    return next(edge for edge in edges if buckets[edge] >= quantile * buckets[edges[-1]])
+
+
+def middle_and_tail(buckets: Mapping[float, float]) -> tuple[float, float]:
+    """Median and p99 by the edges of their buckets, in seconds; NaN where nothing is."""
+    p50, p99 = (quantile_edge(buckets, quantile) for quantile in (0.5, 0.99))
+    return math.nan if p50 is None else p50, math.nan if p99 is None else p99
 
 
 class RouterClient:

@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from trimtab.chat_figures import ChatFigures, chats_counted
+from trimtab.local.router_client import middle_and_tail
 from trimtab.report import series
 from trimtab.timeline import Run
+from trimtab_loadtester.results import TOKEN_TIMES, Modality
 from trimtab_pipelines.ends import End
 
 LOAD_WINDOW_SECONDS = 5
@@ -35,6 +38,7 @@ class Figures:
     load_low_rps: float
     load_high_rps: float
     callers_faults: int = 0
+    chats: Mapping[str, ChatFigures] = field(default_factory=dict)
 
     @property
     def accounted(self) -> bool:
@@ -80,6 +84,7 @@ def figures_of(run: Run) -> Figures:
         load_low_rps=low,
         load_high_rps=high,
         callers_faults=faults,
+        chats=_chats(run),
     )
 
 
@@ -108,13 +113,19 @@ def _quantiles(run: Run) -> tuple[float, float]:
     if run.results is not None:
         found = run.results.latency_percentiles()
         return found.get("p50", math.nan), found.get("p99", math.nan)
-    buckets = run.samples[-1].counters.latency_buckets if run.samples else {}
-    edges = sorted(buckets)
-    counts = np.array([buckets[edge] for edge in edges])
-    if not edges or not counts[-1]:
-        return math.nan, math.nan
-    p50, p99 = (edges[int(np.searchsorted(counts, q * counts[-1]))] for q in (0.5, 0.99))
-    return p50, p99
+    return middle_and_tail(run.samples[-1].counters.latency_buckets if run.samples else {})
+
+
+def _chats(run: Run) -> dict[str, ChatFigures]:
+    if run.results is not None:
+        return {name: _sent(seen) for name, seen in run.results.modalities().items()}
+    counters = run.samples[-1].counters if run.samples else None
+    return {name: chats_counted(counters, name) for name in counters.first_buckets} if counters else {}
+
+
+def _sent(seen: Modality) -> ChatFigures:
+    times = [seen.tokens.get(f"{column}_{quantile}", math.nan) for column in TOKEN_TIMES for quantile in ("p50", "p99")]
+    return ChatFigures(seen.answered, seen.slo_fraction, *times)
 
 
 def _load_range(run: Run) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from trimtab_pipelines.plan import PipelinePlan
 Floats = NDArray[np.float64]
 BINS = 60
 LEAST_BIN_SECONDS = 1.0
+LATE = "answered late"
 DECIMALS = 6
 """Of accuracies: what lies below is noise of the sums they come from."""
 
@@ -122,7 +123,7 @@ def reasons(results: Results) -> list[str]:
         elif outcome is End.DROPPED and record["drop_stage"]:
             words.append(f"dropped in {record['drop_stage']}: {record['drop_reason']}")
         elif outcome is End.LATE:
-            words.append("answered late")
+            words.append(LATE)
         else:
             words.append(f"{outcome.word}: {record['code']}")
     return words
@@ -185,7 +186,7 @@ def _growth(run: Run, count: Callable[[Sample], float]) -> Curve:
 def _lost_by_counters(run: Run) -> Mapping[str, Curve]:
     names = {name for sample in run.samples for name in sample.counters.drops}
     curves = {f"dropped in {name}": _growth(run, _drops_at(name)) for name in names}
-    for outcome, words in (("late", "answered late"), ("refused", "refused"), ("failed", "failed")):
+    for outcome, words in (("late", LATE), ("refused", "refused"), ("failed", "failed")):
         curves[words] = _growth(run, _outcomes_of(outcome))
     return {name: curve for name, curve in sorted(curves.items()) if curve.value.any()}
 

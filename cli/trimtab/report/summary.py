@@ -1,15 +1,21 @@
 """A run in a few lines: in the terminal, and as the cards at the top of the page."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
+from trimtab.chat_figures import KINDS, ChatFigures
 from trimtab.report.figures import Figures, figures_of
+from trimtab.report.series import LATE, reasons
 from trimtab.timeline import Run
 from trimtab_pipelines.accuracy import sources
+from trimtab_pipelines.spec import ServiceLevel
+
+MOST_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ def cards(run: Run) -> list[Card]:
     # While a run goes on, requests are under way; at the end of a load of ours none is.
     going_on = run.results is None and figures.under_way > 0
     under_way, sums = (f" + {figures.under_way} under way", None) if going_on else ("", False)
-    budget, slo_ms = spec.budget.cores, 1000 * spec.slo.latency_seconds
+    budget = spec.budget.cores
     changes = ", ".join(f"{stage} {count}×" for stage, count in figures.variant_changes.items())
     kept = figures.slo_fraction >= spec.slo.quantile
     return [
@@ -38,20 +44,58 @@ def cards(run: Run) -> list[Card]:
         Card(
             "within the SLO",
             _percent(figures.slo_fraction),
-            f"of {slo_ms:g} ms, all received count" + _left_out(figures.callers_faults),
+            f"of {promised(spec.slo)}, all received count" + _left_out(figures.callers_faults),
             kept,
         ),
+        *_not_answered(run),
         Card(
             "accuracy measured",
             _four(figures.measured_accuracy),
             f"expected {_four(figures.expected_accuracy)}, by {sources(spec.stages)} ones",
         ),
         Card("latency p99", _milliseconds(figures.p99_seconds), f"median {_milliseconds(figures.p50_seconds)}"),
+        *_chat_cards(figures.chats, spec.slo),
         Card("load", f"{figures.load_low_rps:.1f} – {figures.load_high_rps:.1f}", "requests/s, over 5 s each"),
         Card("mean cores", f"{figures.mean_cores:.2f}", f"of a budget of {budget:g}; at most {figures.most_cores:g}"),
         Card("plan changes", str(figures.plan_changes), f"variant: {changes}" if changes else ""),
         *_stage_cards(run),
     ]
+
+
+def promised(slo: ServiceLevel) -> str:
+    """Say what a pipeline promises of an answer."""
+    words = [f"{1000 * slo.latency_seconds:g} ms"]
+    if slo.first_token_seconds is not None:
+        words.append(f"{1000 * slo.first_token_seconds:g} ms to the first token")
+    if slo.per_token_seconds is not None:
+        words.append(f"{1000 * slo.per_token_seconds:g} ms between tokens")
+    return ", ".join(words)
+
+
+def _not_answered(run: Run) -> Iterator[Card]:
+    """Say why, where requests of a load of ours have no answer."""
+    if run.results is None:
+        return
+    lost = Counter(why for why in reasons(run.results) if why not in {"", LATE})
+    if lost:
+        words = ", ".join(f"{count}× {why}" for why, count in lost.most_common(MOST_REASONS))
+        more = len(lost) - MOST_REASONS
+        yield Card("without an answer", f"{lost.total():,}", words + (f" and {more} other reasons" if more > 0 else ""))
+
+
+def _chat_cards(chats: Mapping[str, ChatFigures], slo: ServiceLevel) -> Iterator[Card]:
+    """Say when answers began and how fast they went on, of chats with images apart from those without."""
+    for modality, seen in chats.items():
+        kind = KINDS[modality]
+        share = "" if math.isnan(seen.kept_fraction) else f", {_percent(seen.kept_fraction)} of all in time"
+        for what, p50, p99, most in (
+            ("first token", seen.first_p50_seconds, seen.first_p99_seconds, slo.first_token_seconds),
+            ("between tokens", seen.next_p50_seconds, seen.next_p99_seconds, slo.per_token_seconds),
+        ):
+            of = "" if most is None else f", {_milliseconds(most)} promised"
+            counted = f"; {seen.answered:,} answers{share}" if what == "first token" else ""
+            kept = None if most is None or math.isnan(p99) else p99 <= most
+            yield Card(f"{what} p99, {kind}", _milliseconds(p99), f"median {_milliseconds(p50)}{of}{counted}", kept)
 
 
 def _stage_cards(run: Run) -> Iterator[Card]:

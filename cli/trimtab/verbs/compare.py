@@ -20,7 +20,7 @@ from trimtab.options import (
     TraceOption,
     console,
 )
-from trimtab.orders import check_samples, load_order, located
+from trimtab.orders import check_chats, check_samples, load_order, located, wire_of
 from trimtab.preparation import choose_profiles, prepare
 from trimtab.record import save
 from trimtab.report.figures import Figures, figures_of
@@ -53,13 +53,15 @@ def command(
     """Serve the same arrivals and payloads three times: adapted live, lightest and heaviest variants; compare."""
     out = out or reports_folder()
     document = prepare(pipeline)
-    order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples if load or trace else None)
+    wire, sent = wire_of(document, samples), samples if load or trace else None
+    order = load_order(load, trace, speed_up, scale, duration, seed, samples=sent, wire=wire)
     check_samples(document, samples)
+    check_chats(document, order)
     profile_file = choose_profiles(pipeline, document, profiles, console)
     found = load_profiles(profile_file)
     if order is None:
         written, length = changing_demand(document, found).load(CLIMBING_SEED), duration or DEMO_SECONDS
-        order = LoadOrder(written, duration_seconds=length, seed=seed, samples=located(samples))
+        order = LoadOrder(written, duration_seconds=length, seed=seed, wire=wire, samples=located(samples))
     console.print(f"load {order.spec().text}")
     peak_rps = float(order.spec().rates(order.duration_seconds).max())
     setups = {

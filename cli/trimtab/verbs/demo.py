@@ -11,6 +11,7 @@ from trimtab.live import watching
 from trimtab.local.loading import LoadOrder
 from trimtab.local.supervisor import Setup
 from trimtab.options import LIVE_PAGE_PORT, OutFolderOption, PagePortOption, SeedOption, console
+from trimtab.orders import wire_of
 from trimtab.preparation import choose_profiles, prepare
 from trimtab.record import save
 from trimtab.report.figures import Figures, figures_of
@@ -40,9 +41,10 @@ def command(
     document = prepare(pipeline)
     if load is not None:
         LoadSpec.parse(load)
+    wire = wire_of(document, None)
     profile_file = choose_profiles(pipeline, document, None, console)
     load = load or changing_demand(document, load_profiles(profile_file)).load()
-    order = LoadOrder(load, duration_seconds=duration, seed=seed)
+    order = LoadOrder(load, duration_seconds=duration, seed=seed, wire=wire)
     with RunFolder() as where:
         setup = Setup(pipeline, where, profile_file)
         session = Session(

@@ -1,12 +1,15 @@
 """`trimtab status`: what a running router serves now, or how the pipelines of a cluster are."""
 
 import asyncio
+import math
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from trimtab.chat_figures import KINDS, ChatFigures, chats_counted
 from trimtab.local.router_client import Counters, RouterClient
 from trimtab.options import JsonOption, console, place_of, write_json_line
 from trimtab_pipelines.router_state import RouterState, Served
@@ -31,7 +34,10 @@ def command(
         return 0
     state, counters = asyncio.run(_ask(*(("127.0.0.1", port) if address is None else place_of(address))))
     if as_json:
-        told = {"received": counters.received, **counters.outcomes, "callers_faults": counters.callers_faults}
+        told: dict[str, Any] = {"received": counters.received, **counters.outcomes}
+        told |= {"callers_faults": counters.callers_faults}
+        chats = {name: asdict(chats_counted(counters, name)) for name in counters.first_buckets}
+        told |= {"chats": {name: _told(figures) for name, figures in chats.items()}} if chats else {}
         write_json_line(
             {"pipeline": counters.pipeline, **state.model_dump(), "since_start": told, "drops": counters.drops}
         )
@@ -55,8 +61,34 @@ def _show(state: RouterState, counters: Counters) -> None:
     counts = " · ".join(f"{outcome} {count}" for outcome, count in counters.outcomes.items())
     theirs = f" · of these by callers' own doing {counters.callers_faults}" if counters.callers_faults else ""
     console.print(f"received {counters.received} · {counts}{theirs}")
+    if share := _in_time(counters):
+        console.print(share)
+    for modality in counters.first_buckets:
+        console.print(_chats(KINDS[modality], chats_counted(counters, modality)))
     for why, count in sorted(counters.drops.items()):
         console.print(f"dropped in {why}: {count}")
+
+
+def _in_time(counters: Counters) -> str:
+    """Which share of those that ended was answered as promised; empty where none was that could have been."""
+    due = sum(counters.outcomes.values()) - counters.callers_faults
+    return f"answered in time {100 * counters.outcomes.get('ok', 0) / due:.2f} %" if due > 0 else ""
+
+
+def _chats(kind: str, seen: ChatFigures) -> str:
+    first = f"first token p50 ≤ {_ms(seen.first_p50_seconds)}, p99 ≤ {_ms(seen.first_p99_seconds)}"
+    following = f"between tokens p50 ≤ {_ms(seen.next_p50_seconds)}, p99 ≤ {_ms(seen.next_p99_seconds)}"
+    return f"{kind}: {seen.answered} answered, {first}; {following}"
+
+
+def _told(figures: dict[str, Any]) -> dict[str, Any]:
+    """What a router knows and JSON can say: what lies beyond the last bucket's edge, and times of nothing, are null."""
+    known = {name: value for name, value in figures.items() if name != "kept_fraction"}
+    return {name: value if math.isfinite(value) else None for name, value in known.items()}
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:g} ms" if math.isfinite(seconds) else "–"
 
 
 def _minute(served: Served) -> str:

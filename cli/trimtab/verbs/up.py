@@ -25,7 +25,7 @@ from trimtab.options import (
     TraceOption,
     console,
 )
-from trimtab.orders import check_load, check_samples, door, load_order
+from trimtab.orders import check_chats, check_load, check_samples, door, load_order, wire_of
 from trimtab.preparation import choose_profiles, prepare
 from trimtab.report.figures import figures_of
 from trimtab.report.page import write_report
@@ -66,12 +66,14 @@ def command(
     document = prepare(pipeline)
     if folder is not None and folder.resolve() == (pipeline if pipeline.is_dir() else pipeline.parent).resolve():
         raise DocumentError(f"--folder {folder} is the pipeline's own, whose files a run writes over; give another")
-    order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples)
+    wire = wire_of(document, samples) if load is not None or trace is not None else "REST"
+    order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples, wire=wire)
     if duration is not None and not 0 < duration < math.inf:
         raise LoadError(f"--duration {duration:g}: seconds must be above 0, and finite")
     stands = door(edge)
     check_load(order, stands["edge"])
     check_samples(document, samples)
+    check_chats(document, order)
     fixed = load_plan(plan) if plan else None
     with RunFolder(folder) as where:
         profile_file = None if fixed else choose_profiles(pipeline, document, profiles, console)

@@ -44,10 +44,14 @@ class ChatSource:
         self._seed = seed
         self._least, self._most = pages
 
-    def chat(self, index: int) -> Chat:
-        """Draw chat ``index``: each number of pages as often as any other, and of those each kind of question."""
+    def chat(self, index: int, pages_shown: int | None = None) -> Chat:
+        """Draw chat ``index``: each number of pages as often as any other, and of those each kind of question.
+
+        ``pages_shown`` says how many pages it is about instead.
+        """
         random = np.random.default_rng([self._seed, index])
-        count = int(random.integers(self._least, self._most + 1))
+        drawn = int(random.integers(self._least, self._most + 1))
+        count = drawn if pages_shown is None else pages_shown
         kinds = [kind for kind, (least, most) in PAGES.items() if least <= count <= most]
         kind = kinds[int(random.integers(len(kinds)))]
         for attempt in range(MOST_TRIES):

@@ -1,0 +1,188 @@
+"""A load beside a pipeline that answers chats: streamed as callers stream, and told by modality what became of it."""
+
+import asyncio
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from rich.console import Console
+
+from tests.builders import a_pipeline, a_plan
+from tests.cli.runs import BEGAN, a_run, a_sample
+from trimtab.chat_figures import chats_counted
+from trimtab.local.router_client import Counters
+from trimtab.local.supervisor import Setup, Supervisor
+from trimtab.orders import load_order, wire_of
+from trimtab.report.figures import figures_of
+from trimtab.report.summary import cards, print_summary
+from trimtab.session import Session
+from trimtab.timeline import Window
+from trimtab.verbs import status
+from trimtab.watching import added
+from trimtab_loadtester.load import LoadError
+from trimtab_loadtester.results import Record, Results, RunFacts
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.ends import End
+from trimtab_pipelines.router_state import RouterState
+from trimtab_pipelines.spec import ServiceLevel
+from trimtab_protocol.chat.inner import Piece
+from trimtab_router.delivery import Delivery
+from trimtab_router.telling.written import WrittenMetrics
+
+PIPELINES = Path(__file__).parents[2] / "pipelines"
+SLO = ServiceLevel.model_validate({"latency": "2s", "firstToken": "500ms", "perToken": "100ms"})
+
+
+def counted(*answers: tuple[int, list[float]]) -> Counters:
+    """What a router's counters are after answers, each of so many images and with pieces at these seconds."""
+    registry = CollectorRegistry()
+    metrics = WrittenMetrics(registry, ("here", "mine"), SLO)
+    for images, moments in answers:
+        delivery = Delivery(0.0, images)
+        for moment in moments:
+            delivery.note(0, Piece("a", 1), moment)
+        metrics.delivered(delivery, images)
+    return Counters.parse(generate_latest(registry).decode())
+
+
+def streamed(seconds: float, between: float, images: int, outcome: End = End.OK, code: str = "200") -> Record:
+    return Record(
+        1.0, 1.0, 1.2, outcome, code, first_token_seconds=seconds, between_tokens_seconds=between, images=images
+    )
+
+
+def a_run_of_chats():
+    """Two chats without images, one of them late, and two with: one answered, one refused."""
+    facts = RunFacts("sample", "constant:1", 120.0, 2.0, ("answer",), BEGAN, streamed=True)
+    nan = float("nan")
+    records = [
+        streamed(0.05, 0.01, 0),
+        streamed(0.7, 0.02, 0, End.LATE),
+        streamed(0.2, 0.03, 3),
+        streamed(nan, nan, 1, End.REFUSED, "429"),
+    ]
+    pipeline = load_pipeline(PIPELINES / "lmm-digits")
+    return replace(a_run(), pipeline=pipeline, plans=[a_plan(pipeline)], results=Results.of(facts, records))
+
+
+def test_chats_are_streamed_and_all_else_goes_by_rest():
+    assert wire_of(load_pipeline(PIPELINES / "lmm-digits"), None) == "chat"
+    assert wire_of(load_pipeline(PIPELINES / "lmm-digits" / "planned.yaml"), None) == "chat"
+    assert wire_of(a_pipeline(), None) == "REST"
+
+
+def test_a_pipeline_that_names_no_chats_needs_samples_of_them():
+    pipeline = load_pipeline(PIPELINES / "llava-onevision")
+
+    with pytest.raises(LoadError, match=r"llava-onevision answers chats.*trimtab\.dev/payloads.*--samples"):
+        wire_of(pipeline, None)
+    assert wire_of(pipeline, "mine:Chats") == "chat"
+
+
+def test_a_routers_counters_tell_first_tokens_and_the_time_between_by_modality():
+    counters = counted((0, [0.04, 0.049]), (0, [0.4, 0.48]), (2, [0.8, 0.809, 0.85]))
+    text, image = (chats_counted(counters, modality) for modality in ("text", "image"))
+
+    assert (text.answered, text.first_p50_seconds, text.first_p99_seconds) == (2, 0.05, 0.5)
+    assert (text.next_p50_seconds, text.next_p99_seconds) == (0.01, 0.1)
+    assert (image.answered, image.first_p99_seconds, image.next_p99_seconds) == (1, 1.0, 0.05)
+    assert counted().first_buckets == {}
+
+
+def test_counters_of_several_routers_add_up_and_a_window_tells_what_came_in_it():
+    one, two = counted((0, [0.04, 0.049])), counted((0, [0.4, 0.48]), (2, [0.8]))
+    both, window = added([one, two]), Window()
+    assert {name: chats_counted(both, name).answered for name in both.first_buckets} == {"text": 2, "image": 1}
+
+    window.add(replace(a_sample(1), counters=one))
+    window.add(replace(a_sample(2), counters=both))
+    assert window.first_seconds("text", 0.5) == 0.5
+    assert window.next_seconds("text", 0.5) == 0.1
+    assert window.next_seconds("image", 0.5) is None
+
+
+def test_the_status_tells_what_is_promised_of_chats(capsys):
+    counters = replace(counted((0, [0.04, 0.049]), (2, [0.8])), received=9, outcomes={"ok": 2, "dropped": 2})
+
+    status._show(RouterState(ready=True, stages={}), replace(counters, callers_faults=1))
+    told = " ".join(capsys.readouterr().out.split())
+    assert "answered in time 66.67 %" in told
+    assert "chats without images: 1 answered, first token p50 ≤ 50 ms, p99 ≤ 50 ms; between tokens p50 ≤ 10 ms" in told
+    assert "chats with images: 1 answered, first token p50 ≤ 1000 ms, p99 ≤ 1000 ms; between tokens p50 ≤ –" in told
+
+
+def test_the_summary_has_both_modalities_their_attainment_and_why_the_others_have_no_answer():
+    shown = {card.label: card for card in cards(a_run_of_chats())}
+
+    assert shown["within the SLO"].value == "50.00 %"
+    assert "500 ms to the first token, 100 ms between tokens" in shown["within the SLO"].detail
+    assert shown["without an answer"].value == "1"
+    assert shown["without an answer"].detail == "1× refused: 429"
+    text, image = (shown[f"first token p99, chats {kind} images"] for kind in ("without", "with"))
+    assert (text.value, text.holds) == ("700 ms", False)
+    assert text.detail == "median 50 ms, 500 ms promised; 2 answers, 50.00 % of all in time"
+    assert (image.value, image.holds, image.detail.endswith("; 1 answers, 50.00 % of all in time")) == (
+        "200 ms",
+        True,
+        True,
+    )
+    assert shown["between tokens p99, chats with images"].value == "30 ms"
+    assert "first token p99, chats with images" not in {card.label for card in cards(a_run())}
+
+
+def test_figures_of_a_load_are_told_by_modality():
+    summary = a_run_of_chats().results.summary()
+
+    assert (summary["text_received"], summary["text_slo_fraction"]) == (2, 0.5)
+    assert summary["image_first_token_seconds_p99"] == pytest.approx(0.2, rel=0.01)
+
+
+def a_forgiving_pipeline(folder: Path) -> Path:
+    """Write lmm-digits with promises that a busy machine keeps, too."""
+    document = yaml.safe_load((PIPELINES / "lmm-digits" / "pipeline.yaml").read_text())
+    document["spec"]["slo"] = {"latency": "60s", "firstToken": "50s", "perToken": "10s"}
+    for stage in document["spec"]["stages"]:
+        stage["variants"] = [
+            variant | {"storageUri": str(PIPELINES / "lmm-digits" / variant["storageUri"])}
+            for variant in stage["variants"]
+        ]
+    path = folder / "pipeline.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+async def test_a_load_beside_a_served_pipeline_streams_chats_and_shows_what_was_promised(tmp_path, capsys):
+    """The real model behind the real router and its door: each chat is answered, most of them rightly."""
+    path = a_forgiving_pipeline(tmp_path)
+    pipeline = load_pipeline(path)
+    order = load_order("constant:4", None, 1.0, 1.0, 5.0, 1, wire=wire_of(pipeline, None))
+    asked = asyncio.Event()
+
+    async def ask(local: Supervisor) -> None:
+        counters = await local.client.counters()
+        while len(counters.first_buckets) < 2:
+            await asyncio.sleep(0.1)
+            counters = await local.client.counters()
+        status._show(await local.client.state(), counters)
+        asked.set()
+
+    setup = Setup(path, tmp_path / "run", plan=a_plan(pipeline, cores="1"))
+    session = Session("lmm-digits", setup, order, disturb=ask)
+    run = await session.run()
+
+    figures, told = figures_of(run), capsys.readouterr().out
+    assert figures.received == figures.outcomes["ok"] > 5
+    assert figures.measured_accuracy > 0.6
+    assert {name: seen.answered > 0 for name, seen in figures.chats.items()} == {"text": True, "image": True}
+    for seen in figures.chats.values():
+        assert 0 < seen.first_p50_seconds <= seen.first_p99_seconds < 50
+        assert 0 < seen.next_p50_seconds <= seen.next_p99_seconds < 10
+    assert asked.is_set()
+    assert "chats with images: " in told
+    assert "answered in time 100.00 %" in told
+    output = StringIO()
+    print_summary(run, Console(file=output, width=150))
+    assert "first token p99, chats without images" in output.getvalue()

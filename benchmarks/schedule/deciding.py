@@ -51,7 +51,7 @@ class _Nobody:
 def prepare_seconds() -> float:
     """Processor seconds of writing down, when a plan begins, what all its decisions look up."""
     begun = time.process_time()
-    menu.prepare(POINTS, FULL_ROWS)
+    menu.prepare(POINTS, FULL_ROWS)()
     return time.process_time() - begun
 
 

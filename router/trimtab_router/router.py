@@ -322,13 +322,14 @@ class Router:
         self.pacer.close()
         self._sweeping.close()
         self._decoding.shutdown(wait=False)  # who is in line there is still decoded, and told to try another router
-        self._preparing.shutdown(wait=False, cancel_futures=True)
+        self._preparing.shutdown(wait=False)  # what is begun is ended: others may look it up too
 
     def _prepare(self, desk: Desk) -> None:
         """Have a thread work out what decisions by the new plan will look up; they wait for nothing."""
         if self._policy.prepare is not None and not self.draining:
             variant = desk.plan.variant
-            self._preparing.submit(self._policy.prepare, desk.outlook.points(variant), desk.outlook.most_rows(variant))
+            outlook = desk.outlook
+            self._preparing.submit(self._policy.prepare(outlook.points(variant), outlook.most_rows(variant)))
 
     def _bounds(self) -> Bounds | None:
         """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""

@@ -59,8 +59,13 @@ async def test_what_decisions_by_a_plan_look_up_is_worked_out_beside_the_loop():
     prepared, loop_thread = [], threading.get_ident()
 
     def prepare(points, most_rows):
-        assert threading.get_ident() != loop_thread
-        prepared.append(([point.name for point in points], most_rows))
+        assert threading.get_ident() == loop_thread
+
+        def work_out():
+            assert threading.get_ident() != loop_thread
+            prepared.append(([point.name for point in points], most_rows))
+
+        return work_out
 
     pipeline, policy = two_variants(), replace(POLICIES["UrgentFirst"], prepare=prepare)
     async with a_rig(pipeline, {"stage-0": [FakeReplica()]}, policy=policy, batchSize=4) as rig:

@@ -173,12 +173,31 @@ def test_what_was_prepared_is_not_worked_out_again_where_a_decision_is_made():
     book = book_of(points, "", 64)
     assert book.written < 1
 
-    prepare(points, 64)
+    prepare(points, 64)()
 
     assert book.written == MOST_ROWS
     assert book_of(points, "", 64) is book
     heard = [point for point in points if point.reads is not None and point.reads <= {"audio", "text"}]
     assert book_of(heard, "", 64).written == MOST_ROWS
+
+
+def test_a_decision_waits_for_no_splits_that_another_thread_writes(monkeypatch):
+    points = [replace(point, accuracy=0.96 * point.accuracy) for point in deciding.POINTS]
+    write, book = prepare(points, 64), book_of(points, "", 64)
+    job = a_job(64, floor=0.75, deadline=100.0)
+    view = replace(a_view(whole(job)), points=points)
+
+    early = POLICIES["ModalityMix"].decide(view)
+    assert book.written < 1
+    assert isinstance(early, Departure)
+    promised = early.point.accuracy if early.again is None else early.again.accuracy
+    assert promised is not None
+    assert promised >= 0.75
+
+    write()
+    assert book.written == MOST_ROWS
+    menu = Menu(view)
+    assert np.any(np.count_nonzero(menu.fare([whole(job)]).card(64, mixed=True).page.rows, axis=1) > 1)
 
 
 def points_of(most_rows):

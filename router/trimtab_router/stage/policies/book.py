@@ -87,12 +87,18 @@ class Book:
         self._looks_twice = np.array([line.look is not None for line in self.lines])
         self._first_points = np.array([line.point for line in self.lines])
         self._mixed: list[Page] = []
+        self.awaited = False
+        """Somebody writes the splits of every size meanwhile, so that no decision should."""
         self._plain: dict[int, Page] = {}
 
     @property
     def written(self) -> int:
         """How many rows a job may have that its splits are written for."""
         return len(self._mixed) - 1
+
+    def has_mixed(self, rows: int) -> bool:
+        """Whether a decision may ask for the splits of so many rows: they are written, or nobody else writes them."""
+        return not self.awaited or rows <= self.written
 
     def mixed(self, rows: int) -> Page:
         """The splits of so many rows of one job."""

@@ -5,9 +5,9 @@ of two percent, so that what was found at one ratio serves many decisions.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import exp, log
 
 import numpy as np
@@ -60,8 +60,11 @@ class Fare:
     _levels: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []), init=False)
 
     def card(self, rows: int, *, mixed: bool, looks: bool = True) -> Card:
-        """The card of so many rows; `mixed`: which may go several ways, `looks`: and be looked at twice."""
-        return _card(self.book, rows, self.ratios, mixed, looks)
+        """The card of so many rows; `mixed`: which may go several ways, `looks`: and be looked at twice.
+
+        As long as somebody writes how they may go several ways, they go one: a decision waits for nothing.
+        """
+        return _card(self.book, rows, self.ratios, mixed and self.book.has_mixed(rows), looks)
 
     def level(self, floor: float) -> int:
         """Which ways reach a floor, as a number: floors of one number are reached by the same."""
@@ -128,17 +131,28 @@ class _Same:
         return all(mine is theirs for mine, theirs in zip(self.points, other.points, strict=True))
 
 
-def prepare(points: Sequence[Point], most_rows: int) -> None:
-    """Write the books of these points, and the cards at what they take now: of all, and of those left without inputs.
+def prepare(points: Sequence[Point], most_rows: int) -> Callable[[], None]:
+    """Have the books of these points written by another thread: of all, and of those left without inputs.
 
-    Jobs of up to ``MOST_ROWS`` rows find their splits there. On an event loop all other work would stand still.
+    Returns:
+        What writes them, and the cards at what points take now; jobs of up to ``MOST_ROWS`` rows find their splits
+        there. Until then decisions have jobs go one way: on an event loop all other work would stand still.
     """
     most_rows = min(most_rows, MOST_ROWS)
     every = _Same(points)
     kinds = {every, *(_points_of(every, point.reads) for point in points if point.reads is not None)}
-    for same in sorted(kinds, key=lambda kind: -len(kind.points)):
-        fare = _fare(same, "", most_rows)
-        fare.book.mixed(MOST_ROWS)
+    fares = [_fare(same, "", most_rows) for same in sorted(kinds, key=lambda kind: -len(kind.points))]
+    for fare in fares:
+        fare.book.awaited = fare.book.written < MOST_ROWS
+    return partial(_write, fares)
+
+
+def _write(fares: Sequence[Fare]) -> None:
+    for fare in fares:
+        try:
+            fare.book.mixed(MOST_ROWS)
+        finally:
+            fare.book.awaited = False
         for rows in range(1, MOST_ROWS + 1):
             fare.card(rows, mixed=True)
             fare.card(rows, mixed=False)

@@ -245,14 +245,15 @@ class Policy:
         decide: one of them.
         falls_back: also to points that are not the plan's first.
         mixes: several points for the rows of one request.
-        prepare: works out what decisions among these points, for batches of so many rows, will look up; None: nothing.
-            It may take most of a second, and other threads may decide meanwhile.
+        prepare: told of the points of a new plan and of the rows of its batches, it returns what works out all that
+            decisions will look up; None: nothing. That may take most of a second of another thread's time, and
+            decisions are made meanwhile.
     """
 
     decide: Callable[[View], Departure | NotBefore]
     falls_back: bool = False
     mixes: bool = False
-    prepare: Callable[[Sequence[Point], int], None] | None = None
+    prepare: Callable[[Sequence[Point], int], Callable[[], None]] | None = None
 
 
 def overloaded(view: View, company: Company, point: Point) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ import psutil
 from trimtab_model_servers.lmm_digits.chats import Chat
 from trimtab_model_servers.settings import write_models
 from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_pipelines.processes.leash import leashed
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.rest import HEADER_LENGTH, decode_response, encode_request
 
@@ -101,7 +101,7 @@ async def started(*specs: ModelSpec) -> AsyncIterator[Replica]:
     with tempfile.TemporaryDirectory(prefix="trimtab-chats-") as folder:
         write_models(specs, Path(folder))
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "trimtab_model_servers", folder, stdout=asyncio.subprocess.PIPE
+            *leashed("trimtab_model_servers", folder), stdout=asyncio.subprocess.PIPE
         )
         try:
             if process.stdout is None:

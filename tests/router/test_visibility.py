@@ -211,6 +211,7 @@ async def test_load_and_state_as_the_adapter_reads_them():
             "queue_rows": 0,
             "service_ratio": 1.0,
             "rows_per_request": 3.0,
+            "prompt_tokens": None,
             "drifted_accuracies": {},
             "drifted_by_task": {},
             "joined_accuracies": {},

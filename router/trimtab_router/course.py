@@ -48,9 +48,8 @@ class Course:
         self._graph = graph
         self._sizes = Sizes()
         self._encoders = graph.encoders
-        writers = {name: (tensor, desks[name].writing) for name, tensor in graph.messages.items()}
-        self.prompt_tokens = partial(prompt_tokens, writers)
-        """How many tokens the prompts of a request have: of its inputs, and the images that each chat shows."""
+        self.writers = {name: (tensor, desks[name].writing) for name, tensor in graph.messages.items()}
+        """The input of a request that has the messages, and who knows of prompts; by stage that writes."""
         for name, desk in desks.items():
             desk.followed_by([desks[follower] for follower in graph.following(name)])
         for name, encoder in self._encoders.items():
@@ -310,7 +309,7 @@ class Journey:
         self.served: dict[str, Sequence[Served]] = {}
         self.rows_by_stage = dict.fromkeys(course.encoding, images * walk.rows)
         """Those of images count where nobody encodes them, too: the plan asks how many chats show."""
-        self.prompt_tokens = course.prompt_tokens(walk.inputs, images)
+        self.prompt_tokens = prompt_tokens(course.writers, walk.inputs, images) if course.writers else {}
         """Of its prompts on average, by who writes, as far as is known when it comes."""
         self._course = course
         self._ended = ended

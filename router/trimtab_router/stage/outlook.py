@@ -232,8 +232,9 @@ class Outlook:
 
     def _of_usual(self, parcel: Parcel, seconds: float) -> float:
         """What a batch that took so long would have taken if its prompt were as long as those that are planned for."""
-        beyond, profiled = self._profiled_beyond(parcel.tokens), self.times.profiled(parcel.key, parcel.rows)
-        if not beyond or not profiled:
+        beyond = self._profiled_beyond(parcel.tokens)
+        profiled = self.times.profiled(parcel.key, parcel.rows) if beyond else ()
+        if not profiled:
             return seconds
         usual = profiled[-1]
         return seconds * usual / (usual + max(beyond, -0.9 * usual))
@@ -285,7 +286,8 @@ class Outlook:
                 answer.waited_seconds, parcel.departed_at, slot.completed_at, slot.transfer_seconds
             )
         self.times.observe_wait(others)
-        self.times.observe(key, parcel.rows, self._of_usual(parcel, max(seconds - others, 0.0)))
+        own = max(seconds - others, 0.0)
+        self.times.observe(key, parcel.rows, self._of_usual(parcel, own) if self.plan.reading_seconds else own)
         if answer.compute_seconds is not None:
             self._compute_times.observe(key, parcel.rows, answer.compute_seconds)
             if parcel.found_idle:

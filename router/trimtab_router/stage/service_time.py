@@ -101,7 +101,7 @@ class ServiceTimes:
         estimate = self._estimates.get(key)
         if estimate is None:
             return 0.0
-        return estimate.base(rows) * estimate.sure + self._wait_seconds + self._wait_spread
+        return estimate.base(rows) * (estimate.ratio + estimate.spread) + self._wait_seconds + self._wait_spread
 
     def expect(self, key: Key, rows: int) -> float:
         """Seconds a batch of so many rows takes on average; 0 where nothing is known yet."""
@@ -164,8 +164,9 @@ class ServiceTimes:
         before = estimate.ratio
         bounded = min(max(seconds / base, low), high, OUTLIER * before)
         off = bounded - before
-        weight = max(WEIGHT, 1 / (estimate.observations + PROFILED)) if off < 0 and estimate.profiled else WEIGHT
-        unsure = abs(off) if weight == WEIGHT else 0.0
+        weight, unsure = WEIGHT, abs(off)
+        if off < 0 and estimate.observations + PROFILED < 1 / WEIGHT and estimate.profiled:
+            weight, unsure = 1 / (estimate.observations + PROFILED), 0.0
         estimate.spread += WEIGHT * (unsure - estimate.spread)
         estimate.ratio = before + weight * off
         if estimate.profiled:

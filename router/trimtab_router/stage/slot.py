@@ -127,7 +127,7 @@ class Slot:
 
         A batch, and a prompt of which nothing is known, count as one token.
         """
-        return self.inflight + sum(self.reading.values()) - len(self.reading)
+        return self.inflight + (sum(self.reading.values()) - len(self.reading) if self.reading else 0)
 
     def offer(self, variants: frozenset[str]) -> None:
         """Serve these from now on. Whoever calls tells the desk to look around."""
@@ -138,15 +138,14 @@ class Slot:
     def take(self, parcel: Parcel, use: int) -> None:
         """Hold one more batch; `use` counts the stage's batches."""
         if self.places:
-            pass
+            if (tokens := parcel.tokens) > 1.0:
+                self.reading[parcel] = tokens
         elif parcel.found_idle:
             self.computing = parcel
         else:
             self.ahead = parcel
         if parcel.early:
             self.waiting.add(parcel)
-        if parcel.tokens > 1.0:
-            self.reading[parcel] = parcel.tokens
         self.inflight += 1
         self.last_used, self.point = use, parcel.point.name
         self.takes_ahead = False
@@ -175,10 +174,10 @@ class Slot:
         follower, self.ahead = self.ahead, None
         self.inflight -= 1
         self.waiting.discard(parcel)
-        self.reading.pop(parcel, None)
         self.takes_ahead = False
         self._settle()
         if self.places:
+            self.reading.pop(parcel, None)
             return None
         self.completed_at = now
         if self.computing is not parcel:

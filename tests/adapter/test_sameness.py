@@ -81,6 +81,7 @@ async def _served(scenario):
     carriers = carriers_of(scenario, clock, lambda replica: fleet.ended(replica))  # noqa: PLW0108 - there is none yet
     departures = note_departures(carriers)
     router = Router(pipeline, scenario.plan, policy=scenario.policy, clock=clock, carriers=carriers)
+    _until_prepared(router)
     for name, carrier in carriers.items():
         carrier.desk = router._desks[name]
         carrier.desk._door._suspects = carrier.desk._returns._suspects = None  # all rows of a fan-out look alike here
@@ -95,11 +96,17 @@ async def _served(scenario):
         )
     for at, plan in scenario.changes:
         clock.at(at, partial(router.apply_plan, plan))
+        clock.at(at, partial(_until_prepared, router))
         clock.at(at, partial(fleet.follow, plan))
     for failure in conditions.failures:
         clock.at(failure.at_seconds, partial(fleet.lose_one, failure.stage))
     await clock.run(scenario.duration_seconds + 2.0 * pipeline.spec.slo.latency_seconds + GRACE_SECONDS)
     return departures, ends
+
+
+def _until_prepared(router):
+    """Wait for the thread that writes what decisions look up: how long that takes is no part of a simulation."""
+    router._preparing.submit(int).result()
 
 
 _running: set[asyncio.Task[None]] = set()

@@ -34,7 +34,10 @@ LEAST_LARGE_UNDER_WAY = 32
 They have places of their own, so that no slow upload takes a small one's.
 """
 LARGE_HELD_BYTES = 2 * CONNECTION_BUFFER_BYTES
-"""What one of them holds here while the router reads nothing: as much as its two connections may."""
+"""What one of them holds here while the router reads nothing: as much as its two connections may.
+
+Each may have one read more than that, 128 KiB, where Envoy finds as much waiting.
+"""
 LARGE_HEAP_SHARE = 0.5
 """Of what Envoy may allocate, what large requests may hold: less than from where on it cuts callers."""
 _COUNTED = (

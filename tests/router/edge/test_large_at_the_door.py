@@ -19,6 +19,8 @@ from trimtab_router.edge.bootstrap import LARGE_HELD_BYTES, LEAST_LARGE_UNDER_WA
 from trimtab_router.edge.routes import MOST_HELD_BYTES
 from trimtab_router.edge.sizes import MEBIBYTE
 
+READ_BYTES = 128 * 1024
+"""What Envoy takes from a socket at a time, full as its buffer may be by then."""
 STAGE = {
     "name": "stage-0",
     "inputs": [{"name": "x", "from": "request.inputs.x"}],
@@ -114,4 +116,5 @@ async def test_what_one_holds_at_the_door_is_bounded_while_the_router_reads_noth
             writer.transport.abort()
         reads.set()
 
-        assert seen[-1] - seen[0] < 1.25 * LEAST_LARGE_UNDER_WAY * LARGE_HELD_BYTES
+        most_held = LARGE_HELD_BYTES + 2 * READ_BYTES
+        assert seen[-1] - seen[0] < LEAST_LARGE_UNDER_WAY * most_held

@@ -9,7 +9,7 @@ from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.load import LoadError
 from trimtab_loadtester.payloads import require_chats
 from trimtab_pipelines.documents import load_edge
-from trimtab_pipelines.samples import LMM_DIGITS, PAYLOADS_ANNOTATION, payloads_of
+from trimtab_pipelines.samples import LMM_DIGITS, PAYLOADS_ANNOTATION, kind_of, payloads_of
 from trimtab_pipelines.spec import InferencePipeline
 
 
@@ -58,7 +58,7 @@ def wire_of(pipeline: InferencePipeline, samples: str | None) -> WireName:
     """
     if pipeline.spec.chats is None:
         return "REST"
-    if samples is None and payloads_of(pipeline).partition(":")[0] != LMM_DIGITS:
+    if samples is None and kind_of(payloads_of(pipeline)) != LMM_DIGITS:
         raise LoadError(
             f"{pipeline.name} answers chats, and its annotation {PAYLOADS_ANNOTATION} names none to send: write "
             f"{LMM_DIGITS} there, or give --samples with `messages` and `images`"

@@ -118,7 +118,7 @@ def require_chats(pipeline: InferencePipeline, load: str, given: str | None) -> 
     `given` is where samples are that the user wants to send.
     """
     named = samples.payloads_of(pipeline)
-    if given is not None or named.partition(":")[0] != samples.LMM_DIGITS:
+    if given is not None or samples.kind_of(named) != samples.LMM_DIGITS:
         instead = f"--samples {given}" if given is not None else f"{pipeline.name}, whose payloads are {named}"
         raise LoadError(
             f"load {load!r} says how many images each chat shows, and sends those of {samples.LMM_DIGITS}; "
@@ -131,9 +131,9 @@ def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
     kind = samples.payloads_of(pipeline)
     if kind == "digits":
         return DigitPayloads(seed)
-    if kind.partition(":")[0] == samples.DIGITS_AV:
+    if samples.kind_of(kind) == samples.DIGITS_AV:
         return DigitsAvPayloads(seed, JobOptions.parse(kind.partition(":")[2]))
-    if kind.partition(":")[0] == samples.LMM_DIGITS:
+    if samples.kind_of(kind) == samples.LMM_DIGITS:
         return ChatPayloads(seed, kind.partition(":")[2])
     any_size = samples.default_dimension(pipeline)
     if kind == "random":

@@ -40,10 +40,15 @@ def payloads_of(pipeline: InferencePipeline) -> str:
         ValueError: it says something else.
     """
     kind = pipeline.metadata.annotations.get(PAYLOADS_ANNOTATION, "random")
-    if kind.partition(":")[0] not in {"digits", "random", DIGITS_AV, LMM_DIGITS} and "=" not in kind:
+    if kind_of(kind) not in {"digits", "random", DIGITS_AV, LMM_DIGITS} and "=" not in kind:
         known = f"digits, {DIGITS_AV}, {LMM_DIGITS}, random, TENSOR=LAW"
         raise ValueError(f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is not known; there are: {known}")
     return kind
+
+
+def kind_of(payloads: str) -> str:
+    """What is said before the options, if there are any."""
+    return payloads.partition(":")[0]
 
 
 def default_dimension(pipeline: InferencePipeline) -> int:

@@ -327,8 +327,7 @@ class Router:
     def _prepare(self, desk: Desk) -> None:
         """Have a thread work out what decisions by the new plan will look up; they wait for nothing."""
         if self._policy.prepare is not None and not self.draining:
-            variant = desk.plan.variant
-            outlook = desk.outlook
+            outlook, variant = desk.outlook, desk.plan.variant
             self._preparing.submit(self._policy.prepare(outlook.points(variant), outlook.most_rows(variant)))
 
     def _bounds(self) -> Bounds | None:

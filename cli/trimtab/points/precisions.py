@@ -6,13 +6,15 @@ from typing import Literal
 
 from trimtab_pipelines.operating_point import Precision
 
-_HELPFUL: Mapping[Precision, Mapping[str, str]] = {
-    "BF16": {"avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX-BF16", "bf16": "BF16"},
-    "FP16": {"avx512_fp16": "AVX512-FP16", "amx_fp16": "AMX-FP16", "asimdhp": "ASIMDHP"},
-    "INT8": {"avx512_vnni": "AVX512-VNNI", "avx_vnni": "AVX-VNNI", "amx_int8": "AMX-INT8", "i8mm": "I8MM"},
+_Helpful = Mapping[Precision, Mapping[str, str]]
+"""Instructions that multiply in a precision, as Linux calls them and as their makers do."""
+_X86: _Helpful = {
+    "BF16": {"avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX-BF16"},
+    "FP16": {"avx512_fp16": "AVX512-FP16", "amx_fp16": "AMX-FP16"},
+    "INT8": {"avx512_vnni": "AVX512-VNNI", "avx_vnni": "AVX-VNNI", "amx_int8": "AMX-INT8"},
 }
-"""Instructions that multiply in a precision, as Linux calls them and as their makers do: of x86-64, then of Arm."""
-_OF_ARM = frozenset({"asimd"})
+_ARM: _Helpful = {"BF16": {"bf16": "BF16"}, "FP16": {"asimdhp": "ASIMDHP"}, "INT8": {"i8mm": "I8MM"}}
+_OF_EVERY_ARM = "asimd"
 
 
 Gpu = Literal["None", "Here", "Elsewhere"]
@@ -33,8 +35,8 @@ class Machine:
 
     def helpful(self, precision: Precision) -> str:
         """The processor's instructions that multiply in a precision, by their makers' names; empty for none."""
-        found = [name for flag, name in _HELPFUL.get(precision, {}).items() if flag in self.instructions]
-        return " and ".join(found)
+        known = {**_X86.get(precision, {}), **_ARM.get(precision, {})}
+        return " and ".join(name for flag, name in known.items() if flag in self.instructions)
 
 
 def worth_trying(machine: Machine) -> list[Precision]:
@@ -68,6 +70,5 @@ def saves_nothing(precision: Precision, ratio: float, machine: Machine) -> str:
 def _lacking(precision: Precision, machine: Machine) -> str:
     if not machine.instructions:
         return "nobody tells what this processor multiplies in"
-    arm = bool(_OF_ARM & machine.instructions)
-    names = [name for flag, name in _HELPFUL[precision].items() if (flag in {"bf16", "asimdhp", "i8mm"}) == arm]
-    return f"no {' or '.join(names)} here"
+    maker = _ARM if _OF_EVERY_ARM in machine.instructions else _X86
+    return f"no {' or '.join(maker[precision].values())} here"

@@ -82,6 +82,7 @@ def command(
     first = Bench(document, home, [FULL])
     machine, uncompiled = Machine(first.gpu, instructions()), why_none(first)
     points = forms(*first.layers, list(RULES), worth_trying(machine))
+    del first  # its model would stay in memory beside the one that is tried
     source = LabelledPayloads(document, samples, seed, labels="Optional")
     count = min(most or len(source), len(source))
     batches = sorted({1, *(size for size in stage.batch_sizes if size <= min(LARGEST_BATCH, count))})

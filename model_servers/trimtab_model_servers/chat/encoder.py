@@ -191,12 +191,10 @@ class HostedEncoder:
 
     async def _encoded(self, shown: _Shown, of_chat: int) -> Held:
         try:
-            rows = await self.encoding.encode(shown.file, shown.header, shown.tenant, of_chat)
+            encoded = await self.encoding.encode(shown.file, shown.header, shown.tenant, of_chat)
         except images.BadImage as bad:
             raise bad.of_chat(shown.number) from bad
-        seeing = self.encoding.seeing
-        count = seeing.rule.count(shown.header.width_px, shown.header.height_px, images=of_chat)
-        return self._held(Encoded(rows, seeing.rows(count).columns), shown.header.digest)
+        return self._held(encoded, shown.header.digest)
 
     def _held(self, encoded: Encoded, file_digest: str) -> Held:
         content = content_of(self.encoding.seeing.name, file_digest, len(encoded.rows))

@@ -82,7 +82,7 @@ class EmbeddingCache:
 class _Flight:
     """An image on its way, and how many wait for it."""
 
-    task: "asyncio.Task[Tensor]"
+    task: "asyncio.Task[Encoded]"
     waiting: int = 0
 
 
@@ -121,14 +121,14 @@ class Encoding:
         self.counts.hits += held is not None
         return held
 
-    async def encode(self, file: bytes, header: Header, tenant: str, images: int = 1) -> Tensor:
-        """Return the embeddings of an image of a chat of ``images``, [rows, width] FP32.
+    async def encode(self, file: bytes, header: Header, tenant: str, images: int = 1) -> Encoded:
+        """Return what is made of an image of a chat of ``images``, its embeddings in FP32.
 
         Raises:
             RefusalError: the file cannot be decoded, or the encoder failed.
         """
         key = _key(header, tenant, images)
-        held = self.at_hand(header, tenant, images)
+        held = self.cached(header.digest, tenant, alone=images == 1)
         if held is not None:
             return held
         flight = self._flights.get(key)
@@ -146,7 +146,7 @@ class Encoding:
                 self._flights.pop(key, None)
                 flight.task.cancel()
 
-    async def _fly(self, key: Key, file: bytes, header: Header, images: int) -> Tensor:
+    async def _fly(self, key: Key, file: bytes, header: Header, images: int) -> Encoded:
         count = self.seeing.rule.count(header.width_px, header.height_px, images=images)
         tokens = count.encoded
         self.counts.pending_tokens += tokens
@@ -157,9 +157,9 @@ class Encoding:
             self._opened.append((pixels, done))
             if self._pump is None:
                 self._pump = asyncio.create_task(self._encode_all())
-            rows = await done
-            self._cache.put(key, Encoded(rows, self.seeing.rows(count).columns))
-            return rows
+            encoded = Encoded(await done, self.seeing.rows(count).columns)
+            self._cache.put(key, encoded)
+            return encoded
         finally:
             self.counts.pending_tokens -= tokens
             own = self._flights.get(key)

@@ -153,7 +153,7 @@ def _encoded_here(
 
     async def encoded(number: int) -> tuple[Tensor]:
         try:
-            return (await encoding.encode(files[number], headers[number], tenant, len(files)),)
+            return ((await encoding.encode(files[number], headers[number], tenant, len(files))).rows,)
         except images.BadImage as bad:
             raise bad.of_chat(number) from bad
 

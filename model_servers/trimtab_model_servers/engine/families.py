@@ -1,7 +1,6 @@
 """The two ways a model takes images in, over transformers' own classes and their public parts only.
 
-``DecoderOnly``: an image's tokens stand in the prompt (LLaVA, LLaVA-OneVision, InternVL, SmolVLM
-and models of text alone).
+``DecoderOnly``: an image's tokens stand in the prompt (LLaVA, LLaVA-OneVision, InternVL, SmolVLM and models of text).
 ``AcrossAttention``: some layers attend to an image's tokens apart from the prompt (Mllama).
 """
 

@@ -2,10 +2,9 @@
 
 A point that reads an input which says nothing is no better than the one that reads the rest, and a little worse since
 noise misleads it. So an input explains a fall where a good part of what it was worth was lost, and hardly more than all
-of it. What all falls have in
-common is to blame, unless a point that reads it was seen since to be as good as ever. Where several inputs may be it,
-each point is believed to be as good as the kindest of these explanations has it: whichever is used is then seen, and
-tells them apart.
+of it. What all falls have in common is to blame, unless a point that reads it was seen since to be as good as ever.
+Where several inputs may be it, each point is believed to be as good as the kindest of these explanations has it:
+whichever is used is then seen, and tells them apart.
 """
 
 from collections.abc import Collection, Iterator, Sequence

@@ -77,7 +77,10 @@ async def hold(eye: Eye, encoding: Encoding, file: bytes) -> "asyncio.Task[Tenso
 
 
 def show(encoding: Encoding, file: bytes, tenant: str = "") -> "asyncio.Task[Tensor]":
-    return asyncio.create_task(encoding.encode(file, Header(1, 1, str(file)), tenant))
+    async def rows() -> Tensor:
+        return (await encoding.encode(file, Header(1, 1, str(file)), tenant)).rows
+
+    return asyncio.create_task(rows())
 
 
 async def test_many_who_show_the_same_image_have_it_encoded_once(eye: Eye, encoding: Encoding):

@@ -96,22 +96,32 @@ def wilson_interval(right: float, n: float) -> tuple[float, float]:
     return min(low, share), max(high, share)  # rounding may put an end a hair beyond the share
 
 
-def measured(right: int, n: int, certainties: Iterable[float] = (), samples_digest: str | None = None) -> Accuracy:
-    """What was measured on so many held-out samples, with Wilson's interval.
+def measured(
+    right: int,
+    n: int,
+    certainties: Iterable[float] = (),
+    samples_digest: str | None = None,
+    source: AccuracySource = "Measured",
+) -> Accuracy:
+    """What was measured on so many held-out samples, with Wilson's interval, rounded outwards.
 
     Args:
         right: how many were answered rightly.
         n: how many there were.
         certainties: of each, where the model tells them.
         samples_digest: of the samples.
+        source: what rightly means.
+
+    Raises:
+        ValueError: `n` is not positive.
     """
     low, high = wilson_interval(right, n)
     return Accuracy(
         value=round(right / n, 4),
-        source="Measured",
+        source=source,
         samples=n,
-        low=round(low, 4),
-        high=round(high, 4),
+        low=math.floor(1e4 * low) / 1e4,
+        high=min(1.0, math.ceil(1e4 * high) / 1e4),
         samples_digest=samples_digest,
         mean_certainty=mean_certainty(certainties),
     )

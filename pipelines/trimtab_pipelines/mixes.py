@@ -1,6 +1,7 @@
 """The best mixes of ways to serve a row: as much accuracy as its seconds can buy. Pure."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def best_mixes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -13,6 +14,15 @@ def best_mixes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
             hull.pop()
         hull.append((seconds, accuracy))
     return hull
+
+
+def mixed_value(points: Sequence[tuple[float, float]], seconds: float) -> float:
+    """The accuracy of the best mix that takes so many seconds a row at most, rows that are not served among them."""
+    curve = best_mixes(points)
+    for (left, low), (right, high) in pairwise(curve):
+        if seconds < right:
+            return low + (high - low) * (max(seconds, 0.0) - left) / (right - left)
+    return curve[-1][1]
 
 
 def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:

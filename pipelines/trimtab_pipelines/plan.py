@@ -168,7 +168,10 @@ class ForecastRecord(Model):
 class Expectation(Model):
     """What the whole plan is expected to give."""
 
-    accuracy: Fraction = Field(description="Product of the stages' accuracies, whatever the objective's metric")
+    accuracy: Fraction = Field(
+        description="Of answers under the planned load: product over the stages, whatever the objective's metric; where "
+        "the router mixes operating points, of the best mix that its replicas have seconds for"
+    )
     latency_seconds: float = Field(ge=0, description="Worst path through the stages")
     cores: float = Field(ge=0)
     gpus: int = Field(default=0, ge=0)

@@ -1,10 +1,10 @@
 """What should run: pipeline + profiles + forecast + what was measured + the plan before → the next plan. Pure."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimtab_adapter.planning.corrected import Joined, Watched, corrected, drifts, with_joined
+from trimtab_adapter.planning.expected import expectation
 from trimtab_adapter.planning.explain import basis_words, explain, line
 from trimtab_adapter.planning.hysteresis import planning_load, why_more
 from trimtab_adapter.planning.least_bad import Answer, answer
@@ -13,7 +13,7 @@ from trimtab_adapter.planning.points import allowed_points
 from trimtab_adapter.planning.stretch import stretch
 from trimtab_adapter.solvers.limits import limited
 from trimtab_adapter.solvers.program import Option, Program
-from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan
+from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
@@ -124,7 +124,7 @@ def plan_of(
         planned_fraction=found.fraction,
         stages=stages,
         forecast=forecast,
-        expected=_expectation(found.program, choice),
+        expected=expectation(question, found.program, choice, stages),
         explanation=explain(found, stages, current, cause).model_copy(
             update={
                 "accuracy_basis": basis_words(question.spec, stages),
@@ -186,13 +186,3 @@ def planned(question: Question, program: Program, choice: Sequence[Option]) -> t
     running = [(stage.name, option, question.running(stage.name)) for stage, option in named]
     moving = {name for name, option, before in running if before is None or line(before) != line(option)}
     return stretch(program, choice, moving)
-
-
-def _expectation(program: Program, choice: Sequence[Option]) -> Expectation:
-    return Expectation(
-        accuracy=math.prod(option.accuracy for option in choice),
-        latency_seconds=program.latency_seconds(choice),
-        cores=sum(option.cores for option in choice),
-        gpus=sum(option.gpus for option in choice),
-        objective=program.objective(choice) + sum(option.penalty for option in choice),
-    )

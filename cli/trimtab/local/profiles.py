@@ -4,6 +4,8 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 from trimtab_pipelines.documents import DocumentError, load_profiles
@@ -96,8 +98,17 @@ def _folder(pipeline_file: Path) -> Path:
 
 
 def _cached(pipeline_file: Path) -> Path:
-    """Name a folder by the pipeline as written and the machine."""
+    """Name a folder by the pipeline as written, the machine, and what computes: other versions take other times."""
     path = pipeline_file.resolve()
     written = (path / "pipeline.yaml" if path.is_dir() else path).read_bytes()
     machine = this_machine().model_dump_json().encode()
-    return cache_folder() / "profiles" / hashlib.sha256(written + machine).hexdigest()[:16]
+    versions = "".join(f"{package} {_version(package)}\n" for package in ("trimtab", "torch")).encode()
+    return cache_folder() / "profiles" / hashlib.sha256(written + machine + versions).hexdigest()[:16]
+
+
+def _version(package: str) -> str:
+    """Its version, or nothing: who brings containers of model servers need not have torch here."""
+    try:
+        return version_of(package)
+    except PackageNotFoundError:
+        return ""

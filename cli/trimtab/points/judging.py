@@ -13,7 +13,7 @@ from trimtab.points.bench import Bench
 from trimtab.points.budget import Budget
 from trimtab_loadtester.labelled import LabelledPayloads
 from trimtab_loadtester.payload import Score
-from trimtab_pipelines.evidence import Accuracy, mean_certainty, wilson_interval
+from trimtab_pipelines.evidence import Accuracy, AccuracySource, mean_certainty, measured
 from trimtab_pipelines.operating_point import OperatingPoint
 
 
@@ -82,13 +82,8 @@ class Judge:
     def _accuracy(self, seen: Sequence[_Sample], tasks: Sequence[str] = (), *, exact: bool) -> Accuracy:
         """Of some samples; their tasks are those that are told apart."""
         good, total = sum(one.score.correct for one in seen), sum(one.score.total for one in seen)
-        low, high = (1.0, 1.0) if exact else wilson_interval(good, total)
-        return Accuracy(
-            value=round(good / total, 4),
-            source="Measured" if self._samples.labelled else "Agreement",
-            samples=len(seen),
-            low=math.floor(1e4 * low) / 1e4,
-            high=min(1.0, math.ceil(1e4 * high) / 1e4),
-            samples_digest=self._digest,
-            mean_certainty=mean_certainty([one.certainty for one in seen], tasks),
-        )
+        source: AccuracySource = "Measured" if self._samples.labelled else "Agreement"
+        found = measured(good, total, samples_digest=self._digest, source=source)
+        certainty = mean_certainty([one.certainty for one in seen], tasks)
+        ends = {"low": 1.0, "high": 1.0} if exact else {}
+        return found.model_copy(update={"samples": len(seen), "mean_certainty": certainty, **ends})

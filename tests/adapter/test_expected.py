@@ -1,0 +1,59 @@
+"""What a plan expects of its answers: the accuracy of the mix that the router comes to, not of the planned point."""
+
+import pytest
+
+from tests.adapter.test_allowed_points import SECONDS, planned
+from tests.adapter.test_escalation import POINTS, STAGE
+from trimtab_adapter.planning.latency import sustained_load_rps
+from trimtab_pipelines.mixes import mixed_value
+from trimtab_pipelines.time_price import BUSY_SHARE
+
+ONE_CORE = {"objective": {"goal": "MaxAccuracy"}, "budget": {"cores": "1"}}
+
+
+def expecting(load_rps, **spec):
+    """The plan of one core whose cheap point may look again at its least certain quarter."""
+    asked = {"departurePolicy": "ModalityMix"} | ONE_CORE | spec
+    return planned(load_rps, points=POINTS, stage=STAGE, **asked)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "accuracy"), [(-1.0, 0.0), (0.0, 0.0), (0.5, 0.3), (1.0, 0.6), (2.0, 0.7), (3.0, 0.8), (9.0, 0.8)]
+)
+def test_a_mix_is_as_accurate_as_the_line_between_the_ways_it_mixes(seconds, accuracy):
+    assert mixed_value([(1.0, 0.6), (3.0, 0.8), (2.5, 0.62)], seconds) == pytest.approx(accuracy)
+
+
+def test_where_seconds_are_left_answers_are_better_than_the_planned_point():
+    """One core: 67 rows a second at the best point, 160 with a quarter seen again, 400 at the cheap one."""
+    expected = [expecting(load).expected.accuracy for load in (5.0, 20.0, 60.0, 100.0, 150.0, 250.0)]
+    chosen = [expecting(load).stages[0].expected_accuracy for load in (5.0, 20.0, 60.0, 100.0, 150.0, 250.0)]
+
+    assert expected[0] == expected[1] == 0.9, "both can have the best point"
+    assert sorted(expected, reverse=True) == expected, "more load leaves less"
+    assert all(mix >= point for mix, point in zip(expected, chosen, strict=True))
+    assert chosen[-1] < expected[-1] < 0.89, "half the rows are left seconds for a second look"
+
+
+def test_it_is_the_best_mix_of_what_keeps_coming():
+    plan = expecting(250.0)
+    rows_rps = sustained_load_rps(1.1 * 250.0, 20.0)
+    half, full = (constant / 8 + linear for constant, linear in (SECONDS["half"], SECONDS["full"]))
+    seconds = BUSY_SHARE * plan.stages[0].replicas / rows_rps
+
+    assert plan.stages[0].batch_size == 8
+    assert plan.expected.accuracy == pytest.approx(0.8 + (0.89 - 0.8) * (seconds - half) / (0.25 * full), abs=0.01)
+
+
+@pytest.mark.parametrize("policy", ["UrgentFirst", "Mosel", "SlackFit"])
+def test_policies_that_do_not_mix_are_expected_to_keep_to_the_planned_point(policy):
+    plan = expecting(250.0, departurePolicy=policy)
+
+    assert plan.expected.accuracy == plan.stages[0].expected_accuracy == 0.8
+
+
+def test_a_point_that_answers_nobody_within_the_slo_is_expected_of_nobody():
+    plan = expecting(5.0, slo={"latency": "30ms"})
+
+    assert plan.stages[0].operating_point == "half"
+    assert plan.expected.accuracy == 0.8

@@ -1,0 +1,38 @@
+"""Profiles measured on this machine are kept, and used as long as what computes is the same."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.builders import a_point_profile, a_profile
+from tests.cli.pipelines import write_echo_pipeline
+from trimtab.local import profiles
+from trimtab.local.profiles import existing
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_profiler.hardware import this_machine
+
+
+@pytest.mark.parametrize("package", ["trimtab", "torch"])
+def test_what_was_measured_here_before_is_not_used_under_another_version(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(profiles.CACHE_VARIABLE, str(tmp_path / "cache"))
+    path = write_echo_pipeline(tmp_path)
+    pipeline = load_pipeline(path)
+
+    async def at_once(*_: object) -> dict[str, ModelProfile]:
+        of = {"pipeline": pipeline.name, "hardware": this_machine()}
+        points = [a_point_profile(name, 0.01, 0.002) for name in ("fast", "slow")]
+        found = {stage.name: a_profile(stage.name, points) for stage in pipeline.spec.stages}
+        return {name: one.model_copy(update={"spec": one.spec.model_copy(update=of)}) for name, one in found.items()}
+
+    monkeypatch.setattr(profiles, "profile", at_once)
+    assert existing(path, pipeline, None) is None
+    chosen = asyncio.run(profiles.measured(path, pipeline, lambda *_: None))
+    assert existing(path, pipeline, None) == profiles.ProfileChoice(chosen.path, "measured here before")
+
+    now = profiles.version_of
+    monkeypatch.setattr(profiles, "version_of", lambda name: now(name) + ("+1" if name == package else ""))
+    assert existing(path, pipeline, None) is None

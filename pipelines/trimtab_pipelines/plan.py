@@ -169,8 +169,8 @@ class Expectation(Model):
     """What the whole plan is expected to give."""
 
     accuracy: Fraction = Field(
-        description="Of answers under the planned load: product over the stages, whatever the objective's metric; where "
-        "the router mixes operating points, of the best mix that its replicas have seconds for"
+        description="Of answers under the planned load: product over the stages, whatever the objective's metric; "
+        "where the router mixes operating points, of the best mix that its replicas have seconds for"
     )
     latency_seconds: float = Field(ge=0, description="Worst path through the stages")
     cores: float = Field(ge=0)

@@ -89,10 +89,10 @@ class Bench:
         known_rps = self.known.get(method)
         return (await self.search(method)).jobs_rps if known_rps is None else known_rps
 
-    async def search(self, method: str) -> Run:
-        """Find the most a method carries, and remember it."""
+    async def search(self, method: str, floor: float | None = None) -> Run:
+        """Find the most a method carries, and remember it; where another floor is asked for, only find it."""
         async with self.serving(method) as served:
-            jobs = self.jobs()
+            jobs = self.jobs() if floor is None else self.jobs(floor=floor)
 
             async def offer(jobs_rps: float) -> Run:
                 run = await served.offer(jobs, jobs_rps, self.seconds)
@@ -100,10 +100,12 @@ class Bench:
                 return run
 
             run = await most_carried(offer, self.first_rps(FIRST[method]))
-        self.known.keep(method, run.jobs_rps)
+        if floor is None:
+            self.known.keep(method, run.jobs_rps)
         return run
 
 
+EQUAL = f"{OURS}, as accurate as {ONCE}"
 FIRST: Mapping[str, Mapping[str, float]] = {
     NONE: {"all": 1.1},
     ONCE: {"audio-text": 1.1, "all": 0.33},
@@ -113,8 +115,13 @@ FIRST: Mapping[str, Mapping[str, float]] = {
 
 
 async def carried(bench: Bench) -> Found:
-    """The most each method carries with one violation in a hundred."""
+    """The most each method carries with one violation in a hundred.
+
+    A mix without second looks is often more accurate than it was asked to be, since it cannot be divided as finely. So
+    ours is asked for what that mix was measured to have, too: only then is what both carry of equal accuracy.
+    """
     runs = {method: await bench.search(method) for method in (NONE, ONCE, OURS)}
+    runs[EQUAL] = await bench.search(OURS, floor=round(runs[ONCE].accuracy(POOL)[0], 3))
     figures: dict[str, float | int | str | None] = {}
     for method, run in runs.items():
         accuracy, low, high = run.accuracy(POOL)
@@ -125,12 +132,12 @@ async def carried(bench: Bench) -> Found:
             f"{method}: accuracy, 95 %": f"{low:.4f}–{high:.4f}",
             f"{method}: jobs": run.jobs,
         }
-    ours, once, none = (runs[method].answered_rows_rps for method in (OURS, ONCE, NONE))
-    closeness = runs[OURS].accuracy(POOL)[0] - runs[ONCE].accuracy(POOL)[0]
+    ours, equal, once, none = (runs[method].answered_rows_rps for method in (OURS, EQUAL, ONCE, NONE))
+    closeness = runs[EQUAL].accuracy(POOL)[0] - runs[ONCE].accuracy(POOL)[0]
     bars = [
         bar("throughput at one violation in a hundred: ours over all senses for everybody", ours / none, ">=", 3.0),
-        bar("the same: ours over the best mix without a second look", ours / once, ">=", 1.5),
-        bar("and how much more accurate than that mix our answers are", closeness, ">=", -POINT),
+        bar("the same: ours, as accurate, over the best mix without a second look", equal / once, ">=", 1.5),
+        bar("and how much more accurate than that mix these answers are", closeness, ">=", -POINT),
     ]
     return Found(figures, bars)
 

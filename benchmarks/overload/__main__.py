@@ -157,6 +157,7 @@ async def _measure(
                     with watching(load.pid, target.fronts) as core:
                         tally = await asyncio.to_thread(load.offer, case, port, factor * before_rps, seconds)
                     after_rps = await asyncio.to_thread(load.maximum_now, case, port, before_rps)
+                    after_rps = after_rps or before_rps  # a flood that is still worked off says nothing of the machine
                     maximum_rps, before_rps = (before_rps + after_rps) / 2, after_rps
                     found = Found(f"{key}_{factor:g}x", maximum_rps, tally, core.others_share, core.shares)
                     figures |= found.figures()

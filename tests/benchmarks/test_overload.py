@@ -1,23 +1,27 @@
 """The generator of benchmarks.overload keeps to its schedule, and accounts for every request from when it was due."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
+from typing import cast
 
 import grpc
 import psutil
 import pytest
 from aiohttp import web
 
-from benchmarks.overload.__main__ import Found
+from benchmarks.overload.__main__ import Figures, Found, Phase, _measure
 from benchmarks.overload.board import CUT, GAVE_UP, GRPC, OK, Board, Tally, tally
 from benchmarks.overload.core import watching
+from benchmarks.overload.driving import Case, Generator
 from benchmarks.overload.generator import Order, Speech, offer
+from benchmarks.overload.targets import Target
 from trimtab_protocol.grpc_messages import method_path
 
 SECONDS, RATE_RPS, PATIENT_SECONDS = 1.0, 300.0, 20.0
@@ -182,3 +186,36 @@ def test_what_each_process_took_is_told():
         idle.communicate(b"\n")
         busy.wait()
     assert watched.shares["door"] > watched.shares["generator"]
+
+
+class Drowned:
+    """A target that a flood stops for good: nothing is answered in time afterwards."""
+
+    pid = os.getpid()
+
+    def __init__(self) -> None:
+        self.offered_rps: list[float] = []
+
+    def maximum(self, *_: object) -> Tally:
+        return Tally(100.0, 100.0, 1.0, 1.0, 1.0, {})
+
+    def maximum_now(self, *_: object) -> float:
+        return 0.0
+
+    def offer(self, _case: object, _port: int, rate_rps: float, _seconds: float) -> Tally:
+        self.offered_rps.append(rate_rps)
+        return Tally(rate_rps, 1.0, 1.0, 1.0, 1.0, {})
+
+
+async def test_who_does_not_come_back_is_flooded_by_what_he_could_do_before() -> None:
+    @asynccontextmanager
+    async def target(*_: object, **__: object) -> AsyncIterator[Target]:
+        yield Target({"grpc": 1})
+
+    figures: Figures = {}
+    drowned = Drowned()
+    phase = Phase("drowned", "drowned", target, 1, (Case("grpc", "grpc", 1),))
+    await _measure(phase, cast("Generator", drowned), (3.0, 10.0), 1.0, figures, [])
+
+    assert drowned.offered_rps == [300.0, 1000.0]
+    assert figures["drowned_grpc_1_10x_kept"] == 0.01

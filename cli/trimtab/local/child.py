@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trimtab_pipelines.edge import Identity
 from trimtab_pipelines.processes.leash import die_with_parent
+from trimtab_pipelines.processes.turns import LONG_SECONDS, take_turns_of
 from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
 
 CANNOT_SERVE = 1
@@ -54,6 +55,7 @@ def serve(folder: str, log: str, ready: Connection, identity: Identity | None, n
 def _give_way(niceness: int) -> None:
     """Let others have the processors first; its session says so too, where the kernel shares them out by sessions."""
     os.nice(niceness)
+    take_turns_of(LONG_SECONDS)  # whoever wakes for a moment need not wait for the end of a short one
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(niceness), encoding="ascii")
 

@@ -1,0 +1,44 @@
+"""A process takes turns as long as it asks for, gives what it starts the same, and keeps how nice it is."""
+
+import multiprocessing
+import os
+import threading
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from tests.turns import turn_seconds
+from trimtab_pipelines.processes import turns
+from trimtab_pipelines.processes.turns import LONG_SECONDS, SHORT_SECONDS, take_turns_of
+
+
+def elsewhere(seconds: float, niceness: int) -> tuple[bool, int, list[int]]:
+    """Ask in a process of its own; return how nice it is then, and the turns of it and of a thread in nanoseconds."""
+    os.nice(niceness)
+    asked = take_turns_of(seconds)
+    seen = [turn_seconds(0)]
+    thread = threading.Thread(target=lambda: seen.append(turn_seconds(0)))
+    thread.start()
+    thread.join()
+    return asked, os.getpriority(os.PRIO_PROCESS, 0), [round(1e9 * one) for one in seen]
+
+
+@pytest.mark.parametrize(("seconds", "niceness"), [(SHORT_SECONDS, 0), (LONG_SECONDS, 5)])
+def test_turns_are_as_long_as_asked_for_here_and_in_threads(seconds: float, niceness: int) -> None:
+    turn_seconds(0)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        asked, nice, told = pool.submit(elsewhere, seconds, niceness).result()
+
+    assert asked
+    assert nice == niceness + os.getpriority(os.PRIO_PROCESS, 0)
+    assert told == [round(1e9 * seconds)] * 2
+
+
+def test_nobody_is_asked_where_nothing_is_known_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns.platform, "machine", lambda: "pdp11")
+    assert not take_turns_of(SHORT_SECONDS)
+
+
+def test_who_has_a_class_of_its_own_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns.os, "sched_getscheduler", lambda _: os.SCHED_IDLE)
+    assert not take_turns_of(SHORT_SECONDS)

@@ -1,6 +1,7 @@
 """Profiles measured on this machine are kept, and used as long as what computes is the same."""
 
 import asyncio
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,6 @@ def test_what_was_measured_here_before_is_not_used_under_another_version(
     chosen = asyncio.run(profiles.measured(path, pipeline, lambda *_: None))
     assert existing(path, pipeline, None) == profiles.ProfileChoice(chosen.path, "measured here before")
 
-    now = profiles.version_of
-    monkeypatch.setattr(profiles, "version_of", lambda name: now(name) + ("+1" if name == package else ""))
+    named = "trimtab.local.profiles.version_of"
+    monkeypatch.setattr(named, lambda name: version(name) + ("+1" if name == package else ""))
     assert existing(path, pipeline, None) is None

@@ -2,13 +2,13 @@
 
 import multiprocessing
 import os
+import platform
 import threading
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
 from tests.turns import turn_seconds
-from trimtab_pipelines.processes import turns
 from trimtab_pipelines.processes.turns import LONG_SECONDS, SHORT_SECONDS, take_turns_of
 
 
@@ -35,10 +35,10 @@ def test_turns_are_as_long_as_asked_for_here_and_in_threads(seconds: float, nice
 
 
 def test_nobody_is_asked_where_nothing_is_known_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns.platform, "machine", lambda: "pdp11")
+    monkeypatch.setattr(platform, "machine", lambda: "pdp11")
     assert not take_turns_of(SHORT_SECONDS)
 
 
 def test_who_has_a_class_of_its_own_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns.os, "sched_getscheduler", lambda _: os.SCHED_IDLE)
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_IDLE)
     assert not take_turns_of(SHORT_SECONDS)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from trimtab_pipelines.documents import DocumentError, load_edge
 from trimtab_pipelines.processes.allocation import keep_freed_memory
-from trimtab_pipelines.processes.turns import SHORT_SECONDS, take_turns_of
 from trimtab_protocol import event_loop
 from trimtab_router.edge.places import Sockets
 from trimtab_router.ingress.admin import AUDIT_LOG
@@ -70,7 +69,6 @@ def main() -> int:
     audit = logging.getLogger(AUDIT_LOG)
     audit.addHandler(logging.StreamHandler(sys.stderr))  # its lines are JSON from their first character on
     audit.propagate = False
-    take_turns_of(SHORT_SECONDS)
     gc.freeze()  # what was imported stays
     gc.set_threshold(*COLLECTED_AFTER)
     keep_freed_memory(LARGEST_KEPT_BYTES, MOST_KEPT_BYTES)

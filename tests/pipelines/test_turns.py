@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from tests.turns import turn_seconds
-from trimtab_pipelines.processes.turns import LONG_SECONDS, SHORT_SECONDS, take_turns_of
+from trimtab_pipelines.processes.turns import LONG_SECONDS, take_turns_of
 
 
 def elsewhere(seconds: float, niceness: int) -> tuple[bool, int, list[int]]:
@@ -23,7 +23,7 @@ def elsewhere(seconds: float, niceness: int) -> tuple[bool, int, list[int]]:
     return asked, os.getpriority(os.PRIO_PROCESS, 0), [round(1e9 * one) for one in seen]
 
 
-@pytest.mark.parametrize(("seconds", "niceness"), [(SHORT_SECONDS, 0), (LONG_SECONDS, 5)])
+@pytest.mark.parametrize(("seconds", "niceness"), [(0.0003, 0), (LONG_SECONDS, 5)])
 def test_turns_are_as_long_as_asked_for_here_and_in_threads(seconds: float, niceness: int) -> None:
     turn_seconds(0)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -36,9 +36,9 @@ def test_turns_are_as_long_as_asked_for_here_and_in_threads(seconds: float, nice
 
 def test_nobody_is_asked_where_nothing_is_known_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
-    assert not take_turns_of(SHORT_SECONDS)
+    assert not take_turns_of(LONG_SECONDS)
 
 
 def test_who_has_a_class_of_its_own_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_IDLE)
-    assert not take_turns_of(SHORT_SECONDS)
+    assert not take_turns_of(LONG_SECONDS)

@@ -1,8 +1,8 @@
 """Shell: how long a process computes at a time where others want the same core.
 
 A process that wakes often and works briefly waits for whoever has the core, up to three milliseconds each time. Linux
-since 6.12 lets a process say how long its turns shall be: who asks for short ones interrupts those who take long ones
-as soon as it wakes, and everybody still gets his share. Elsewhere nothing changes.
+since 6.12 lets a process say how long its turns shall be: who takes long ones is interrupted as soon as another wakes,
+and everybody still gets his share. Elsewhere nothing changes.
 """
 
 import ctypes
@@ -10,8 +10,6 @@ import os
 import platform
 import sys
 
-SHORT_SECONDS = 0.0003
-"""For who passes on what others wait for."""
 LONG_SECONDS = 0.1
 """For who computes for a while, and may be interrupted."""
 _SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}

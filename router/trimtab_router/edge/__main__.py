@@ -8,7 +8,6 @@ from pathlib import Path
 
 from trimtab_pipelines.documents import DocumentError, load_edge, load_pipeline
 from trimtab_pipelines.edge import EdgeSettings
-from trimtab_pipelines.processes.turns import SHORT_SECONDS, take_turns_of
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.edge import configuration
 from trimtab_router.edge.places import Doorstep, Sockets
@@ -29,7 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DocumentError, FileNotFoundError) as error:
         sys.stderr.write(f"trimtab_router.edge: {error}\n")
         return 2
-    take_turns_of(SHORT_SECONDS)
     os.execv(envoy, command(envoy, "--config-path", str(config)))  # noqa: S606 - the program of a locked package
     return 1
 

@@ -25,6 +25,7 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.router_state import STATE_PATH, RouterState
 
 SAMPLE_SECONDS = 0.5
+REACHED_SECONDS = 15.0
 
 
 class NotYetError(Exception):
@@ -188,8 +189,21 @@ async def served(setting: Setting, pipeline: Object, seconds: float) -> AsyncIte
     await setting.apply(pipeline)
     async with watching(setting, name) as watched:
         await watched.ready(seconds)
-        yield watched, time.monotonic() - began
+        ready_seconds = time.monotonic() - began
+        await until(lambda: _reached(watched.address), "the way to its door", REACHED_SECONDS)
+        yield watched, ready_seconds
     await setting.cluster.delete("InferencePipeline", setting.namespace, name)
+
+
+async def _reached(address: str) -> bool | None:
+    """Whether a Service leads to somebody; each node learns of new pods a moment after all else has."""
+    host, port = address.rsplit(":", 1)
+    try:
+        _, writer = await asyncio.open_connection(host, int(port))
+    except OSError:
+        return None
+    writer.close()
+    return True
 
 
 def changes(seen: list[Seen], what: Callable[[Seen], Mapping[str, Any]]) -> int:

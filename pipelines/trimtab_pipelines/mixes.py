@@ -16,13 +16,18 @@ def best_mixes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
     return hull
 
 
-def mixed_value(points: Sequence[tuple[float, float]], seconds: float) -> float:
-    """The accuracy of the best mix that takes so many seconds a row at most, rows that are not served among them."""
+def best_mix(points: Sequence[tuple[float, float]], seconds: float) -> tuple[float, float]:
+    """The best mix that takes so many seconds a row at most, rows that are not served among them.
+
+    Returns:
+        Its accuracy, and how much more a second more would give.
+    """
     curve = best_mixes(points)
-    for (left, low), (right, high) in pairwise(curve):
-        if seconds < right:
-            return low + (high - low) * (max(seconds, 0.0) - left) / (right - left)
-    return curve[-1][1]
+    for left, right in pairwise(curve):
+        if seconds < right[0]:
+            slope = _slope(left, right)
+            return left[1] + slope * (max(seconds, 0.0) - left[0]), slope
+    return curve[-1][1], 0.0
 
 
 def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:

@@ -10,9 +10,8 @@ a second gives fewer right answers, and the seconds there are reach less far.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 
-from trimtab_pipelines.mixes import best_mixes
+from trimtab_pipelines.mixes import best_mix
 from trimtab_pipelines.plan import StagePlan
 
 BUSY_SHARE = 0.85
@@ -29,12 +28,12 @@ def time_price(points: Sequence[tuple[float, float]], rows_rps: float, replicas:
     """
     if rows_rps <= 0:
         return 0.0
-    seconds = BUSY_SHARE * replicas / rows_rps
-    curve = best_mixes(points)
-    for (left, low), (right, high) in pairwise(curve):
-        if seconds < right:
-            return (high - low) / (right - left)
-    return 0.0
+    return best_mix(points, row_seconds(rows_rps, replicas))[1]
+
+
+def row_seconds(rows_rps: float, replicas: int) -> float:
+    """Seconds that replicas have for a row, of so many (more than 0) a second."""
+    return BUSY_SHARE * replicas / rows_rps
 
 
 def priced(stage: StagePlan, rows_rps: float) -> StagePlan:

@@ -5,7 +5,7 @@ import pytest
 from tests.adapter.test_allowed_points import SECONDS, planned
 from tests.adapter.test_escalation import POINTS, STAGE
 from trimtab_adapter.planning.latency import sustained_load_rps
-from trimtab_pipelines.mixes import mixed_value
+from trimtab_pipelines.mixes import best_mix
 from trimtab_pipelines.time_price import BUSY_SHARE
 
 ONE_CORE = {"objective": {"goal": "MaxAccuracy"}, "budget": {"cores": "1"}}
@@ -21,7 +21,7 @@ def expecting(load_rps, **spec):
     ("seconds", "accuracy"), [(-1.0, 0.0), (0.0, 0.0), (0.5, 0.3), (1.0, 0.6), (2.0, 0.7), (3.0, 0.8), (9.0, 0.8)]
 )
 def test_a_mix_is_as_accurate_as_the_line_between_the_ways_it_mixes(seconds, accuracy):
-    assert mixed_value([(1.0, 0.6), (3.0, 0.8), (2.5, 0.62)], seconds) == pytest.approx(accuracy)
+    assert best_mix([(1.0, 0.6), (3.0, 0.8), (2.5, 0.62)], seconds)[0] == pytest.approx(accuracy)
 
 
 def test_where_seconds_are_left_answers_are_better_than_the_planned_point():

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from trimtab_adapter.planning.options import Question, point_profile, service_ratio
 from trimtab_adapter.solvers.program import Option, Program
-from trimtab_pipelines.mixes import mixed_value
+from trimtab_pipelines.mixes import best_mix
 from trimtab_pipelines.plan import Expectation, StagePlan
-from trimtab_pipelines.time_price import BUSY_SHARE, ways
+from trimtab_pipelines.time_price import row_seconds, ways
 
 
 def expectation(
@@ -36,8 +36,8 @@ def _accuracy(question: Question, plan: StagePlan) -> float:
     rows_rps = question.sustained_stage_rps(plan.name)
     if not question.spec.looks_twice or rows_rps <= 0:
         return plan.expected_accuracy
-    seconds = BUSY_SHARE * plan.replicas / rows_rps / _ratio(question, plan)
-    return max(plan.expected_accuracy, mixed_value(ways(_in_time(question, plan)), seconds))
+    seconds = row_seconds(rows_rps, plan.replicas) / _ratio(question, plan)
+    return max(plan.expected_accuracy, best_mix(ways(_in_time(question, plan)), seconds)[0])
 
 
 def _ratio(question: Question, plan: StagePlan) -> float:

@@ -18,7 +18,7 @@ venv: ## make .venv as requirements.txt locks it
 test: venv ## run every test; those on traces need DATA, the folder they are in
 	TRIMTAB_DATA=$(abspath $(wildcard $(DATA))) $(PY) -m pytest
 
-check: venv ## ruff, mypy --strict, import-linter, generated files
+check: venv ## ruff, mypy --strict, import-linter, generated files, the shape of house and pages
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy .
@@ -27,6 +27,7 @@ check: venv ## ruff, mypy --strict, import-linter, generated files
 	$(PY) -m trimtab_pipelines.rendering.crd charts/trimtab/charts/trimtab-crds/templates --check
 	$(PY) -m trimtab_pipelines.rendering.dashboards charts/trimtab/dashboards --check
 	$(PY) hack/descriptors.py protocol/trimtab_protocol --check
+	$(PY) -m pytest tests/house
 
 generate: venv ## render the generated files anew
 	$(PY) -m trimtab_pipelines.rendering.schema pipelines/schema

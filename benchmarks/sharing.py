@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 from tests.adapter.scenes import a_ladder, profiles_of
 from trimtab_adapter.planning.levels import Level, best_within, levels
-from trimtab_adapter.planning.options import Question, pose
+from trimtab_adapter.planning.options import pose
 from trimtab_adapter.planning.pools import share
+from trimtab_adapter.planning.question import Question
 from trimtab_pipelines.pool import Pool
 
 CORES = 8.0

@@ -11,8 +11,8 @@ from rich.text import Text
 from trimtab_adapter.planning.decide import planned
 from trimtab_adapter.planning.explain import line
 from trimtab_adapter.planning.least_bad import Answer
-from trimtab_adapter.planning.options import Question
 from trimtab_adapter.planning.prices import Outlook, Price, outlook, prices
+from trimtab_adapter.planning.question import Question
 from trimtab_adapter.planning.what_if import Alternative
 from trimtab_adapter.solvers.program import Program
 from trimtab_pipelines.operating_point import OperatingPoint

@@ -9,7 +9,7 @@ from trimtab_protocol import PendingRequest
 from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES
 from trimtab_router.admission.checks import Admitted
 from trimtab_router.edge.sizes import MEBIBYTE
-from trimtab_router.stage.desk import GRACE_SECONDS
+from trimtab_router.stage.lapses import GRACE_SECONDS
 
 JSON_MULTIPLE = 16
 """Of its size, what JSON of numbers costs while it is read: a number of two bytes is an object of 28 and a pointer."""

@@ -12,7 +12,9 @@ from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of
 from tests.builders import a_measured_profile, a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.planning.decide import PlanningError, initial_plan
 from trimtab_adapter.planning.hysteresis import LEAST_LOAD_RPS, drop_below, outgrows, planning_load, why_more
-from trimtab_adapter.planning.options import Question, pose, service_ratio
+from trimtab_adapter.planning.measured import service_ratio
+from trimtab_adapter.planning.options import pose
+from trimtab_adapter.planning.question import Question
 from trimtab_pipelines.quantity import parse_quantity
 
 CHEAPEST = {"goal": "MinCost", "accuracyFloor": 0.5}

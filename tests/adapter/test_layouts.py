@@ -12,7 +12,7 @@ from tests.router.chats import a_chat_pipeline
 from tests.router.layouts import PULLS, WHOLE, a_choosing_writer
 from tests.router.parted import an_encoder
 from trimtab_adapter.planning.decide import Situation, decide
-from trimtab_adapter.planning.options import Question
+from trimtab_adapter.planning.question import Question
 from trimtab_adapter.planning.strain import Strain
 from trimtab_adapter.planning.token_pools import CapacityPoint, PoolProfile, divide
 from trimtab_adapter.solvers import exact, highs

@@ -9,8 +9,9 @@ from tests.adapter.problems import a_large_program, a_program, brute_force
 from tests.adapter.scenes import a_ladder, expected, plan_together, profiles_of
 from trimtab_adapter.planning.decide import PlanningError, Situation
 from trimtab_adapter.planning.levels import best_within, levels
-from trimtab_adapter.planning.options import Question, pose
+from trimtab_adapter.planning.options import pose
 from trimtab_adapter.planning.pools import Member, share
+from trimtab_adapter.planning.question import Question
 from trimtab_adapter.solvers.limits import limited
 from trimtab_pipelines.documents import DocumentError, load_pools
 from trimtab_pipelines.plan import ForecastRecord

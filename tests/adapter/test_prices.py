@@ -8,8 +8,8 @@ import pytest
 from tests.adapter.problems import a_program, brute_force
 from tests.adapter.scenes import a_ladder, profiles_of
 from trimtab_adapter.planning.least_bad import Answer, answer
-from trimtab_adapter.planning.options import Question
 from trimtab_adapter.planning.prices import cores_curve, latency_curve, outlook, prices
+from trimtab_adapter.planning.question import Question
 from trimtab_adapter.planning.what_if import WhatIfError, alternatives
 from trimtab_adapter.solvers.exact import solve
 

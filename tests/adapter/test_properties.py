@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
 from trimtab_adapter.planning.decide import PlanningError, Situation, decide
 from trimtab_adapter.planning.least_bad import answer
-from trimtab_adapter.planning.options import Question, Relaxation, pose
+from trimtab_adapter.planning.options import Relaxation, pose
 from trimtab_adapter.planning.pools import share
+from trimtab_adapter.planning.question import Question
 from trimtab_adapter.solvers.chosen import SOLVERS
 from trimtab_adapter.solvers.signature import SolverUnavailable
 from trimtab_pipelines.plan import ForecastRecord

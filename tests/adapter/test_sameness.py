@@ -23,7 +23,7 @@ from trimtab_protocol import InferRequest, Tensor
 from trimtab_router.admission.call import Call
 from trimtab_router.refusal import Refusal
 from trimtab_router.router import Router
-from trimtab_router.stage.desk import GRACE_SECONDS
+from trimtab_router.stage.lapses import GRACE_SECONDS
 from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Departure, NotBefore, Policy
 from trimtab_router.stage.work import Again

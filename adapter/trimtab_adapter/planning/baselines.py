@@ -6,7 +6,8 @@ from typing import Literal
 
 from trimtab_adapter.planning.decide import plan_of
 from trimtab_adapter.planning.least_bad import Answer, answer
-from trimtab_adapter.planning.options import Question, profiled_points
+from trimtab_adapter.planning.measured import profiled_points
+from trimtab_adapter.planning.question import Question
 from trimtab_adapter.solvers.program import TOLERANCE, Option
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan

@@ -8,8 +8,10 @@ from trimtab_adapter.planning.expected import expectation
 from trimtab_adapter.planning.explain import basis_words, explain, line
 from trimtab_adapter.planning.hysteresis import planning_load, why_more
 from trimtab_adapter.planning.least_bad import Answer, answer
-from trimtab_adapter.planning.options import PlanningError, Question, capped, read_by
+from trimtab_adapter.planning.measured import read_by
+from trimtab_adapter.planning.options import capped
 from trimtab_adapter.planning.points import allowed_points
+from trimtab_adapter.planning.question import PlanningError, Question
 from trimtab_adapter.planning.stretch import stretch
 from trimtab_adapter.solvers.limits import limited
 from trimtab_adapter.solvers.program import Option, Program

@@ -8,7 +8,8 @@ the best mix for which the replicas have seconds, which is what the router's pol
 import math
 from collections.abc import Sequence
 
-from trimtab_adapter.planning.options import Question, point_profile, service_ratio
+from trimtab_adapter.planning.measured import point_profile, service_ratio
+from trimtab_adapter.planning.question import Question
 from trimtab_adapter.solvers.program import Option, Program
 from trimtab_pipelines.mixes import best_mix
 from trimtab_pipelines.plan import Expectation, StagePlan

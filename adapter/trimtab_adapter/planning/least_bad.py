@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from trimtab_adapter.planning.options import PlanningError, Question, Relaxation, pose
+from trimtab_adapter.planning.options import Relaxation, pose
+from trimtab_adapter.planning.question import PlanningError, Question
 from trimtab_adapter.solvers.chosen import solver_of
 from trimtab_adapter.solvers.exact import solve
 from trimtab_adapter.solvers.program import TIE_BREAK, Program, Solution, Weights

@@ -8,7 +8,8 @@ another one beats in everything is left out, since nobody could be served better
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from trimtab_adapter.planning.options import Question, point_profile
+from trimtab_adapter.planning.measured import point_profile
+from trimtab_adapter.planning.question import Question
 from trimtab_pipelines.plan import PointPlan, point_plan
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant

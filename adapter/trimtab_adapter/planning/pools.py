@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trimtab_adapter.planning.decide import Situation
 from trimtab_adapter.planning.least_bad import Answer, answer
 from trimtab_adapter.planning.levels import Level, levels
-from trimtab_adapter.planning.options import PlanningError, Question
+from trimtab_adapter.planning.question import PlanningError, Question
 from trimtab_adapter.solvers.frontier import undominated
 from trimtab_adapter.solvers.limits import out_of_time
 from trimtab_adapter.solvers.program import TOLERANCE

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from trimtab_adapter.planning.baselines import pick, with_pins
 from trimtab_adapter.planning.decide import Situation, decide
-from trimtab_adapter.planning.options import Question
+from trimtab_adapter.planning.question import Question
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline

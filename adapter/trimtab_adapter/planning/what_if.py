@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from trimtab_adapter.planning.least_bad import Answer, answer
-from trimtab_adapter.planning.options import PlanningError, Question
+from trimtab_adapter.planning.question import PlanningError, Question
 from trimtab_pipelines.mistakes import UsersMistake
 from trimtab_pipelines.quantity import parse_duration, parse_quantity
 

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.planning.options import PlanningError
+from trimtab_adapter.planning.question import PlanningError
 from trimtab_adapter.simulation.conditions import Conditions
 from trimtab_pipelines.profile import ChatTimes, ModelProfile, PointProfile
 from trimtab_pipelines.stages import Stage

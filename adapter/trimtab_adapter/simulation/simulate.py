@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trimtab_adapter.deliberation import outgrown
 from trimtab_adapter.observation import Load, ObservationError, State, seconds_to_ask
-from trimtab_adapter.planning.options import PlanningError
+from trimtab_adapter.planning.question import PlanningError
 from trimtab_adapter.simulation.agenda import Agenda
 from trimtab_adapter.simulation.carrier import Batches, DrawnCarrier, rows_of
 from trimtab_adapter.simulation.chance import DrawnTimes, fan_outs
@@ -34,7 +34,8 @@ from trimtab_router.course import Course, Journey
 from trimtab_router.graph import Graph, Walk
 from trimtab_router.reception import Reception
 from trimtab_router.refusal import Refusal
-from trimtab_router.stage.desk import GRACE_SECONDS, Desk
+from trimtab_router.stage.desk import Desk
+from trimtab_router.stage.lapses import GRACE_SECONDS
 from trimtab_router.stage.policies import POLICIES
 from trimtab_router.stage.policies.view import Policy
 from trimtab_router.stage.ports import Clock

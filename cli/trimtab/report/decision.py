@@ -25,8 +25,8 @@ from trimtab.report.charts import BLUE, GREY, ORANGE, RED
 from trimtab.report.layout import Charts
 from trimtab.report.summary import Card
 from trimtab_adapter.planning.explain import line
-from trimtab_adapter.planning.options import Question
 from trimtab_adapter.planning.prices import Outlook, cores_curve, latency_curve
+from trimtab_adapter.planning.question import Question
 from trimtab_adapter.solvers.program import Program
 from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.spec import InferencePipeline

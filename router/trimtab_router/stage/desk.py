@@ -21,10 +21,11 @@ from trimtab_router.stage.deciding import always_decides
 from trimtab_router.stage.door import Door, Standing
 from trimtab_router.stage.early import Early
 from trimtab_router.stage.endings import Answered, Ending
+from trimtab_router.stage.lapses import Lapses
 from trimtab_router.stage.layout import Layout
 from trimtab_router.stage.outlook import Carries, Outlook
 from trimtab_router.stage.pace import Pace
-from trimtab_router.stage.policies.view import ANSWER_SECONDS, Departure, DropPolicy, NotBefore, Policy, View
+from trimtab_router.stage.policies.view import NEVER, Departure, DropPolicy, NotBefore, Policy, View
 from trimtab_router.stage.ports import Carrier, Clock, Keeper, Tally, Writer
 from trimtab_router.stage.queue import DeadlineQueue
 from trimtab_router.stage.returns import Returns
@@ -33,11 +34,6 @@ from trimtab_router.stage.slot import Parcel, Slot
 from trimtab_router.stage.suspects import Suspects
 from trimtab_router.stage.work import Slice, Work
 from trimtab_router.stage.writing import Writing
-
-TIMER_SECONDS = 0.0005
-"""How long after the moment it waits for the desk looks."""
-GRACE_SECONDS = 10.0
-NEVER = float("inf")
 
 
 class Desk:
@@ -88,18 +84,18 @@ class Desk:
         self._door = Door(stage, self.queue, self.outlook, self.writing, drop_policy, suspects)
         self._sharing = Sharing(cast("Keeper", carrier), self._found, tally) if stage.encodes else None
         self._early = Early(cast("Writer", carrier), tally)
+        self._lapses = Lapses(
+            self.queue, self.outlook, clock, reason_of=self._reason_of, look=self._look, grace_seconds=grace_seconds
+        )
         self._policy = always_decides(policy, tally)
         self._drop_policy = drop_policy
         self._clock = clock
         self._carrier = carrier
         self._tally = tally
-        self._grace_seconds = grace_seconds
-        self._unready_since: float | None = clock.now
         self._uses = 0
         self._arrivals = 0
         self._pace = Pace(clock.now)
         self._awake = False
-        self._timer_due = NEVER
 
     @property
     def variant(self) -> str:
@@ -134,10 +130,8 @@ class Desk:
         before = self.variant
         self.outlook.variant = self.layout.effective(self.slots, self.plan.variant, before)
         self.layout.tell(before, self.variant, self.ready_replicas)
-        if self.ready_replicas:
-            self.had_replica, self._unready_since = True, None
-        elif self._unready_since is None:
-            self._unready_since = self._clock.now
+        self.had_replica = self.had_replica or self.ready_replicas > 0
+        self._lapses.ready(some=self.ready_replicas > 0)
         self._wake()
 
     def carries(self) -> Carries:
@@ -148,11 +142,14 @@ class Desk:
 
     @property
     def _standing(self) -> Standing:
-        return Standing(self.plan.batch_size, self.ready_replicas, self._unready_since)
+        return Standing(self.plan.batch_size, self.ready_replicas, self._lapses.unready_since)
 
     def refusal_of(self, work: Work, now: float) -> Refusal | None:
         """Why this work cannot join the queue; None where it can."""
         return self._door.refusal_of(work, now, self._standing)
+
+    def _reason_of(self, work: Work, now: float) -> Refusal:
+        return self._door.reason_of(work, now, self._standing)
 
     def take(self, work: Work) -> None:
         """Queue all rows of a work, but those that ride along with others. Ask `refusal_of` first."""
@@ -230,7 +227,7 @@ class Desk:
                 self._tally.served(parcel.key, parcel.rows, *self.outlook.learn(parcel, ending, now))
             self._returns.settle(parcel, ending, now)
             if parcel.again is not None:
-                self._hold_provisional(parcel)
+                self._lapses.hold_provisional(parcel)
         finally:
             follower = parcel.slot.release(parcel, now)
             if follower is not None:
@@ -261,7 +258,8 @@ class Desk:
                 self._send_next(slot, now)
         while not self.queue.rows and self._begin_next(now):
             pass
-        self._drop_late(now)
+        if queue.rows:
+            self._lapses.drop_late(self._view(self.variant, now))
 
     def _begin_next(self, now: float) -> bool:
         """Let the most urgent row begin that does not have all it reads; False where none does, or no place idles."""
@@ -322,7 +320,7 @@ class Desk:
         """Let one batch leave for a slot; False where none does."""
         variant = self.layout.variant_of(slot, self.variant) or self.variant
         view = self._view(variant, now, slot.point)
-        self._drop_hopeless(view)
+        self._lapses.drop_hopeless(view)
         decision = self._decide(view)
         if isinstance(decision, Departure):
             self._send(slot, variant, decision, now)
@@ -340,7 +338,7 @@ class Desk:
             takes = decision.takes if isinstance(decision, Departure) else ()
             self.queue.remove((*decision.drops, *takes))
             for piece in decision.drops:
-                self._drop(piece, view.now)
+                self._lapses.drop(piece, view.now)
             if isinstance(decision, Departure) or not decision.drops or decision.moment > view.now:
                 return decision
 
@@ -395,56 +393,3 @@ class Desk:
             slot.takes_ahead = True
             if self.queue.rows >= self.plan.batch_size:
                 self._wake()
-
-    def _drop_late(self, now: float) -> None:
-        """Drop what can no longer make it, without waiting for a slot to become free; look again when the next cannot.
-
-        Of several timers only the newest, which is the soonest, does anything when it comes.
-        """
-        if not self.queue.rows:
-            return
-        view = self._view(self.variant, now)
-        self._drop_hopeless(view)
-        while (head := self.queue.head()) is not None and self._grace_ends(head) <= now:
-            self._drop(self.queue.pop(), now)
-        if head is None:
-            return
-        due = min(view.drop_time(head), self._grace_ends(head))
-        if due < self._timer_due:
-            self._timer_due = due
-            self._clock.at(max(due, now) + TIMER_SECONDS, partial(self._on_timer, due))
-
-    def _drop_hopeless(self, view: View) -> None:
-        """Drop those whose time, by the drop policy, has come."""
-        while (head := self.queue.head()) is not None and view.drop_time(head) < view.now:
-            self._drop(self.queue.pop(), view.now)
-
-    def _on_timer(self, due: float) -> None:
-        if due == self._timer_due:
-            self._timer_due = NEVER
-            self._look()
-
-    def _grace_ends(self, head: Slice) -> float:
-        if self._unready_since is None:
-            return NEVER
-        return max(self._unready_since, head.work.enqueued_at) + self._grace_seconds
-
-    def _drop(self, piece: Slice, now: float) -> None:
-        """Let these rows go: with the answer they have, else their request has none."""
-        work = piece.work
-        if piece.provisional is not None:
-            work.accept(piece.start, piece.stop)
-        elif not work.closed:
-            work.owner.work_refused(self._door.reason_of(work, now, self._standing))
-
-    def _hold_provisional(self, parcel: Parcel) -> None:
-        """See that what is looked at again is answered in time with what is known."""
-        later_seconds = self.outlook.later_seconds()
-        for work in dict.fromkeys(piece.work for piece in parcel.batch if not piece.work.closed):
-            due = work.deadline - later_seconds - ANSWER_SECONDS
-            self._clock.at(due, partial(self._answer_in_time, work))
-
-    def _answer_in_time(self, work: Work) -> None:
-        if not work.closed and work.answered:
-            work.accept(0, work.rows)
-            self.queue.discard(work)

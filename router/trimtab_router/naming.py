@@ -46,6 +46,10 @@ class Roster:
         """The numbers that replicas have for a task: several while a new generation takes over from another."""
         return {names.index(task) for names in self.listed or () if task in names}
 
+    def lacks(self, task: str) -> bool:
+        """Whether a replica does not have a task: a batch that goes there would be answered as of none."""
+        return any(task not in names for names in self.listed or ())
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
@@ -134,8 +138,8 @@ def _numbers(task: str, roster: Roster) -> set[int]:
         message = f"{where}: no replica has told yet which number task {task!r} has"
         raise Refusal(Code.UNAVAILABLE, "NoReplica", message, retry_after_seconds=_SOON_SECONDS)
     numbers = roster.numbers(task)
-    if not numbers and roster.own:
-        message = f"{where}: no replica has task {task!r} yet"
+    if (not numbers and roster.own) or (numbers and roster.lacks(task)):
+        message = f"{where}: {'not every' if numbers else 'no'} replica has task {task!r} yet"
         raise Refusal(Code.UNAVAILABLE, "NoReplica", message, retry_after_seconds=_SOON_SECONDS)
     several = [names for names in listed or () if len(names) > 1]
     if not numbers and several and roster.known:

@@ -97,6 +97,20 @@ async def test_a_task_that_was_declared_and_that_no_replica_has_yet_is_asked_for
         assert "no replica has task 'stripes' yet" in error
 
 
+async def test_a_name_is_taken_once_every_replica_has_its_task_so_that_none_answers_it_as_of_no_task():
+    late = list(TASKS[:2])
+    replicas = [a_tasked_replica(TASKS), a_tasked_replica(late, "replica-1")]
+    async with a_rig(a_tasked_pipeline(), {"stage-0": replicas}) as rig:
+        early = [await rig.rest(naming("signs")) for _ in range(4)]
+        late[:] = TASKS
+        await rig.router.facts("stage-0", "small")
+        whole = [await rig.rest(naming("signs")) for _ in range(4)]
+
+    assert {(status, headers["x-trimtab-reason"]) for status, _, headers in early} == {(503, "NoReplica")}
+    assert "not every replica has task 'signs' yet" in early[0][1]
+    assert [(status, said(answer)) for status, answer, _ in whole] == [(200, [3.0])] * 4
+
+
 @pytest.mark.parametrize(
     ("listed", "told"),
     [(("crops", "faces"), 1), (("faces",), 0), (("crops", "other"), NO_TASK), (("crops",), 1), ((), 1)],

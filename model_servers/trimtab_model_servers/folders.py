@@ -14,8 +14,16 @@ INDEX_FILE: Final = f"{SINGLE_FILE}.index.json"
 """Names the files that hold the weights, where they are several; else they are ``SINGLE_FILE``."""
 GENERATION_FILE, TOKENIZER_CONFIG_FILE = "generation_config.json", "tokenizer_config.json"
 PROCESSOR_FILE, TEMPLATE_FILE, OLD_TEMPLATE_FILE = "processor_config.json", "chat_template.jinja", "chat_template.json"
-OPTIONAL_FILES: Final = (GENERATION_FILE, TOKENIZER_CONFIG_FILE, PROCESSOR_FILE, TEMPLATE_FILE, OLD_TEMPLATE_FILE)
-"""Say how a model ends its answers and how chats with it are written; not every folder has them."""
+IMAGES_FILE: Final = "preprocessor_config.json"
+OPTIONAL_FILES: Final = (
+    GENERATION_FILE,
+    TOKENIZER_CONFIG_FILE,
+    PROCESSOR_FILE,
+    TEMPLATE_FILE,
+    OLD_TEMPLATE_FILE,
+    IMAGES_FILE,
+)
+"""Say how a model ends its answers, how chats with it are written and images prepared; not every folder has them."""
 MOST_FILES: Final = 256
 _PLAIN: Final = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]*{re.escape(SUFFIX)}")
 

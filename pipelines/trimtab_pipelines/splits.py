@@ -113,15 +113,18 @@ def fronts(ways: Sequence[Way], most_rows: int) -> list[Front]:
 
 def unbeaten(ways: Sequence[Way]) -> list[Way]:
     """Leave out the ways that another is never slower nor less accurate than; of equals the first stays."""
-    return [way for n, way in enumerate(ways) if not any(_beats(other, way, m < n) for m, other in enumerate(ways))]
+    accuracy = np.array([way.accuracy for way in ways])
+    as_good = never_slower(ways) & (accuracy[:, None] >= accuracy)
+    before = np.tri(len(ways), k=-1, dtype=bool).T
+    beaten = np.any(as_good & (before | ~as_good.T), axis=0)
+    return [way for way, loses in zip(ways, beaten, strict=True) if not loses]
 
 
-def _beats(one: Way, other: Way, comes_first: bool) -> bool:  # noqa: FBT001 - the tie-break of a comparison
-    if one is other or one.accuracy < other.accuracy:
-        return False
-    if any(mine > theirs for mine, theirs in zip(one.seconds, other.seconds, strict=True)):
-        return False
-    return comes_first or one.accuracy > other.accuracy or one.seconds != other.seconds
+def never_slower(ways: Sequence[Way]) -> NDArray[np.bool_]:
+    """Whether each way (by rows) takes no longer than each other (by columns), for any number of rows of a job."""
+    seconds = np.array([way.seconds for way in ways]).reshape(len(ways), len(ways[0].seconds) if ways else 0)
+    never: NDArray[np.bool_] = np.all(seconds[:, None] <= seconds, axis=2)
+    return never
 
 
 def in_units(accuracy: float) -> int:

@@ -5,7 +5,6 @@ character was. Instead the characters that begin and end special tokens stand un
 renders what callers say: a special token that is found in what it wrote is the template's own.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from tokenizers.models import BPE
 from trimtab_model_servers.chat.words import ImagePart, Message, TextPart
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.families.published_shapes import TRANSFORMERS
+from trimtab_model_servers.families.stored_files import json_of, text_of
 from trimtab_model_servers.folders import (
     OLD_TEMPLATE_FILE,
     PROCESSOR_FILE,
@@ -26,8 +26,6 @@ from trimtab_model_servers.folders import (
     TOKENIZER_CONFIG_FILE,
 )
 
-MOST_BYTES: Final = 4 * 2**20
-"""A tokenizer's configuration lists its special tokens and may be large; more than this is none."""
 _KEY: Final = "chat_template"
 _PRIVATE: Final = ((0xE000, 0xF900), (0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 """Code points that stand for nothing, by Unicode's own word."""
@@ -110,10 +108,10 @@ def stored_templates(folder: Path) -> list[Found]:
         ModelError: one of its files is not what it should be.
     """
     found = [
-        (PROCESSOR_FILE, _json(folder, PROCESSOR_FILE).get(_KEY)),
-        (OLD_TEMPLATE_FILE, _json(folder, OLD_TEMPLATE_FILE).get(_KEY)),
-        (TEMPLATE_FILE, _text(folder, TEMPLATE_FILE)),
-        (TOKENIZER_CONFIG_FILE, _json(folder, TOKENIZER_CONFIG_FILE).get(_KEY)),
+        (PROCESSOR_FILE, json_of(folder, PROCESSOR_FILE).get(_KEY)),
+        (OLD_TEMPLATE_FILE, json_of(folder, OLD_TEMPLATE_FILE).get(_KEY)),
+        (TEMPLATE_FILE, text_of(folder, TEMPLATE_FILE)),
+        (TOKENIZER_CONFIG_FILE, json_of(folder, TOKENIZER_CONFIG_FILE).get(_KEY)),
     ]
     sources = ((file, _default_of(folder / file, written)) for file, written in found)
     return [Found(file, source) for file, source in sources if source]
@@ -125,7 +123,7 @@ def stored_names(folder: Path) -> dict[str, str]:
     Raises:
         ModelError: its configuration is not what it should be.
     """
-    written = _json(folder, TOKENIZER_CONFIG_FILE)
+    written = json_of(folder, TOKENIZER_CONFIG_FILE)
     extra = written.get("extra_special_tokens")
     named = {name: token for name, token in written.items() if name.endswith("_token")}
     named |= extra if isinstance(extra, dict) else {}
@@ -143,31 +141,6 @@ def _default_of(path: Path, written: object) -> str | None:
     if written is not None and not isinstance(written, str):
         raise ModelError(f"{path}: {_KEY} is {type(written).__name__}; should be text")
     return written
-
-
-def _json(folder: Path, file: str) -> dict[str, Any]:
-    text = _text(folder, file)
-    if text is None:
-        return {}
-    try:
-        read: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{folder / file} is no JSON: {error}") from error
-    if not isinstance(read, dict):
-        raise ModelError(f"{folder / file} holds {type(read).__name__}; should be an object")
-    return read
-
-
-def _text(folder: Path, file: str) -> str | None:
-    path = folder / file
-    if not path.is_file():
-        return None
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise ModelError(f"{path} has {size} bytes; should be at most {MOST_BYTES}")
-    try:
-        return path.read_text(encoding="utf-8")
-    except ValueError as error:
-        raise ModelError(f"{path} is no UTF-8: {error}") from error
 
 
 def _said(message: Message, guards: Mapping[int, str]) -> dict[str, Any]:

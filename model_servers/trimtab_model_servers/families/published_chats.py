@@ -3,8 +3,8 @@
 Random weights are for planning and for trying out: layers, widths and image tokens are the published ones, words are
 spelled byte by byte. Stored ones are a folder, here, in an object store or on a hub, as transformers writes it:
 config.json, safetensors in any number of files, tokenizer.json. A chat is spelled by the template that the folder
-holds, else by the family's, as its publisher documents it. Where a cluster has an engine made for large models (vLLM,
-SGLang), that is what should answer.
+holds, and images are prepared as it says; where it says nothing, both are as the family's publisher documents them.
+Where a cluster has an engine made for large models (vLLM, SGLang), that is what should answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,7 @@ from trimtab_model_servers.engine.families import family_of
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.parameters import read_parameters
 from trimtab_model_servers.families.published_halves import Device, Kept, Precision, half_of
+from trimtab_model_servers.families.published_images import Stored, stored_images
 from trimtab_model_servers.families.published_shapes import SHAPES, Shape, Size
 from trimtab_model_servers.families.published_speech import Speech
 from trimtab_model_servers.folders import TOKENIZER_FILE
@@ -52,11 +53,11 @@ class Opened:
 class Encoder:
     """Opens images with the model's own processor, and encodes them one by one: each has tiles enough for a batch."""
 
-    def __init__(self, shape: Shape, model: Any, name: str) -> None:
+    def __init__(self, shape: Shape, model: Any, name: str, stored: Stored | None = None) -> None:
         self.rule, self.name = shape.rule, name
         self.width = int(model.config.text_config.hidden_size)
         self._shape, self._model = shape, model
-        self._processor = shape.processor()
+        self._processor = shape.images.processor(stored)
 
     def rows(self, count: ImageTokens) -> Rows:
         """What an image's embeddings have: the tokens it takes, or in a model that attends across every tile's."""
@@ -96,14 +97,17 @@ def build(spec: ModelSpec) -> Built:
     weights, kept = folder or _seed(spec), Kept(parameters.dtype, device)
     writes = half_of(shape, "writes", weights, kept) if part in {"whole", "text"} else None
     sees = half_of(shape, "sees", weights, kept) if part in {"whole", "encode"} else None
+    images = None if folder is None or sees is None else stored_images(folder)
     speech = None if writes is None else Speech(shape, writes, folder)
     return Built(
         "random" if folder is None else "stored",
         parameters,
         speech,
         None if writes is None else family_of(writes),
-        None if sees is None else Encoder(shape, sees, f"{spec.family}:{spec.storage_uri}:{kept.dtype}"),
-        {"dtype": kept.dtype, "device": kept.place.type} | ({} if speech is None else {"template": speech.template}),
+        None if sees is None else Encoder(shape, sees, f"{spec.family}:{spec.storage_uri}:{kept.dtype}", images),
+        {"dtype": kept.dtype, "device": kept.place.type}
+        | ({} if speech is None else {"template": speech.template})
+        | ({} if sees is None else {"images": "family" if images is None else "stored"}),
     )
 
 

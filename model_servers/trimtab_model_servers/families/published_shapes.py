@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trimtab_model_servers.chat.kit import Rows
 from trimtab_model_servers.families import published_templates
+from trimtab_model_servers.families.published_images import Images
 from trimtab_model_servers.families.published_templates import Around
 from trimtab_pipelines.image_tokens import AnyResolution, Canvas, ImageTokenRule, NearestGrid, Splits
 
@@ -23,7 +24,9 @@ TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types 
 _MLLAMA: Any = import_module("transformers.models.mllama.configuration_mllama")
 _LOUD: Final[dict[str, Any]] = {"initializer_range": 0.2}
 """How far the random weights of a tiny model spread: at the published 0.02 it says the same whatever it is asked."""
-_IMAGENET: Final = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+_IMAGENET: Final = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
+_CLIP: Final = {"image_mean": (0.48145466, 0.4578275, 0.40821073), "image_std": (0.26862954, 0.26130258, 0.27577711)}
+_SIGLIP: Final = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
 
 Size = Literal["published", "tiny"]
 
@@ -36,7 +39,7 @@ class Shape:
         config: makes its configuration.
         kind: its class.
         tile_px: side of a tile.
-        processor: makes its image processor.
+        images: how images are prepared for it.
         encode: maps what the processor gives of one image, and whether it is its chat's only one, to [rows, width].
         rule: how many tokens an image is.
         template: how a chat is written, in Jinja, where a stored model brings no template of its own.
@@ -52,7 +55,7 @@ class Shape:
     config: Callable[[], Any]
     kind: Any
     tile_px: int
-    processor: Callable[[], Any]
+    images: Images
     encode: Callable[[Any, Mapping[str, Tensor], bool], Tensor]
     rule: ImageTokenRule
     template: str
@@ -109,8 +112,10 @@ def llava_onevision(size: Size) -> Shape:
         lambda: deepcopy(config),
         TRANSFORMERS.LlavaOnevisionForConditionalGeneration,
         tile,
-        lambda: TRANSFORMERS.LlavaOnevisionImageProcessor(
-            size={"height": tile, "width": tile}, image_grid_pinpoints=grid
+        Images(
+            TRANSFORMERS.LlavaOnevisionImageProcessor,
+            {"size": {"height": tile, "width": tile}, "image_grid_pinpoints": grid},
+            _SIGLIP,
         ),
         encode,
         AnyResolution(tile, side, tuple((one, other) for one, other in grid), most_tiles=9, alone_only=True),
@@ -146,8 +151,10 @@ def internvl(size: Size) -> Shape:
         lambda: deepcopy(config),
         TRANSFORMERS.InternVLForConditionalGeneration,
         tile,
-        lambda: TRANSFORMERS.GotOcr2ImageProcessor(
-            size={"height": tile, "width": tile}, crop_to_patches=True, min_patches=1, max_patches=12, **_IMAGENET
+        Images(
+            TRANSFORMERS.GotOcr2ImageProcessor,
+            {"size": {"height": tile, "width": tile}, "crop_to_patches": True, "min_patches": 1, "max_patches": 12},
+            _IMAGENET,
         ),
         encode,
         NearestGrid(tile, tokens, most_tiles=12),
@@ -190,7 +197,11 @@ def llama_vision(size: Size) -> Shape:
         lambda: deepcopy(config),
         TRANSFORMERS.MllamaForConditionalGeneration,
         tile,
-        lambda: TRANSFORMERS.MllamaImageProcessor(size={"height": tile, "width": tile}, max_image_tiles=tiles),
+        Images(
+            TRANSFORMERS.MllamaImageProcessor,
+            {"size": {"height": tile, "width": tile}, "max_image_tiles": tiles},
+            _CLIP,
+        ),
         encode,
         Canvas(tile, tokens, most_tiles=tiles),
         published_templates.LLAMA_VISION,
@@ -286,8 +297,10 @@ def smolvlm(model: _Smol, size: Size) -> Shape:
         lambda: deepcopy(config),
         getattr(TRANSFORMERS, f"{model.named}ForConditionalGeneration"),
         tile,
-        lambda: getattr(TRANSFORMERS, f"{model.named}ImageProcessor")(
-            size={"longest_edge": sides * tile}, max_image_size={"longest_edge": tile}
+        Images(
+            getattr(TRANSFORMERS, f"{model.named}ImageProcessor"),
+            {"size": {"longest_edge": sides * tile}, "max_image_size": {"longest_edge": tile}},
+            _SIGLIP,
         ),
         encode,
         Splits(tile, tokens, longest_px=sides * tile),

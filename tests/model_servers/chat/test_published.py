@@ -80,7 +80,7 @@ def alone(name: str, content: list[dict[str, str]], photos: list[bytes], tokens:
     counts = [shape.rule.count(*picture.size, images=len(photos)) for picture in pictures]
     rows = [encoder.rows(count) for count in counts]
     ids = torch.tensor([by_template(name, [{"role": "user", "content": content}], rows)[0]])
-    inputs: dict[str, Any] = dict(shape.processor()(images=[pictures], return_tensors="pt")) if photos else {}
+    inputs: dict[str, Any] = dict(shape.images.processor()(images=[pictures], return_tensors="pt")) if photos else {}
     inputs.pop("num_patches", None)
     if shape.most_rows and photos:
         seen = mllama.get_cross_attention_token_mask(ids[0].tolist(), shape.image_id)

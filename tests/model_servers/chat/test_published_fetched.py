@@ -1,5 +1,6 @@
 """A published model from an object store and from a hub is the one that was put there."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,9 @@ NAME = "internvl3-8b"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stored(NAME, tmp_path_factory.mktemp("model"))
+    folder = stored(NAME, tmp_path_factory.mktemp("model"))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
+    return folder
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ async def test_a_model_that_is_fetched_answers_as_its_folder_does(place, folder,
     for where in (address, str(folder)):
         hosted = loaded(NAME, storageUri=where)
         answers.append(text_of(await hosted.infer(asked, BatchWorker())))
-        assert hosted.weights == "stored"
+        assert (hosted.weights, hosted.facts()["images"]) == ("stored", "stored")
         await hosted.close()
 
     assert answers[0] == answers[1]

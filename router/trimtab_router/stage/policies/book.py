@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.spec import MOST_ROWS
-from trimtab_pipelines.splits import UNIT, Batches, Floats, Front, Integers, Way, cheapest_batches, fronts
+from trimtab_pipelines.splits import UNIT, Batches, Floats, Front, Integers, Way, cheapest_batches, fronts, never_slower
 from trimtab_pipelines.splits import unbeaten as unbeaten_ways
 from trimtab_router.stage.policies.view import Point, SecondLook
 
@@ -164,12 +164,10 @@ class Costs:
 def worthwhile(ways: Sequence[Way]) -> list[Way]:
     """The ways that no other beats, but those that take longer than another for hardly more accuracy."""
     kept = unbeaten_ways(ways)
-    return [way for way in kept if not any(_hardly_less(other, way) for other in kept if other is not way)]
-
-
-def _hardly_less(one: Way, other: Way) -> bool:
-    near = other.accuracy - HARDLY <= one.accuracy < other.accuracy
-    return near and all(mine <= theirs for mine, theirs in zip(one.seconds, other.seconds, strict=True))
+    accuracy = np.array([way.accuracy for way in kept])
+    hardly_less = (accuracy[:, None] < accuracy) & (accuracy[:, None] >= accuracy - HARDLY)
+    outdone = np.any(hardly_less & never_slower(kept), axis=0)
+    return [way for way, out in zip(kept, outdone, strict=True) if not out]
 
 
 def seconds_again(batches: Batches, look: SecondLook, rows: Integers) -> Floats:

@@ -1,0 +1,90 @@
+"""Images are prepared as a stored model's folder says, or as its publisher does; tokens are counted by known tiles."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from tests.model_servers.chat.test_published import SIZES, a_photo
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.published_images import stored_images
+from trimtab_model_servers.families.published_shapes import SHAPES
+
+CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+HALVES = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
+PUBLISHED = {
+    "llava-onevision-7b": (HALVES, 3),
+    "internvl3-8b": (([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), 3),
+    "smolvlm-2.2b": (HALVES, 1),
+    "smolvlm2-2.2b": (HALVES, 1),
+    "smolvlm2-500m": (HALVES, 1),
+    "llama-3.2-vision-11b": (CLIP, 2),
+}
+"""What the publishers' own preprocessor_config.json say: mean and spread, and how images are interpolated."""
+OWN = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "resample": 0, "rescale_factor": 0.01}
+
+
+def written(folder: Path, settings: dict[str, Any], *, nested: bool = False) -> Path:
+    """A folder that says so of images, in a file of its own or, as transformers 5 has it, within the processor's."""
+    file = "processor_config.json" if nested else "preprocessor_config.json"
+    (folder / file).write_text(json.dumps({"image_processor": settings} if nested else settings))
+    return folder
+
+
+def pixels(processor: Any) -> np.ndarray:
+    photo = Pillow.open(io.BytesIO(a_photo(*SIZES[1])))
+    return np.asarray(processor(images=[[photo]], return_tensors="np")["pixel_values"])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_without_a_word_of_the_folder_images_are_prepared_as_the_publisher_does(name, tmp_path):
+    processor = SHAPES[name]("published").images.processor()
+
+    assert stored_images(tmp_path) is None
+    assert (list(processor.image_mean), list(processor.image_std)) == PUBLISHED[name][0]
+    assert int(processor.resample) == PUBLISHED[name][1]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
+def test_pixels_are_those_of_transformers_own_processor_of_the_folder(name, tmp_path, nested):
+    images = SHAPES[name]("tiny").images
+    theirs = images.kind(**{**images.tiles, **OWN})
+    told = json.loads(theirs.to_json_string())
+    written(tmp_path, {"image_mean": [0.9, 0.9, 0.9]})  # what the newer form says counts
+    stored = stored_images(written(tmp_path, told, nested=nested))
+
+    ours = images.processor(stored)
+
+    assert np.array_equal(pixels(ours), pixels(theirs))
+    assert not np.array_equal(pixels(ours), pixels(images.processor()))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_other_tiles_than_tokens_are_counted_by_are_refused_by_name(name, tmp_path):
+    images = SHAPES[name]("published").images
+    same = json.loads(images.kind(**images.tiles).to_json_string())
+    images.processor(stored_images(written(tmp_path, same)))
+    for setting, other in [("size", {"height": 77, "width": 77}), ("do_resize", False)]:
+        with pytest.raises(ModelError, match=f"preprocessor_config.json: {setting} is "):
+            images.processor(stored_images(written(tmp_path, same | {setting: other})))
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"image_std": [0.5, 0.0, 0.5]}, "image_std.1: Input should be greater than 0"),
+        ({"image_mean": [0.5, 0.5]}, "image_mean"),
+        ({"resample": 9}, "resample: Input should be less than or equal to 5"),
+        ({"rescale_factor": "a lot"}, "rescale_factor"),
+        ({"size": [[1], {"a": 2}]}, "size is"),
+        ({"max_patches": 40}, "max_patches is 40; image tokens of this family are counted by 12"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(settings, why, tmp_path):
+    with pytest.raises(ModelError, match=f"preprocessor_config.json: {why}"):
+        SHAPES["internvl3-8b"]("tiny").images.processor(stored_images(written(tmp_path, settings)))

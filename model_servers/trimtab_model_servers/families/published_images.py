@@ -80,7 +80,7 @@ class Images:
                     f"{where}: {name} is {str(told[name])[:200]}; image tokens of this family are counted by {ours}"
                 )
         for name in _STEPS:
-            if told.get(name) is False:
+            if told.get(name) is False and getattr(self.kind, name, False):  # who never takes a step says so, too
                 raise ModelError(f"{where}: {name} is false; image tokens of this family are counted with it")
 
 

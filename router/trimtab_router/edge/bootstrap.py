@@ -49,6 +49,12 @@ _COUNTED = (
 )
 """What Envoy counts: what the router reads, and what tells why a door does not serve. Each of its other counts costs
 every request something, and nobody reads them."""
+_IN_TURN: Json = {"http.max_requests_per_io_cycle": 1}
+"""How many requests of one connection are begun before other connections, and answers, have their turn.
+
+Without it all that a connection brought at once is read first: hundreds of a flood, to be refused, before one answer of
+the router's goes on. Its router waits meanwhile, and gets less to do the more is offered.
+"""
 _TRUSTED_CAS = "/etc/ssl/certs/ca-certificates.crt"
 
 
@@ -75,7 +81,9 @@ def bootstrap(settings: EdgeSettings, doorstep: Doorstep, *, pipeline: str, otlp
     return {
         "node": {"id": f"door-{pipeline}", "cluster": "trimtab"},
         "admin": {"address": _pipe(sockets.envoy)},
-        "layered_runtime": {"layers": [{"name": "router", "admin_layer": {}}]},
+        "layered_runtime": {
+            "layers": [{"name": "turns", "static_layer": _IN_TURN}, {"name": "router", "admin_layer": {}}]
+        },
         "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": [{"safe_regex": {"regex": _COUNTED}}]}}},
         "overload_manager": _overload(settings, sockets.pressure),
         "static_resources": {

@@ -68,7 +68,8 @@ def test_pixels_are_those_of_transformers_own_processor_of_the_folder(name, tmp_
 def test_other_tiles_than_tokens_are_counted_by_are_refused_by_name(name, tmp_path):
     images = SHAPES[name]("published").images
     same = json.loads(images.kind(**images.tiles).to_json_string())
-    images.processor(stored_images(written(tmp_path, same)))
+    for said in (same, same | {"do_center_crop": False, "do_sample_frames": False, "crop_to_patches": False}):
+        images.processor(stored_images(written(tmp_path, said)))
     for setting, other in [("size", {"height": 77, "width": 77}), ("do_resize", False)]:
         with pytest.raises(ModelError, match=f"preprocessor_config.json: {setting} is "):
             images.processor(stored_images(written(tmp_path, same | {setting: other})))

@@ -13,13 +13,14 @@ import numpy as np
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_pipelines.stages import PULLED, SHOWN
 from trimtab_protocol.chat.inner import LastPiece, Piece
-from trimtab_protocol.extensions import EXPECTED_ACCURACY, PROVISIONAL, StageParameters, parameters_of
+from trimtab_protocol.extensions import EXPECTED_ACCURACY
 from trimtab_protocol.tensors import Array
 from trimtab_router import images
 from trimtab_router.ahead import Ahead, Sizes
 from trimtab_router.delivery import Delivery
 from trimtab_router.graph import Graph, Runnable, Walk
 from trimtab_router.refusal import Refusal, failure, invalid, invalid_for
+from trimtab_router.served_by import accuracy_of, told_of
 from trimtab_router.stage.desk import Desk
 from trimtab_router.stage.ports import Clock
 from trimtab_router.stage.work import Served, Work
@@ -398,47 +399,11 @@ class Journey:
 
     @property
     def accuracy(self) -> float:
-        """Expected accuracy of what served it: the product over its stages, the mean over a stage's rows."""
-        product = 1.0
-        for stage, pieces in self.served.items():
-            if len(pieces) == 1:
-                product *= pieces[0].accuracy
-            else:
-                product *= sum(piece.rows * piece.accuracy for piece in pieces) / self.rows_by_stage[stage]
-        return product
+        """Expected accuracy of what served it."""
+        return accuracy_of(self.served, self.rows_by_stage)
 
     def parameters(self) -> dict[str, bool | str | int | float]:
-        """What served it, for the answer: each stage's variant and how; of several batches the slowest."""
-        told: dict[str, bool | str | int | float] = {}
-        for stage, pieces in self.served.items():
-            slowest = max(pieces, key=lambda piece: piece.queue_seconds + piece.service_seconds)
-            named = parameters_of(stage)
-            told[named.variant] = slowest.variant
-            told[named.operating_point] = slowest.operating_point
-            told[named.batch_size] = slowest.batch_rows
-            told[named.queue_seconds] = round(slowest.queue_seconds, 6)
-            told[named.service_seconds] = round(slowest.service_seconds, 6)
-            if stage in self.named:
-                told[named.task] = self.wish.task
-            if len(pieces) > 1 or pieces[0].certainties is not None:
-                told |= _row_by_row(named, pieces)
-                if named.provisional in told:
-                    told[PROVISIONAL] = True
-        told[EXPECTED_ACCURACY] = round(self.accuracy, 6)
-        return told
-
-
-def _row_by_row(named: StageParameters, pieces: Sequence[Served]) -> dict[str, str]:
-    """What differs between the rows of a stage: which point, how certain, and whether a second look is owing."""
-    told: dict[str, str] = {}
-    if len({piece.operating_point for piece in pieces}) > 1:
-        told[named.operating_points] = _listed((piece.operating_point, piece.rows) for piece in pieces)
-    if all(piece.certainties is not None for piece in pieces):
-        told[named.certainties] = ",".join(f"{c:.4g}" for piece in pieces for c in np.asarray(piece.certainties))
-    if any(piece.provisional for piece in pieces):
-        told[named.provisional] = _listed((str(piece.provisional).lower(), piece.rows) for piece in pieces)
-    return told
-
-
-def _listed(texts: Iterable[tuple[str, int]]) -> str:
-    return ",".join(text for text, rows in texts for _ in range(rows))
+        """What served it, for the answer."""
+        return told_of(self.served, dict.fromkeys(self.named, self.wish.task)) | {
+            EXPECTED_ACCURACY: round(self.accuracy, 6)
+        }

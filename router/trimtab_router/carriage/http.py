@@ -21,7 +21,8 @@ from trimtab_protocol.http import Tls
 from trimtab_protocol.tensors import Array
 from trimtab_router import images
 from trimtab_router.ahead import numbered
-from trimtab_router.carriage.replicas import BatchRequest, Replica
+from trimtab_router.carriage.batch_request import BatchRequest
+from trimtab_router.carriage.replicas import Replica
 from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
 from trimtab_router.carriage.shares import Shares
 from trimtab_router.naming import numbers_at, takes_names

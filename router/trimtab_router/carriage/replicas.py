@@ -9,18 +9,15 @@ is settled here too.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import count
 from math import inf
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import numpy as np
-
 from trimtab_pipelines.backoff import backoff
 from trimtab_pipelines.routing import Endpoint
-from trimtab_protocol import Buffer, InferResponse, Parameters, ProtocolError, Tensor, rest
+from trimtab_protocol import InferResponse, ProtocolError, rest
 from trimtab_protocol.chat.inner import READS_AHEAD, LastPiece, Piece
 from trimtab_protocol.chat.references import Made, Shared, read_made
 from trimtab_protocol.extensions import OPERATING_POINT, tasks_judged_of, tasks_of
@@ -34,6 +31,7 @@ from trimtab_protocol.http import (
     request_head,
 )
 from trimtab_protocol.text import told
+from trimtab_router.carriage.batch_request import BatchRequest, as_json, encoded
 from trimtab_router.carriage.peers import LET_IDLE_SECONDS, order_of
 from trimtab_router.carriage.streams import CALLERS_FAULT, IDLE_SECONDS, NOT_READY, Order, Streams
 from trimtab_router.stage.endings import Broken, Ending, Lost, NotReady, Rejected
@@ -52,22 +50,6 @@ JSON_MULTIPLE = 16
 BINARY_EXTENSION = "binary_tensor_data"
 _PROBED = ("variants", "model_names", "ready_path")
 """What of an endpoint a probe asks for."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """A batch for a replica: for each input its pieces, one after the other.
-
-    `id` is what its answer must bear; `most_answer_bytes` is all that can honestly be answered to it.
-    """
-
-    id: str
-    variant: str
-    inputs: Sequence[Sequence[Tensor]]
-    parameters: Parameters
-    headers: Mapping[str, str]
-    timeout_seconds: float
-    most_answer_bytes: int
 
 
 class Replica:
@@ -158,7 +140,7 @@ class Replica:
 
     async def infer(self, batch: BatchRequest) -> InferResponse | Lost | NotReady | Rejected | Broken:
         """Serve a batch; what goes wrong on the way is told, not raised."""
-        body, headers = _encoded(batch) if self._reads_binary else _encoded_as_json(batch)
+        body, headers = encoded(batch) if self._reads_binary else as_json(batch)
         path = self._path(batch.variant, "infer")
         head = request_head("POST", path, self.endpoint.address, headers, sum(map(len, body)))
         delivered = False
@@ -200,12 +182,12 @@ class Replica:
         if self.chats:
             model = self.endpoint.model_names.get(batch.variant, batch.variant)
             return await asyncio.to_thread(order_of, model, batch.id, batch.inputs, batch.headers)  # megabytes
-        body, headers = _encoded(batch)
+        body, headers = encoded(batch)
         return Order(self._path(batch.variant, "generate_stream"), b"".join(body), headers)
 
     async def count(self, batch: BatchRequest) -> tuple[int, bytes]:
         """What a row would cost, without running it: status and body; status 0 where it does not answer."""
-        body, headers = _encoded(batch)
+        body, headers = encoded(batch)
         path = self._path(batch.variant, "count")
         return await self._streams.ask(path, b"".join(body), headers, batch.timeout_seconds)
 
@@ -408,27 +390,6 @@ class Replica:
 
     def _path(self, variant: str, action: str) -> str:
         return f"/v2/models/{quote(self.endpoint.model_names.get(variant, variant), safe='')}/{action}"
-
-
-def _encoded(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
-    body, header_length = rest.encode_batch(batch.inputs, batch.parameters, batch.id)
-    headers = {
-        "Content-Type": rest.BINARY_CONTENT_TYPE,
-        rest.HEADER_LENGTH: str(header_length),
-        **batch.headers,
-    }
-    return body, headers
-
-
-def _encoded_as_json(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
-    inputs = [_joined(pieces) for pieces in batch.inputs]
-    body = rest.encode_json(inputs, batch.parameters, batch.id)
-    return [body], {"Content-Type": rest.JSON_CONTENT_TYPE, **batch.headers}
-
-
-def _joined(pieces: Sequence[Tensor]) -> Tensor:
-    first = pieces[0]
-    return Tensor(first.name, first.datatype, np.concatenate([piece.array for piece in pieces]))
 
 
 def _told(reply: Reply) -> dict[str, Any]:

@@ -29,9 +29,14 @@ def check_references(
             raise ValueError(f"{where}.from {source!r} names no tensor; there are: {', '.join(sorted(known))}")
 
 
+def predecessors(stage: Stage) -> set[str]:
+    """The names of the stages that a stage reads."""
+    return {split_reference(read.source)[0] for read in stage.inputs} - {REQUEST}
+
+
 def topological_order(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """The stages so that each comes after those it reads; raise ValueError that shows a cycle."""
-    waiting = {stage.name: {split_reference(i.source)[0] for i in stage.inputs} - {REQUEST} for stage in stages}
+    waiting = {stage.name: predecessors(stage) for stage in stages}
     by_name = {stage.name: stage for stage in stages}
     order: list[Stage] = []
     while waiting:

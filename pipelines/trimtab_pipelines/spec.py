@@ -303,7 +303,7 @@ class InferencePipelineSpec(Model):
             raise ValueError(
                 f"stage {stage.name}: {SHOWN} from {sources[SHOWN]}: its {PULLED} are of {shown}; read the same images"
             )
-        others = [each.name for each in self.stages if each is not stage and encoder.name in _owners(each)]
+        others = [each.name for each in self.stages if each is not stage and encoder.name in graph.predecessors(each)]
         if others:
             raise ValueError(
                 f"stage {stage.name} may do without {encoder.name}, which {others[0]} reads: leave out either"
@@ -339,10 +339,6 @@ class InferencePipelineSpec(Model):
                 f"budget.cores {self.budget.cores:g} cannot hold one set of the smallest replicas, "
                 f"which needs {least:g}; raise it or lower the variants' resources.cpu"
             )
-
-
-def _owners(stage: Stage) -> set[str]:
-    return {graph.split_reference(read.source)[0] for read in stage.inputs}
 
 
 class InferencePipeline(Resource):

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from trimtab_adapter.planning.candidate import Candidate, candidates
 from trimtab_adapter.planning.latency import backlog_seconds, least_replicas, planned_seconds
-from trimtab_adapter.planning.question import Question, predecessors
+from trimtab_adapter.planning.question import Question
 from trimtab_adapter.solvers.program import Option, Program, StageOptions, weights_of
 from trimtab_pipelines.accuracy import stage_values, value_of
+from trimtab_pipelines.graph import predecessors
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Pin, Stage
 from trimtab_pipelines.variants import Variant

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trimtab_adapter.planning.latency import sustained_load_rps
-from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.graph import predecessors
 from trimtab_pipelines.mistakes import Failed
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile
@@ -80,8 +80,3 @@ class Question:
         """What runs in a stage now, if anything."""
         plans = () if self.current is None else self.current.spec.stages
         return next((plan for plan in plans if plan.name == stage), None)
-
-
-def predecessors(stage: Stage) -> set[str]:
-    """Return the names of the stages that a stage reads."""
-    return {split_reference(tensor.source)[0] for tensor in stage.inputs} - {REQUEST}

@@ -1,5 +1,7 @@
 """What can go wrong, in two kinds: a model that cannot be served at all, and one request that cannot be answered."""
 
+from pydantic import ValidationError
+
 
 class ModelError(Exception):
     """A model cannot be loaded; the message names the file or field and says what would be right."""
@@ -16,3 +18,9 @@ class RefusalError(Exception):
     def __init__(self, status_code: int, message: str) -> None:
         super().__init__(message)
         self.status_code = status_code
+
+
+def problem_of(error: ValidationError) -> str:
+    """The first of what is wrong with settings: which field, and what would be right."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -15,6 +15,7 @@ from trimtab_model_servers.families.detection import COARSEST, SIZES, Detector, 
 from trimtab_model_servers.families.network import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.tokens.preparation import FIXED
 from trimtab_model_servers.weights import load_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -23,7 +24,7 @@ CANDIDATES = 300
 CROP_PIXELS = 224
 IMAGES_AT_ONCE = 8  # the first layers of a frame take up to 37 MB each; more at once are no faster on cores
 LEAST_SIDE_PIXELS = 2.0
-CLASSIFIER_MEAN, CLASSIFIER_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CLASSIFIER_MEAN, CLASSIFIER_DEVIATION = FIXED["ImageNet"]
 
 
 class DetectorParameters(Parameters):

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.errors import ModelError, problem_of
 from trimtab_pipelines.model_spec import ModelSpec
 
 
@@ -27,6 +27,4 @@ def read_parameters(settings: type[Settings], spec: ModelSpec) -> Settings:
         return settings.model_validate(spec.parameters)
     except ValidationError as error:
         known = ", ".join(settings.model_fields) or "none"
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ModelError(f"family {spec.family!r}: parameters.{where}: {problem['msg']}; there are: {known}") from error
+        raise ModelError(f"family {spec.family!r}: parameters.{problem_of(error)}; there are: {known}") from error

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.errors import ModelError, problem_of
 from trimtab_model_servers.families.stored_files import json_of
 from trimtab_model_servers.folders import IMAGES_FILE, PROCESSOR_FILE
+from trimtab_model_servers.tokens.preparation import FIXED
 
 _NESTED: Final = "image_processor"
 """Where transformers 5 writes it, within the processor's own file; before, it had a file of its own."""
@@ -33,6 +34,12 @@ class Values(BaseModel):
     do_normalize: bool | None = None
 
 
+def scaled(normalisation: str) -> dict[str, tuple[float, ...]]:
+    """The settings by which pixels are normalised in a way that has a name."""
+    mean, deviation = FIXED[normalisation]
+    return {"image_mean": mean, "image_std": deviation}
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """What a folder says of images: in which file, and its settings."""
@@ -48,7 +55,7 @@ class Images:
     Attributes:
         kind: the class of its processor, transformers' own.
         tiles: settings that say which tiles an image has, by which its tokens are counted.
-        values: settings of pixels' values, where those that it was published with are not its class's usual ones.
+        values: further settings that it was published with, where these are not its class's usual ones.
     """
 
     kind: Any
@@ -67,15 +74,13 @@ class Images:
         try:
             values = Values.model_validate(stored.settings).model_dump(exclude_none=True)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ModelError(f"{stored.file}: {where}: {first['msg']}") from error
+            raise ModelError(f"{stored.file}: {problem_of(error)}") from error
         return self.kind(**{**self.tiles, **self.values, **values})
 
     def _require_tiles(self, stored: Stored) -> None:
         where, told = stored.file, stored.settings
         for name, ours in self.tiles.items():
-            if name != "crop_to_patches" and told.get(name) is not None and _plain(told[name]) != _plain(ours):
+            if told.get(name) is not None and _plain(told[name]) != _plain(ours):
                 raise ModelError(
                     f"{where}: {name} is {str(told[name])[:200]}; image tokens of this family are counted by {ours}"
                 )

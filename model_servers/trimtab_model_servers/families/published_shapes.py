@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trimtab_model_servers.chat.kit import Rows
 from trimtab_model_servers.families import published_templates
-from trimtab_model_servers.families.published_images import Images
+from trimtab_model_servers.families.published_images import Images, scaled
 from trimtab_model_servers.families.published_templates import Around
 from trimtab_pipelines.image_tokens import AnyResolution, Canvas, ImageTokenRule, NearestGrid, Splits
 
@@ -24,9 +24,6 @@ TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types 
 _MLLAMA: Any = import_module("transformers.models.mllama.configuration_mllama")
 _LOUD: Final[dict[str, Any]] = {"initializer_range": 0.2}
 """How far the random weights of a tiny model spread: at the published 0.02 it says the same whatever it is asked."""
-_IMAGENET: Final = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
-_CLIP: Final = {"image_mean": (0.48145466, 0.4578275, 0.40821073), "image_std": (0.26862954, 0.26130258, 0.27577711)}
-_SIGLIP: Final = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
 
 Size = Literal["published", "tiny"]
 
@@ -115,7 +112,7 @@ def llava_onevision(size: Size) -> Shape:
         Images(
             TRANSFORMERS.LlavaOnevisionImageProcessor,
             {"size": {"height": tile, "width": tile}, "image_grid_pinpoints": grid},
-            _SIGLIP,
+            scaled("Half"),
         ),
         encode,
         AnyResolution(tile, side, tuple((one, other) for one, other in grid), most_tiles=9, alone_only=True),
@@ -153,8 +150,8 @@ def internvl(size: Size) -> Shape:
         tile,
         Images(
             TRANSFORMERS.GotOcr2ImageProcessor,
-            {"size": {"height": tile, "width": tile}, "crop_to_patches": True, "min_patches": 1, "max_patches": 12},
-            _IMAGENET,
+            {"size": {"height": tile, "width": tile}, "min_patches": 1, "max_patches": 12},
+            {**scaled("ImageNet"), "crop_to_patches": True},
         ),
         encode,
         NearestGrid(tile, tokens, most_tiles=12),
@@ -200,7 +197,7 @@ def llama_vision(size: Size) -> Shape:
         Images(
             TRANSFORMERS.MllamaImageProcessor,
             {"size": {"height": tile, "width": tile}, "max_image_tiles": tiles},
-            _CLIP,
+            scaled("CLIP"),
         ),
         encode,
         Canvas(tile, tokens, most_tiles=tiles),
@@ -300,7 +297,7 @@ def smolvlm(model: _Smol, size: Size) -> Shape:
         Images(
             getattr(TRANSFORMERS, f"{model.named}ImageProcessor"),
             {"size": {"longest_edge": sides * tile}, "max_image_size": {"longest_edge": tile}},
-            _SIGLIP,
+            scaled("Half"),
         ),
         encode,
         Splits(tile, tokens, longest_px=sides * tile),

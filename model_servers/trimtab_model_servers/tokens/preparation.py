@@ -8,7 +8,7 @@ from torch import Tensor
 
 Normalisation = Literal["None", "Image", "ImageNet", "Half", "CLIP"]
 """None: the caller has done it. Image: each image by its own mean and deviation. The others: by fixed ones."""
-_FIXED: Final[Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
+FIXED: Final[Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
     "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "Half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "CLIP": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
@@ -27,5 +27,5 @@ def prepared(images: Tensor, normalisation: Normalisation) -> Tensor:
         centred = images - images.mean(dim=(1, 2, 3), keepdim=True)
         deviation = centred.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
         return centred / (deviation + _LEAST_DEVIATION)
-    mean, deviation = (images.new_tensor(values)[:, None, None] for values in _FIXED[normalisation])
+    mean, deviation = (images.new_tensor(values)[:, None, None] for values in FIXED[normalisation])
     return (images - mean) / deviation

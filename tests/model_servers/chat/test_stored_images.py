@@ -53,7 +53,7 @@ def test_without_a_word_of_the_folder_images_are_prepared_as_the_publisher_does(
 @pytest.mark.parametrize("name", SHAPES)
 def test_pixels_are_those_of_transformers_own_processor_of_the_folder(name, tmp_path, nested):
     images = SHAPES[name]("tiny").images
-    theirs = images.kind(**{**images.tiles, **OWN})
+    theirs = images.kind(**{**images.tiles, **images.values, **OWN})
     told = json.loads(theirs.to_json_string())
     written(tmp_path, {"image_mean": [0.9, 0.9, 0.9]})  # what the newer form says counts
     stored = stored_images(written(tmp_path, told, nested=nested))

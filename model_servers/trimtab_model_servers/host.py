@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.hosting import Failing, Hosted
+from trimtab_model_servers.loops import tell
 from trimtab_model_servers.worker import BatchWorker
 from trimtab_protocol.http import Tls
 
@@ -50,9 +51,7 @@ class Host:
         self.broken.pop(name, None)
         if isinstance(model, Failing):
             loop = asyncio.get_running_loop()
-            model.failure.add_done_callback(
-                lambda failure: loop.call_soon_threadsafe(self._break, name, model, failure.result())
-            )
+            model.failure.add_done_callback(lambda failure: tell(loop, self._break, name, model, failure.result()))
         if self.expected <= self.models.keys():
             self.settled.set()
 

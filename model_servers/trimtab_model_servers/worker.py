@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.loops import tell
 
 Result = TypeVar("Result")
 DEFAULT_MAX_WAITING = 64
@@ -38,9 +39,9 @@ class _Job(Generic[Result]):
         try:
             result = self.work()
         except BaseException as error:  # noqa: BLE001  (whoever waits for the batch must learn of any failure)
-            self.loop.call_soon_threadsafe(self._fail, _tellable(error))
+            tell(self.loop, self._fail, _tellable(error))
         else:
-            self.loop.call_soon_threadsafe(self._succeed, result)
+            tell(self.loop, self._succeed, result)
 
     def abandon(self) -> None:
         """Nobody waits any more: give the place in the queue free, and do not compute what has not begun."""

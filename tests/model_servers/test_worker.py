@@ -1,6 +1,7 @@
 """The thread that computes: whatever a batch raises reaches whoever waits for it, and gives its place free."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -27,3 +28,28 @@ def test_what_a_batch_raises_is_told_and_its_place_is_free_again(error):
     found = asyncio.run(asked())
     assert error in (found, found.__cause__)
     assert not isinstance(found, StopIteration)
+
+
+@pytest.mark.parametrize("ends", [lambda: "an answer", lambda: 1 / 0], ids=["it answers", "it fails"])
+def test_a_loop_that_was_closed_while_a_batch_computed_ends_no_thread(ends):
+    """Nobody is left to be told; the thread goes on to what other loops ask."""
+    worker, begun, closed = BatchWorker(), threading.Event(), threading.Event()
+
+    def outlives_its_loop():
+        begun.set()
+        assert closed.wait(20)
+        return ends()
+
+    async def left():
+        leaving = asyncio.create_task(worker.run(outlives_its_loop))
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait, 20)
+        leaving.cancel()
+
+    asyncio.run(left())
+    closed.set()
+
+    async def served():
+        return await asyncio.wait_for(worker.run(lambda: "next"), 20)
+
+    assert asyncio.run(served()) == "next"
+    worker.close()

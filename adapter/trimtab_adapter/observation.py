@@ -29,6 +29,7 @@ MOST_PROMPT_TOKENS = 1e8  # no model reads more
 RATIO_RANGE = (0.5, 4.0)  # a machine farther from its profile than this needs a new profile, not a correction
 WEIGHT = 0.3  # of the newest ratio in the moving average
 RISE = 0.1  # relative change above which a greater measurement is used: it asks for more capacity
+LEAP = 0.5  # relative change above which a greater measurement of work is used at once
 FALL = 0.25  # the same for a smaller one; wider, so that noise around one value does not change plans
 _Told = TypeVar("_Told", bound=Told)
 _MISSHAPEN = {"missing", "model_type", "dict_type", "is_instance_of", "sequence_str"}
@@ -96,7 +97,8 @@ class Measured:
 class State:
     """What the router measured: rows per request by stage, service ratio by stage and variant, its last minute.
 
-    `prompt_tokens`: of the prompts that come, on average, by the stage that writes.
+    `prompt_tokens`: of the prompts that come, on average, by the stage that writes. These and rows per request rise
+    within seconds and fall within a minute.
     `accuracies`: of what is not as accurate as it was measured to be. `joined`: how accurate points are on tasks that
     joined.
     """
@@ -231,6 +233,17 @@ def damp(before: Measured | None, measured: float, low: float, high: float) -> M
     average = before.average + WEIGHT * (clamped - before.average)
     moved = average > (1.0 + RISE) * before.used or average < (1.0 - FALL) * before.used
     return Measured(average, average if moved else before.used)
+
+
+def rise(before: Measured | None, measured: float, low: float, high: float) -> Measured:
+    """Follow a measurement of work: like `damp`, but one that is greater by more than chance explains is used at once.
+
+    Work that comes is there before an average of decisions has moved; that it goes may be waited for.
+    """
+    clamped = min(max(measured, low), high)
+    if before is not None and clamped > (1.0 + LEAP) * before.used:
+        return Measured(clamped, clamped)
+    return damp(before, measured, low, high)
 
 
 def _read(model: type[_Told], content: object, where: str, shape: str) -> _Told:

@@ -33,7 +33,8 @@ MOST_RPS: Final = 400.0
 AT_ONCE: Final = 200
 HANG_UPS: Final = 2_000
 LONGEST_WAIT_SECONDS: Final = 0.15
-STEP_RPS, CALM_SECONDS, BURST_SECONDS = 40.0, 90.0, 50.0
+CALM_SECONDS, BURST_SECONDS = 90.0, 50.0
+BURST_IMAGES: Final = 3
 PATIENT: Final = Promise(0.5, 0.1)
 """What lmm-digits itself promises."""
 
@@ -47,9 +48,12 @@ async def asking(
     plan: Mapping[str, Any] | None = None,
     *,
     cache_bytes: int = 0,
+    encoder_cores: str = "500m",
 ) -> AsyncIterator[tuple[Up, Asker]]:
     """Serve a layout, and ask it once so that all is warm."""
-    with serving(folder, layout, architecture, promise, plan, cache_bytes=cache_bytes) as served:
+    with serving(
+        folder, layout, architecture, promise, plan, cache_bytes=cache_bytes, encoder_cores=encoder_cores
+    ) as served:
         model = json.loads((served.folder / "plan.json").read_text())["spec"]["pipeline"]
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             asker = Asker(served.rest_port, model, session, promise)
@@ -105,17 +109,20 @@ def running(served: Up) -> str:
     return ", ".join(f"{one['name']} {one['variant']} ×{one['replicas']} batch {one['batchSize']}" for one in stages)
 
 
-async def a_step(served: Up, asker: Asker) -> dict[str, float]:
+async def a_step(served: Up, asker: Asker, rps: float) -> dict[str, float]:
     """Ten times as many images a chat, at the same rate: how soon promises are kept again, and what it costs."""
     few = [*chats(asker.model, 1, 24, seed=94), *chats(asker.model, 0, 56, seed=95)]
     np.random.default_rng(94).shuffle(few)
-    many = chats(asker.model, 3, 80, seed=96)
-    calm = await asker.at_rate(few, STEP_RPS, CALM_SECONDS)
+    many = chats(asker.model, BURST_IMAGES, 80, seed=96)
+    calm = await asker.at_rate(few, rps, CALM_SECONDS)
+    console.print(f"in calm: {running(served)}")
     began = time.perf_counter()
-    burst = await asker.at_rate(many, STEP_RPS, BURST_SECONDS)
-    await asker.at_rate(few, STEP_RPS, CALM_SECONDS)
+    burst = await asker.at_rate(many, rps, BURST_SECONDS)
+    console.print(f"at the peak: {running(served)}")
+    await asker.at_rate(few, rps, CALM_SECONDS)
     cores = [json.loads(line)["cores"] for line in (served.folder / "samples.jsonl").read_text().splitlines()]
     return {
+        "step_rps": rps,
         "calm_kept_fraction": round(_kept(calm), 4),
         "burst_kept_fraction": round(_kept(burst), 4),
         "seconds_until_kept_again": _seconds_until_kept(burst, began),

@@ -45,17 +45,19 @@ def serving(
     plan: Mapping[str, Any] | None = None,
     *,
     cache_bytes: int = 0,
+    encoder_cores: str = "500m",
 ) -> Iterator[Up]:
     """Serve it.
 
     Args:
         folder: of the run.
-        layout: replicas by stage, of a core each, which stay as they are; one stage alone is the model whole. Without
-            any the model is parted, and the plan decides how many replicas; None: the plan chooses the layout, too.
+        layout: replicas by stage, of a core each, which stay as they are; one stage alone is the model whole. None: the
+            plan chooses the layout and how many replicas.
         architecture: of the model.
         promise: what is promised.
         plan: what runs, instead of whoever plans.
         cache_bytes: of embeddings in each replica; 0 where each image is one that nobody has shown before.
+        encoder_cores: what an encoder is told to have, where the plan chooses.
     """
     source = yaml.safe_load((FOLDER / f"{_file(layout)}.yaml").read_text())
     spec = source["spec"]
@@ -64,17 +66,17 @@ def serving(
     spec["budget"] = {"cores": "4"} if layout is not None else {"cores": "2", "surgeCores": "1"}
     for stage in spec["stages"]:
         if layout is None:
-            stage["variants"] = [_tuned(one, cache_bytes) for one in stage["variants"]]
+            stage["variants"] = [_of(one, architecture, cache_bytes) for one in stage["variants"]]
             stage["batchSizes"] = [1, 2, 4, 8, 16] if stage.get("writes") else [1, 2, 4, 8]
+            if stage.get("encodes"):
+                stage["variants"][0]["resources"]["cpu"] = encoder_cores
             continue
-        stage["variants"] = [_variant(stage["variants"], architecture, cache_bytes)]
-        if layout:
-            stage["variants"][0]["resources"]["cpu"] = "1"
-            size = SLOTS if stage.get("writes") else 8
-            stage["batchSizes"] = [size]
-            stage["pin"] = {"replicas": layout[stage["name"]], "batchSize": size}
-        else:
-            stage["variants"][0]["resources"]["cpu"] = "500m" if stage.get("writes") else "250m"
+        found = next((one for one in stage["variants"] if one["name"] == architecture), stage["variants"][0])
+        stage["variants"] = [_of(found, architecture, cache_bytes)]
+        stage["variants"][0]["resources"]["cpu"] = "1"
+        size = SLOTS if stage.get("writes") else 8
+        stage["batchSizes"] = [size]
+        stage["pin"] = {"replicas": layout[stage["name"]], "batchSize": size}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "pipeline.yaml"
     path.write_text(yaml.safe_dump(source))
@@ -86,16 +88,14 @@ def serving(
         yield served
 
 
-def _variant(written: list[dict[str, Any]], architecture: str, cache_bytes: int) -> dict[str, Any]:
-    found = next((one for one in written if one["name"] == architecture), written[0])
+def _of(variant: dict[str, Any], architecture: str, cache_bytes: int) -> dict[str, Any]:
+    """A variant with the weights of an architecture, and its name where it has no other than its weights'."""
     weights = (FOLDER / "weights" / f"{architecture}.safetensors").resolve()
-    return _tuned(found | {"name": architecture, "storageUri": str(weights)}, cache_bytes)
-
-
-def _tuned(variant: dict[str, Any], cache_bytes: int) -> dict[str, Any]:
-    own = variant | {"storageUri": str((FOLDER / variant["storageUri"]).resolve())}
+    own = variant | {"storageUri": str(weights)}
+    if own["name"] in ARCHITECTURES:
+        own["name"] = architecture
     if not own["family"].endswith("encode"):
-        own |= {"maxBatchSize": SLOTS}
+        own["maxBatchSize"] = SLOTS
     return own | {"parameters": {"slots": SLOTS, "cache_bytes": cache_bytes}}
 
 

@@ -114,7 +114,12 @@ class Adaptation(Model):
         le=1,
         description="Share of its measured throughput a replica is planned to use in the forecast's busiest second",
     )
-    switching_cost: float = Field(default=0.05, ge=0, description="Objective a change must gain for each stage changed")
+    switching_cost: float = Field(
+        default=0.05,
+        ge=0,
+        description="Objective a change must gain for each stage changed; where a core only breaks ties (MaxAccuracy), "
+        "so does giving one back",
+    )
     hold_seconds: Seconds = Field(default=20.0, alias="hold", description="No scale-down sooner than this after a peak")
     demand_quantile: float | None = Field(
         default=None,

@@ -294,7 +294,7 @@ class Router:
     def state(self) -> RouterState:
         """What runs now."""
         now = self._clock.now
-        rows_per_request, tokens = self.accounts.rows.mean(now), self.accounts.prompt_tokens.mean(now)
+        rows_per_request, tokens = self.accounts.rows.expected(now), self.accounts.prompt_tokens.expected(now)
         refused = {name: self._http[name].refused if name in self._http else {} for name in self._desks}
         return RouterState(
             plan_generation=self.plan_generation,
@@ -332,7 +332,7 @@ class Router:
 
     def _bounds(self) -> Bounds | None:
         """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""
-        rows = self.accounts.rows.mean(self._clock.now)
+        rows = self.accounts.rows.expected(self._clock.now)
         stages = [(desk.carries(), rows.get(desk.stage.name) or 1.0) for desk in self._working]
         return bounds_of(stages, self.pipeline.spec.slo.latency_seconds, self.pipeline.spec.drop_policy)
 

@@ -95,6 +95,18 @@ def test_a_plan_says_what_changed_what_binds_and_what_comes_second():
     assert after.spec.generation == before.spec.generation + 1
 
 
+@pytest.mark.parametrize("goal", ["MaxAccuracy", "MinCost", "Weighted"])
+def test_replicas_of_a_peak_are_given_back_after_it_whatever_a_core_is_worth(goal):
+    pipeline = a_ladder(stages=1, objective={"goal": goal, "accuracyFloor": 0.5}, budget={"cores": "40"})
+    peak = plan_for(pipeline, 800.0)
+    after = plan_for(pipeline, 400.0, peak, now_seconds=9000.0)
+    before, now = peak.spec.stages[0], after.spec.stages[0]
+
+    assert now.replicas < before.replicas
+    assert now.variant == before.variant
+    assert plan_for(pipeline, 390.0, after, now_seconds=9100.0).spec.generation == after.spec.generation
+
+
 def test_the_plan_tells_the_router_the_profile_s_medians_whatever_was_measured():
     pipeline = a_ladder()
     slow = {(stage.name, "heavy"): 2.0 for stage in pipeline.spec.stages}

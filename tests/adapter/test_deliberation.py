@@ -36,3 +36,15 @@ def test_measurements_are_damped_and_stay_where_none_comes():
 
     assert known.rows_per_request == {"read": 2.0, "locate": 0.0}  # too small a change to plan anew
     assert known.service_ratios == pytest.approx({("read", "small"): 4.0})
+
+
+def test_ten_times_the_work_is_planned_for_at_once():
+    deliberation = Deliberation()
+    deliberation.learn(State({"encode": 0.3}, prompt_tokens={"answer": 100.0}))
+    deliberation.learn(State({"encode": 3.0}, prompt_tokens={"answer": 1000.0}))
+    known = situation_at(deliberation, 0.0)
+    assert known.rows_per_request == {"encode": 3.0}
+    assert known.prompt_tokens == {"answer": 1000.0}
+
+    deliberation.learn(State({"encode": 0.3}, prompt_tokens={"answer": 100.0}))
+    assert situation_at(deliberation, 0.0).rows_per_request["encode"] > 1.0

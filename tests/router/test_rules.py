@@ -7,7 +7,7 @@ from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError
 from trimtab_router.stage.binding import effective_variant, least_loaded, variant_for
 from trimtab_router.stage.service_time import BELIEVED, ServiceTimes, interpolate, wait_for_others
-from trimtab_router.telling.load import KEPT_SECONDS, ArrivalCounter, PerRequest
+from trimtab_router.telling.load import KEPT_SECONDS, ArrivalCounter
 
 KEY = ("small", "default")
 
@@ -265,19 +265,6 @@ def test_a_clock_that_is_set_back_heaps_up_no_peak():
     assert counter.peak(1001.5) == 100
     assert max(counter.history(1001.5)) == 100
     assert counter.history(1003.0)[-2:] == [0, 0]
-
-
-def test_what_requests_bring_on_average():
-    rows = PerRequest()
-    assert rows.mean(0.0) == {}
-
-    rows.record(1.0, {"locate": 1, "read": 3})
-    rows.record(2.0, {"locate": 1})
-    assert rows.mean(3.0) == {"locate": 1.0, "read": 1.5}
-    rows.record(3.5, {"locate": 4})
-    assert rows.mean(3.6) == {"locate": 2.0, "read": 1.0}
-    assert rows.mean(61.9) == {"locate": 2.0, "read": 1.0}
-    assert rows.mean(100.0) == {}
 
 
 def test_a_variant_runs_once_it_is_ready():

@@ -150,9 +150,7 @@ def _option(
     question: Question, stage: Stage, candidate: Candidate, batch_size: int, replicas: int, sustained_rps: float
 ) -> Option:
     variant, point, look = candidate.variant, candidate.point, candidate.look
-    quantile, running = question.spec.slo.quantile, question.running(stage.name)
-    asked = (batch_size, replicas)
-    kept = running is None or (candidate.runs_in(running) and asked == (running.batch_size, running.replicas))
+    quantile = question.spec.slo.quantile
     carried_rps = replicas * candidate.own.replica_rps(batch_size)
     backlog = backlog_seconds(sustained_rps, carried_rps, quantile, question.rows(stage.name))
     objective = question.spec.objective
@@ -172,10 +170,26 @@ def _option(
         value=value,
         latency_seconds=_latency_seconds(question, stage, candidate, batch_size, replicas, backlog),
         throughput_rps=replicas * candidate.most_rps(batch_size),
-        penalty=0.0 if kept else question.spec.adaptation.switching_cost,
+        penalty=_penalty(question, stage, candidate, batch_size, replicas),
         escalation=look,
         apart=_apart(question, stage, variant),
     )
+
+
+def _penalty(question: Question, stage: Stage, candidate: Candidate, batch_size: int, replicas: int) -> float:
+    """What a change must gain; of fewer replicas of the same no more than a core is worth to the goal.
+
+    To MaxAccuracy a core only breaks ties: what it cost to give one back would else keep a peak's replicas for ever.
+    """
+    running, objective = question.running(stage.name), question.spec.objective
+    if running is None:
+        return 0.0
+    same = candidate.runs_in(running)
+    if same and (batch_size, replicas) == (running.batch_size, running.replicas):
+        return 0.0
+    fewer = same and replicas < running.replicas
+    worth = weights_of(objective).core / (objective.cost_weight or 1.0) if fewer else 1.0
+    return question.spec.adaptation.switching_cost * worth
 
 
 def _latency_seconds(

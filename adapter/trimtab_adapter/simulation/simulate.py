@@ -311,7 +311,7 @@ class _Simulation:
         counts, self.asked_at = self.counter.history(now, seconds_to_ask(now - self.asked_at)), now
         load = Load(adaptation.origin_seconds + now, tuple(float(count) for count in counts))
         ratios = {(name, desk.variant): desk.outlook.service_ratio for name, desk in self.desks.items()}
-        state = State(self.rows.mean(now), ratios, self._served(), prompt_tokens=self.tokens.mean(now))
+        state = State(self.rows.expected(now), ratios, self._served(), prompt_tokens=self.tokens.expected(now))
         try:
             plan = adaptation.tick(scenario.pipeline, scenario.profiles, self.plan, load, state)
         except (ObservationError, PlanningError):

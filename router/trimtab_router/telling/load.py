@@ -1,6 +1,8 @@
 """Counts second by second what the adapter plans with: arrivals, their recent peak, and what each brings. Pure."""
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from trimtab_pipelines.router_state import HISTORY_SECONDS
 from trimtab_router.telling.per_second import PerSecond
@@ -8,6 +10,11 @@ from trimtab_router.telling.per_second import PerSecond
 KEPT_SECONDS = 22_000  # a little over six hours, as far back as a forecast looks
 PEAK_SECONDS = 10
 RECENT_SECONDS = 60
+RISING_SECONDS, FALLING_SECONDS = 5, 20
+LEAST_REQUESTS = 20
+"""Of which a change can be told from chance: the spread of fewer says little of what others bring."""
+STANDARD_ERRORS = 3.0
+"""How far chance moves a mean: it moves it farther once in a thousand looks."""
 
 
 class ArrivalCounter:
@@ -34,32 +41,81 @@ class ArrivalCounter:
 
 
 class PerRequest:
-    """What a request brings each stage, over the last minute: rows, or tokens of prompts. Time is monotonic seconds."""
+    """What a request brings each stage: rows, or tokens of prompts. Time is monotonic seconds.
+
+    That is the last minute's mean, or what the last five seconds surely show where it is more, and the last twenty
+    where it is less: ten times the images would else be planned for a minute late, and paid for a minute too long.
+    """
 
     def __init__(self) -> None:
-        self._brought = PerSecond[dict[str, float]](RECENT_SECONDS, dict)
-        self._whole: dict[str, float] = {}
+        self._brought = PerSecond[_Brought](RECENT_SECONDS, _Brought)
+        self._whole = _Brought()
         """Of the whole seconds before this one."""
+        self._least: dict[str, float] = {}
+        self._most: dict[str, float] = {}
         self._summed_at: int | None = None
 
     def record(self, now: float, by_stage: Mapping[str, float]) -> None:
         """Count one request, with what it brings the stages that run for it."""
         brought = self._brought[now]
-        for stage, amount in {"": 1.0, **by_stage}.items():
-            brought[stage] = brought.get(stage, 0.0) + amount
+        brought.requests += 1
+        for stage, amount in by_stage.items():
+            brought.amounts[stage] = brought.amounts.get(stage, 0.0) + amount
+            brought.squares[stage] = brought.squares.get(stage, 0.0) + amount * amount
 
-    def mean(self, now: float) -> dict[str, float]:
+    def expected(self, now: float) -> dict[str, float]:
         """Per request and stage; empty where there was no request in the last minute."""
         if self._summed_at != int(now):  # it is asked for with each request
-            self._whole, self._summed_at = _sum(self._brought.whole(now, RECENT_SECONDS)), int(now)
-        totals = _sum([self._whole, self._brought[now]])
-        requests = totals.pop("", 0.0)
-        return {stage: amount / requests for stage, amount in totals.items()}
-
-
-def _sum(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for brought in each:
-        for stage, amount in brought.items():
+            whole = self._brought.whole(now, RECENT_SECONDS)
+            self._whole, self._summed_at = _sum(whole), int(now)
+            self._least = _bound(_sum(whole[-RISING_SECONDS:]), self._whole, -STANDARD_ERRORS)
+            self._most = _bound(_sum(whole[-FALLING_SECONDS:]), self._whole, STANDARD_ERRORS)
+        running = self._brought[now]
+        requests = self._whole.requests + running.requests
+        totals = {**self._whole.amounts}
+        for stage, amount in running.amounts.items():
             totals[stage] = totals.get(stage, 0.0) + amount
-    return totals
+        return {
+            stage: max(min(amount / requests, self._most.get(stage, math.inf)), self._least.get(stage, 0.0))
+            for stage, amount in totals.items()
+        }
+
+
+@dataclass(slots=True)
+class _Brought:
+    """By requests of some seconds: how many they were, and sums of what each brought and of its square, by stage."""
+
+    requests: int = 0
+    amounts: dict[str, float] = field(default_factory=dict)
+    squares: dict[str, float] = field(default_factory=dict)
+
+    def mean(self, stage: str) -> float:
+        """Of what a request brought."""
+        return self.amounts.get(stage, 0.0) / self.requests
+
+    def variance(self, stage: str) -> float:
+        """Of what a request brought."""
+        return max(self.squares.get(stage, 0.0) / self.requests - self.mean(stage) ** 2, 0.0)
+
+
+def _sum(each: Iterable[_Brought]) -> _Brought:
+    total = _Brought()
+    for brought in each:
+        total.requests += brought.requests
+        for sums, added in ((total.amounts, brought.amounts), (total.squares, brought.squares)):
+            for stage, amount in added.items():
+                sums[stage] = sums.get(stage, 0.0) + amount
+    return total
+
+
+def _bound(recent: _Brought, minute: _Brought, errors: float) -> dict[str, float]:
+    """So many standard errors from what a request brought on average of late, by stage; of few nothing is sure.
+
+    The spread is the minute's where that is wider: of few requests none may be one of the rare that bring much.
+    """
+    if recent.requests < LEAST_REQUESTS:
+        return {}
+    return {
+        stage: recent.mean(stage) + errors * math.sqrt(max(recent.variance(stage), spread) / recent.requests)
+        for stage, spread in ((stage, minute.variance(stage)) for stage in minute.amounts)
+    }

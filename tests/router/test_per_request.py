@@ -1,0 +1,75 @@
+"""What requests bring each stage: a minute's mean, and a change as soon as it is sure."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from trimtab_router.telling.load import PerRequest
+
+
+def test_what_requests_bring_on_average():
+    rows = PerRequest()
+    assert rows.expected(0.0) == {}
+
+    rows.record(1.0, {"locate": 1, "read": 3})
+    rows.record(2.0, {"locate": 1})
+    assert rows.expected(3.0) == {"locate": 1.0, "read": 1.5}
+    rows.record(3.5, {"locate": 4})
+    assert rows.expected(3.6) == {"locate": 2.0, "read": 1.0}
+    assert rows.expected(61.9) == {"locate": 2.0, "read": 1.0}
+    assert rows.expected(100.0) == {}
+
+
+def brought(rates: Mapping[tuple[int, int], Sequence[int]], per_second: int = 20) -> PerRequest:
+    """Requests of some spans of seconds; in each they bring these amounts in turn."""
+    rows = PerRequest()
+    for (begin, end), amounts in rates.items():
+        for number in range((end - begin) * per_second):
+            rows.record(begin + number / per_second, {"encode": amounts[number % len(amounts)]})
+    return rows
+
+
+def test_a_rise_of_what_requests_bring_is_followed_in_five_seconds_and_a_fall_in_twenty():
+    rows = brought({(0, 60): [0, 0, 1], (60, 66): [3], (66, 100): [0, 0, 1]})
+    before, after = (brought({(0, 60): [0, 0, 1], (60, end): [3]}) for end in (66, 80))
+
+    assert before.expected(66.0) == {"encode": pytest.approx(3.0, rel=0.15)}
+    assert after.expected(80.0) == {"encode": pytest.approx(3.0, rel=0.15)}
+    assert 1 / 3 < rows.expected(100.0)["encode"] < 0.5
+
+
+def test_an_end_of_what_a_stage_was_brought_is_seen():
+    rows = brought({(0, 60): [3], (60, 81): [0]})
+    assert rows.expected(81.0)["encode"] < 0.25
+
+
+def test_two_seconds_of_a_rise_are_followed_as_far_as_they_are_sure():
+    rows = brought({(0, 60): [0, 0, 1], (60, 62): [3]})
+    minute = (58 / 3 + 6) / 60
+
+    assert minute < rows.expected(62.0)["encode"] < (3 / 3 + 6) / 5
+
+
+@pytest.mark.parametrize("per_second", [1, 3])
+def test_a_few_requests_are_no_rise(per_second):
+    rows = brought({(0, 60): [1], (60, 65): [3]}, per_second)
+    assert rows.expected(65.0) == {"encode": pytest.approx((55 + 5 * 3) / 60)}
+
+
+@pytest.mark.parametrize("per_second", [1, 2, 20])
+@pytest.mark.parametrize("rare", [0.002, 0.02])
+def test_what_spreads_widely_around_one_mean_is_hardly_ever_taken_for_a_change(per_second, rare):
+    """As a real mix does: most show nothing, few show many."""
+    shares = np.array([0.7, 0.3 - rare, rare])
+    random, rows, strays = np.random.default_rng(7), PerRequest(), 0
+    minute = deque(maxlen=60)
+    for second in range(3600):
+        drawn = random.choice([0.0, 1.0, 16.0], size=per_second, p=shares)
+        for amount in drawn:
+            rows.record(float(second), {"encode": amount})
+        minute.append(drawn.mean())
+        strays += rows.expected(second + 1.0)["encode"] != pytest.approx(np.mean(minute), rel=0.15)
+
+    assert strays < 0.01 * 3600

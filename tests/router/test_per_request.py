@@ -64,7 +64,7 @@ def test_what_spreads_widely_around_one_mean_is_hardly_ever_taken_for_a_change(p
     """As a real mix does: most show nothing, few show many."""
     shares = np.array([0.7, 0.3 - rare, rare])
     random, rows, strays = np.random.default_rng(7), PerRequest(), 0
-    minute = deque(maxlen=60)
+    minute: deque[float] = deque(maxlen=60)
     for second in range(3600):
         drawn = random.choice([0.0, 1.0, 16.0], size=per_second, p=shares)
         for amount in drawn:

@@ -28,9 +28,11 @@ class Coming:
             RefusalError: 429, too many are waited for.
         """
         for one in arrived:
-            found = self._told.of(_name(request_id, one.image))
-            if not found.done():
-                found.set_result(one)
+            name = _name(request_id, one.image)
+            if not self._told.dropped(name):  # else whoever waited for it has left
+                found = self._told.of(name)
+                if not found.done():
+                    found.set_result(one)
 
     async def wait(self, request_id: str, image: int, announced: Reference) -> str:
         """Where an image is pulled from, once it is told.
@@ -43,7 +45,8 @@ class Coming:
             told = await self._told.wait(name)
         except RefusalError as refusal:
             raise ImageRefusal(image, str(refusal)) from refusal
-        self._told.drop(name)
+        finally:
+            self._told.drop(name)
         if _laid(told) != _laid(announced):
             raise ImageRefusal(image, f"it is {_laid(told)}; announced were {_laid(announced)}")
         return told.url

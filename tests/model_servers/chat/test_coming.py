@@ -50,6 +50,8 @@ async def test_who_waits_in_vain_is_told_so_and_nothing_is_left():
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)
     assert len(coming) == 0
+    coming.tell("other", [arrived(1)])
+    assert len(coming) == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from trimtab_model_servers.chat import promises
 from trimtab_model_servers.chat.encoding import EmbeddingCache, Encoded, Encoding, Limits
 from trimtab_model_servers.chat.images import Header
 from trimtab_model_servers.chat.kept import Held, Kept
@@ -196,6 +197,36 @@ async def test_who_asks_in_vain_and_leaves_leaves_nothing():
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert len(kept) == 0
+
+
+async def test_who_asks_for_what_was_dropped_or_given_is_told_at_once_and_nothing_is_left():
+    """The one who wanted it left, and whoever pulls for him does not know it yet."""
+    kept = Kept(100)
+    for name in ("dropped", "given"):
+        kept.expect(name)
+        kept.put(name, Held(torch.zeros(3, 2), "d"))
+    kept.drop("dropped")
+    await kept.give(["given"])
+
+    for name in ("dropped", "given"):
+        async with asyncio.timeout(1.0):
+            with pytest.raises(RefusalError, match="was dropped, or given already") as told:
+                await kept.give([name])
+        assert told.value.status_code == 410
+        with pytest.raises(RefusalError, match=name):
+            kept.share(name, ["other"])
+    assert (kept.bytes, len(kept)) == (0, 0)
+
+
+async def test_names_that_were_dropped_are_not_known_without_bound(monkeypatch):
+    monkeypatch.setattr(promises, "MOST_NAMES", 2)
+    kept = Kept(100)
+    for name in ("a", "b", "c"):
+        kept.drop(name)
+
+    kept.expect("a")
+    with pytest.raises(RefusalError, match="dropped"):
+        kept.expect("b")
 
 
 async def test_who_waits_for_a_name_learns_that_it_was_dropped_or_is_late():

@@ -1,6 +1,6 @@
 """What the slow loop remembers from one decision to the next, in the world as in simulation. Pure."""
 
-from trimtab_adapter.observation import MOST_PROMPT_TOKENS, MOST_ROWS, RATIO_RANGE, Measured, State, damp, rise
+from trimtab_adapter.observation import LEAP, MOST_PROMPT_TOKENS, MOST_ROWS, RATIO_RANGE, Measured, State, damp
 from trimtab_adapter.planning.corrected import Joined, Watched
 from trimtab_adapter.planning.decide import Situation
 from trimtab_adapter.planning.hysteresis import outgrows
@@ -23,9 +23,9 @@ class Deliberation:
     def learn(self, state: State) -> None:
         """Follow what the routers measured."""
         for stage, rows in state.rows_per_request.items():
-            self._rows[stage] = rise(self._rows.get(stage), rows, 0.0, MOST_ROWS)
+            self._rows[stage] = damp(self._rows.get(stage), rows, 0.0, MOST_ROWS, LEAP)
         for stage, tokens in state.prompt_tokens.items():
-            self._tokens[stage] = rise(self._tokens.get(stage), tokens, 0.0, MOST_PROMPT_TOKENS)
+            self._tokens[stage] = damp(self._tokens.get(stage), tokens, 0.0, MOST_PROMPT_TOKENS, LEAP)
         for key, ratio in state.service_ratios.items():
             self._ratios[key] = damp(self._ratios.get(key), ratio, *RATIO_RANGE)
         self._accuracies = {which: round(accuracy, 2) for which, accuracy in state.accuracies.items()}

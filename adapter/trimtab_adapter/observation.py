@@ -98,7 +98,7 @@ class State:
     """What the router measured: rows per request by stage, service ratio by stage and variant, its last minute.
 
     `prompt_tokens`: of the prompts that come, on average, by the stage that writes. These and rows per request rise
-    within seconds and fall within a minute.
+    within seconds, and fall after twenty at the soonest.
     `accuracies`: of what is not as accurate as it was measured to be. `joined`: how accurate points are on tasks that
     joined.
     """
@@ -225,25 +225,18 @@ def _summed(parts: list[Served]) -> Served:
     )
 
 
-def damp(before: Measured | None, measured: float, low: float, high: float) -> Measured:
-    """Follow a measurement: clamped, averaged, and used anew only once it has clearly moved."""
+def damp(before: Measured | None, measured: float, low: float, high: float, leap: float = math.inf) -> Measured:
+    """Follow a measurement: clamped, averaged, and used anew only once it has clearly moved.
+
+    One that is greater by more than `leap`, a relative change, is used at once: work that comes is there before an
+    average of decisions has moved; that it goes may be waited for.
+    """
     clamped = min(max(measured, low), high)
-    if before is None:
+    if before is None or clamped > (1.0 + leap) * before.used:
         return Measured(clamped, clamped)
     average = before.average + WEIGHT * (clamped - before.average)
     moved = average > (1.0 + RISE) * before.used or average < (1.0 - FALL) * before.used
     return Measured(average, average if moved else before.used)
-
-
-def rise(before: Measured | None, measured: float, low: float, high: float) -> Measured:
-    """Follow a measurement of work: like `damp`, but one that is greater by more than chance explains is used at once.
-
-    Work that comes is there before an average of decisions has moved; that it goes may be waited for.
-    """
-    clamped = min(max(measured, low), high)
-    if before is not None and clamped > (1.0 + LEAP) * before.used:
-        return Measured(clamped, clamped)
-    return damp(before, measured, low, high)
 
 
 def _read(model: type[_Told], content: object, where: str, shape: str) -> _Told:

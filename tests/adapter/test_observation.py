@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trimtab_adapter.observation import Measured, ObservationError, damp, read_load, read_state, rise
+from trimtab_adapter.observation import LEAP, Measured, ObservationError, damp, read_load, read_state
 
 
 def test_seconds_before_the_first_arrival_are_no_history_but_silence_is():
@@ -76,5 +76,5 @@ def test_a_measurement_is_used_anew_only_once_it_clearly_moved():
     ids=["noise", "a little more", "much more", "more than is believed", "less"],
 )
 def test_much_more_work_is_used_at_once_and_less_only_by_and_by(measured, used):
-    assert rise(Measured(1.0, 1.0), measured, 0.0, 4.0).used == pytest.approx(used)
-    assert rise(None, measured, 0.0, 4.0).used == min(measured, 4.0)
+    assert damp(Measured(1.0, 1.0), measured, 0.0, 4.0, LEAP).used == pytest.approx(used)
+    assert damp(None, measured, 0.0, 4.0, LEAP).used == min(measured, 4.0)

@@ -73,8 +73,7 @@ class PerRequest:
         running = self._brought[now]
         requests = self._whole.requests + running.requests
         totals = {**self._whole.amounts}
-        for stage, amount in running.amounts.items():
-            totals[stage] = totals.get(stage, 0.0) + amount
+        _add(totals, running.amounts)
         return {
             stage: max(min(amount / requests, self._most.get(stage, math.inf)), self._least.get(stage, 0.0))
             for stage, amount in totals.items()
@@ -102,10 +101,14 @@ def _sum(each: Iterable[_Brought]) -> _Brought:
     total = _Brought()
     for brought in each:
         total.requests += brought.requests
-        for sums, added in ((total.amounts, brought.amounts), (total.squares, brought.squares)):
-            for stage, amount in added.items():
-                sums[stage] = sums.get(stage, 0.0) + amount
+        _add(total.amounts, brought.amounts)
+        _add(total.squares, brought.squares)
     return total
+
+
+def _add(sums: dict[str, float], added: Mapping[str, float]) -> None:
+    for stage, amount in added.items():
+        sums[stage] = sums.get(stage, 0.0) + amount
 
 
 def _bound(recent: _Brought, minute: _Brought, errors: float) -> dict[str, float]:

@@ -4,7 +4,6 @@ What was asked meanwhile is done between steps, so that a cancelled request has 
 """
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections import deque
@@ -21,6 +20,7 @@ from torch import Tensor
 from trimtab_model_servers.engine.core import Core, Event, Gauges, Tell
 from trimtab_model_servers.engine.stops import Spell
 from trimtab_model_servers.engine.values import EngineBusy, Piece, Request
+from trimtab_model_servers.loops import tell
 
 _LOG = logging.getLogger(__name__)
 _Told = tuple["asyncio.Queue[Event | Exception]", Event | Exception]
@@ -201,8 +201,7 @@ class Engine:
         """Wake each loop once for all that a step says: a wake for each word costs more than the words."""
         told, self._told = self._told, {}
         for loop, said in told.items():
-            with contextlib.suppress(RuntimeError):  # it was closed meanwhile
-                loop.call_soon_threadsafe(_hand_out, said, loop)
+            tell(loop, _hand_out, said, loop)
 
 
 def _hand_out(said: _Said, loop: asyncio.AbstractEventLoop) -> None:

@@ -30,6 +30,9 @@ from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, Architecture
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 STREAMS: Final = 16
+REQUESTS: Final = 10 * STREAMS
+"""A round. Its last answers have nobody behind them: of three batches' worth that is a third of the steps, which are
+then not of sixteen streams."""
 ROUNDS: Final = 3
 VOCABULARY: Final = 512
 PROMPT: Final = (40, 200)
@@ -124,7 +127,7 @@ Ways = dict[str, Callable[[], Answers]]
 def main() -> int:
     """Measure in turns, print a table's worth of lines and the verdict."""
     parser = argparse.ArgumentParser(description="Tokens a second of the engine against generate.")
-    parser.add_argument("--requests", type=int, default=3 * STREAMS, help="how many requests a round (default 48)")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help=f"a round (default {REQUESTS})")
     parser.add_argument("--compared", type=int, default=1_000, help="chats compared, each trained model (default 1000)")
     parser.add_argument("--only", choices=(*ARCHITECTURES, "random"), action="append", help="repeatable")
     options = parser.parse_args()

@@ -10,7 +10,7 @@ from typing import Any, Final
 import aiohttp
 import numpy as np
 
-from benchmarks.layouts.served import QUICK, Promise
+from benchmarks.layouts.served import FORGIVING, Promise
 from trimtab_loadtester.chat_wire import ChatWire
 from trimtab_loadtester.chats import ChatPayloads
 from trimtab_loadtester.wire import OPEN
@@ -55,7 +55,7 @@ class Asker:
     port: int
     model: str
     session: aiohttp.ClientSession
-    promise: Promise = QUICK
+    promise: Promise = FORGIVING
     told: list[Told] = field(default_factory=list)
 
     async def ask(self, body: dict[str, Any], answer: str = "", due: float | None = None) -> Told:
@@ -85,10 +85,13 @@ class Asker:
         """Ask at random moments, ``rps`` of them a second on average, and wait for all."""
         random = np.random.default_rng([int(1000 * rps) + len(bodies), seed])
         moments = np.cumsum(random.exponential(1 / rps, size=max(int(rps * seconds), 1)))
+        return await self.at_moments([(moment, *bodies[number % len(bodies)]) for number, moment in enumerate(moments)])
+
+    async def at_moments(self, due: Sequence[tuple[float, dict[str, Any], str]]) -> list[Told]:
+        """Ask each chat when it is due, in seconds from now, in their order; the right answer stands beside it."""
         began, asked = time.perf_counter() + 0.05, []
-        for number, moment in enumerate(moments):
+        for moment, body, answer in due:
             await asyncio.sleep(max(began + moment - time.perf_counter(), 0))
-            body, answer = bodies[number % len(bodies)]
             asked.append(asyncio.create_task(self.ask(body, answer, began + moment)))
         return await asyncio.gather(*asked)
 

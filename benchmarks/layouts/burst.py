@@ -2,8 +2,10 @@
 
 Both are asked in turns, many short rounds within one run, so that whatever the machine does in the meantime falls on
 both; every other round begins with the burst. In a round both see the same chats at the same moments. Who asks about
-images does so in a process of its own, for else words would wait for it where they are timed. The 99th percentile is of
-all rounds together, with at least ten chats beyond it; how far it may be by chance is told by drawing rounds again.
+images does so in a process of its own, for else words would wait for it where they are timed. Callers stand for other
+machines: who asks about images takes no core from anybody, and who times words waits for none, where that is allowed.
+The 99th percentile is of all rounds together, with at least ten chats beyond it; how far it may be by chance is told by
+drawing rounds again.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, Told, chats
+from benchmarks.standing import ahead, apart_and_behind
 
 TEXT_RPS: Final = 15.0
 ROUNDS: Final = 12
@@ -26,6 +29,8 @@ ROUND_SECONDS: Final = 7.0
 LEAST_BEYOND: Final = 10
 """Chats that a quantile leaves beyond it: of fewer it is one of the largest by chance."""
 RESAMPLES: Final = 2_000
+AHEAD, BEHIND = 10, 10
+"""How much less nice who times words is, and how nice who asks about images."""
 Rounds = Sequence[NDArray[np.float64]]
 """The seconds to the first words of each round's chats."""
 
@@ -46,20 +51,22 @@ async def beside_a_burst(
             )
 
         await ask(1.0, 1.0, 0)  # all is loaded by then
-        for number in range(rounds):
-            for beside in (False, True) if number % 2 == 0 else (True, False):
-                asked = asker.at_rate(words, TEXT_RPS, round_seconds, seed=number)
-                if not beside:
-                    calm.append(await asked)
-                    continue
-                told, _ = await asyncio.gather(asked, ask(burst_rps, round_seconds, number))
-                burst.append(told)
+        with ahead(AHEAD):
+            for number in range(rounds):
+                for beside in (False, True) if number % 2 == 0 else (True, False):
+                    asked = asker.at_rate(words, TEXT_RPS, round_seconds, seed=number)
+                    if not beside:
+                        calm.append(await asked)
+                        continue
+                    told, _ = await asyncio.gather(asked, ask(burst_rps, round_seconds, number))
+                    burst.append(told)
     judged = over_calm([*map(first_seconds, calm)], [*map(first_seconds, burst)])
     return judged | {"unanswered": sum(not one.whole for told in (*calm, *burst) for one in told)}
 
 
 def _ask_about_images(port: int, model: str, images: int, rps: float, seconds: float, seed: int) -> None:
     """In a process of its own: chats with so many images each, until all are answered."""
+    apart_and_behind(BEHIND)
 
     async def ask() -> None:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

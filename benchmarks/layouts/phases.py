@@ -1,4 +1,4 @@
-"""The phases: goodput by images a chat, ten times as many images, many at one instant, and what dies."""
+"""The phases: the planned layout beside the best fixed one, ten times as many images, many at one instant, deaths."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,8 @@ from rich.console import Console
 
 from benchmarks.first_week.stranger import Up
 from benchmarks.layouts.asking import Asker, Told, chats
-from benchmarks.layouts.served import QUICK, Promise, servers, serving
+from benchmarks.layouts.goodput import LEAST_KEPT, once_of_two, steady
+from benchmarks.layouts.served import Promise, servers, serving
 
 console = Console(stderr=True)
 WHOLE: Final[Mapping[str, int]] = {"answer": 2}
@@ -25,11 +26,8 @@ PARTED: Final[Mapping[str, int]] = {"encode": 1, "answer": 1}
 MORE_ENCODERS: Final[Mapping[str, int]] = {"encode": 2, "answer": 1}
 SPREAD: Final[Mapping[str, int]] = {"encode": 2, "answer": 2}
 SHARES: Final = (1.1, 1.0, 0.95, 0.85, 0.75, 0.6, 0.45)
-"""Of the best fixed layout's goodput, what is tried of the planned one."""
+"""Of the best fixed layout's goodput, what is tried of the planned one, and of that one once more."""
 SETTLING_SECONDS: Final = 25.0
-LEAST_KEPT: Final = 0.99
-STEP_SECONDS: Final = 4.0
-MOST_RPS: Final = 400.0
 AT_ONCE: Final = 200
 HANG_UPS: Final = 2_000
 LONGEST_WAIT_SECONDS: Final = 0.15
@@ -44,7 +42,7 @@ async def asking(
     folder: Path,
     layout: Mapping[str, int] | None,
     architecture: str,
-    promise: Promise = QUICK,
+    promise: Promise,
     plan: Mapping[str, Any] | None = None,
     *,
     cache_bytes: int = 0,
@@ -63,32 +61,10 @@ async def asking(
             yield served, asker
 
 
-async def goodput(asker: Asker, images: int) -> float:
-    """The highest rate at which 99 of 100 chats begin and go on in time, requests a second."""
-    bodies = chats(asker.model, images, 64, seed=70 + images)
-    low, high = 0.0, 8.0
-    while high <= MOST_RPS and await _carries(asker, bodies, high):
-        low, high = high, 2 * high
-    for _ in range(4):
-        middle = (low + high) / 2
-        if await _carries(asker, bodies, middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-async def _carries(asker: Asker, bodies: list[tuple[dict[str, Any], str]], rps: float) -> bool:
-    """Whether it does in one of two tries: a machine that others use stands still now and then."""
-    for _ in range(2):
-        told = await asker.at_rate(bodies, rps, STEP_SECONDS)
-        if statistics.fmean(one.kept(asker.promise) for one in told) >= LEAST_KEPT:
-            return True
-    return False
-
-
-async def settled(served: Up, asker: Asker, images: int, best_rps: float) -> tuple[float, str]:
-    """What of the best fixed layout's goodput the plan carries, once it has seen such chats, and what it then runs.
+async def settled(
+    served: Up, asker: Asker, images: int, best_rps: float, *, settling_seconds: float = SETTLING_SECONDS
+) -> tuple[float, str]:
+    """What of the best fixed layout's goodput is carried once such chats are known, and what then runs.
 
     Each share is asked for until the plan is made true, and then judged like a fixed layout. Nothing is asked for where
     no fixed layout carries anything: there is no share of that.
@@ -97,8 +73,9 @@ async def settled(served: Up, asker: Asker, images: int, best_rps: float) -> tup
         return 0.0, "no fixed layout keeps its promises at any rate"
     bodies = chats(asker.model, images, 64, seed=70 + images)
     for share in SHARES:
-        await asker.at_rate(bodies, share * best_rps, SETTLING_SECONDS)
-        if await _carries(asker, bodies, share * best_rps):
+        if settling_seconds:
+            await asker.at_rate(bodies, share * best_rps, settling_seconds)
+        if await once_of_two(steady(asker, bodies), share * best_rps):
             return share, running(served)
     return 0.0, running(served)
 

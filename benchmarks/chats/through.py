@@ -2,8 +2,10 @@
 
 One replica, asked by turns at its own data port, through its router, and through Envoy and its router: the same
 questions from the same callers, each of whom thinks for a while once he has his answer, so that nobody asks in step
-with the model. The replica has a core of its own; all others share the other. It serves lmm-digits' decoder-only model,
-whose fifty answers are thousands of words a second, and one that writes at the pace of a large model on a GPU.
+with the model. Callers stand for other machines, so they share the replica's core, whichever way they ask: beside the
+router they would take from it what they do not take from a replica alone. Router and Envoy have the other core. Served
+are lmm-digits' decoder-only model, whose fifty answers are thousands of words a second, and one that writes at the pace
+of a large model on a GPU.
 """
 
 import argparse
@@ -131,16 +133,19 @@ async def streams(way: Way, seconds: float, seed: int, heard: Heard, router: int
 
 @asynccontextmanager
 async def serving(model: str, *, fronted: bool) -> AsyncIterator[Door]:
-    """A model in one replica, on a core of its own, behind a router."""
+    """A model in one replica, on the core of whoever asks, behind a router that has the other."""
     with tempfile.TemporaryDirectory(prefix="trimtab-through-") as name:
         pipeline = _pipeline(model, Path(name) / "model")
         file = Path(name) / "pipeline.yaml"
         write_json(file, pipeline)
         async with Supervisor(Setup(file, Path(name) / "run", plan=chat_plan(pipeline), door=fronted)) as local:
             await local.ready()
-            for pid in local.fleet.pids.values():
+            for pid in (*local.fleet.pids.values(), os.getpid()):
                 pin_threads(pid, {SERVER_CORE})
-            yield Door(local, {})
+            try:
+                yield Door(local, {})
+            finally:
+                pin_threads(os.getpid(), {CLIENT_CORE})
 
 
 def _pipeline(model: str, folder: Path) -> InferencePipeline:

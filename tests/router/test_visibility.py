@@ -14,10 +14,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from prometheus_client import generate_latest
 
 from tests.builders import a_plan, a_stage, a_variant
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, an_envoy, endpoints_of
@@ -27,6 +29,7 @@ from trimtab.local.door import make_sockets
 from trimtab_pipelines.documents import dump_yaml, write_json
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages
 from trimtab_router.ingress import model_metadata
+from trimtab_router.ingress.admin import AdminIngress
 
 TRACE_PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -144,6 +147,27 @@ async def test_callers_are_welcome_once_all_stages_had_a_replica_and_until_the_r
         assert await welcome() == 200
         rig.router.leaving = True
         assert await welcome() == 503
+
+
+async def test_others_go_on_while_metrics_are_written_one_after_the_other():
+    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
+        await rig.rest(a_request())
+        registry, turns = rig.router.metrics.registry, 0
+
+        async def others():
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        going_on = asyncio.create_task(others())
+        written = await AdminIngress(rig.router, lambda: asyncio.sleep(0)).answer(
+            make_mocked_request("GET", "/metrics")
+        )
+        going_on.cancel()
+
+        assert turns >= len(list(registry.collect())) > 20
+        assert written.body == generate_latest(registry)
 
 
 async def test_metrics_have_the_names_and_labels_prometheus_users_expect():

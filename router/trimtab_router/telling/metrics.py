@@ -4,10 +4,10 @@ Names and units follow Prometheus; every series carries namespace and pipeline. 
 outcome is first seen, so that counting costs a request next to nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, Summary, generate_latest
 from prometheus_client.registry import Collector
 
 from trimtab_pipelines import router_metrics as names
@@ -140,9 +140,25 @@ class Metrics:
         """Count a file that could not be used."""
         self.broken_files.labels(*self._base, file).inc()
 
+    def families(self) -> Iterator[bytes]:
+        """The text Prometheus scrapes, metric by metric: all at once would hold up who is served meanwhile."""
+        for family in self.registry.collect():
+            yield generate_latest(_Alone(family))
+
     def expose(self) -> bytes:
-        """The text Prometheus scrapes."""
-        return generate_latest(self.registry)
+        """All of that text."""
+        return b"".join(self.families())
+
+
+class _Alone(Collector):
+    """One metric, as it was when it was collected."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        """It alone."""
+        return (self._family,)
 
 
 class StageMetrics:

@@ -1,6 +1,7 @@
 """Layouts as options of one program: no choice mixes them, and the plan follows load and images a chat."""
 
 from dataclasses import replace
+from functools import cache
 from math import ceil
 
 import numpy as np
@@ -100,6 +101,9 @@ PROFILES = {
 }
 
 
+FOUR_CORES = {"cores": "4"}
+
+
 def planned(rps: float, images: float, current=None, strain: float = 1.0, **changes):
     situation = Situation(
         ForecastRecord(peak_rps=rps, source="reactive"),
@@ -181,6 +185,33 @@ def test_broken_promises_ask_for_more_than_the_profile_says():
 
     assert strained.spec.stage("text").replicas > calm.spec.stage("text").replicas
     assert "with 2 times the profiled seconds, since promises were broken" in strained.spec.explanation.change
+
+
+def test_who_encodes_counts_as_slower_where_who_writes_does():
+    calm, strained = planned(40, 8.0, pin=PULLS), planned(40, 8.0, pin=PULLS, strain=2.0)
+
+    assert strained.spec.stage("encode").replicas > calm.spec.stage("encode").replicas
+
+
+@cache
+def most_on_four_cores(images: float) -> float:
+    low, high = 1.0, 2_000.0
+    for _ in range(10):
+        middle = (low + high) / 2
+        low, high = (middle, high) if planned(middle, images, budget=FOUR_CORES).spec.feasible else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("images", [0.0, 1.0, 4.0, 8.0])
+@pytest.mark.parametrize("share", [0.6, 0.9, 1.0, 1.5])
+def test_strain_is_spared_for_and_never_gives_up_load_that_is_carried_without(images, share):
+    rps = share * most_on_four_cores(images)
+    calm, strained = (planned(rps, images, strain=strain, budget=FOUR_CORES).spec for strain in (1.0, 4.0))
+
+    assert strained.feasible == calm.feasible
+    if not calm.feasible:
+        assert strained.stages == calm.stages
+        assert "since promises were broken" not in strained.explanation.change
 
 
 def test_strain_rises_at_once_rests_while_it_recovers_and_falls_after_quiet_decisions():

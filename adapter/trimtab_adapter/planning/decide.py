@@ -7,7 +7,7 @@ from trimtab_adapter.planning.corrected import Joined, Watched, corrected, drift
 from trimtab_adapter.planning.expected import expectation
 from trimtab_adapter.planning.explain import basis_words, explain, line
 from trimtab_adapter.planning.hysteresis import planning_load, why_more
-from trimtab_adapter.planning.least_bad import Answer, answer
+from trimtab_adapter.planning.least_bad import Answer, answer, eased
 from trimtab_adapter.planning.measured import read_by
 from trimtab_adapter.planning.options import capped
 from trimtab_adapter.planning.points import allowed_points
@@ -47,6 +47,7 @@ def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], si
     """
     question, forecast = question_of(pipeline, profiles, situation)
     with limited():
+        question = eased(question)
         return plan_of(pipeline, question, answer(question), forecast, situation.now_seconds)
 
 

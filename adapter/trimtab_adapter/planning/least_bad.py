@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from trimtab_adapter.planning.options import Relaxation, pose
 from trimtab_adapter.planning.question import PlanningError, Question
+from trimtab_adapter.planning.strain import STEP
 from trimtab_adapter.solvers.chosen import solver_of
 from trimtab_adapter.solvers.exact import solve
 from trimtab_adapter.solvers.program import TIE_BREAK, Program, Solution, Weights
@@ -35,6 +36,17 @@ class Answer:
     def feasible(self) -> bool:
         """Whether nothing was given up."""
         return self.reason == "Optimal"
+
+
+def eased(question: Question) -> Question:
+    """The question with as much of its strain as leaves a plan that keeps every constraint; with none where none does.
+
+    Strain is what is spared for a machine that is slower than its profile. Load given up for it would be lost for sure:
+    the plan would have fewer places, keep fewer promises, and seem to need more strain.
+    """
+    while question.strain > 1.0 and solver_of(question.spec.adaptation.solver)(pose(question)) is None:
+        question = replace(question, strain=max(question.strain / STEP, 1.0))
+    return question
 
 
 def answer(question: Question) -> Answer:

@@ -60,10 +60,13 @@ def service_ratio(question: Question, stage: Stage, variant: Variant, profile: P
     A replica that asks for a fraction of a core is faster than its share while the node has time to spare. That is no
     capacity to count on: if all replicas were planned so, there would be none to spare. Of who writes it is observed to
     the first piece of a row beside others, which is no measure of how long a batch takes; there broken promises tell.
+    They tell of who encodes for them, too: else a layout would look better for what is apart in it.
     """
     if stage.writes:
         return question.strain
     ratio = _measured_ratio(question, stage, variant, profile)
+    if stage.encodes and question.strain > 1.0:
+        return max(ratio, question.strain)
     return max(ratio, 1.0) if variant.resources.cpu < 1.0 else ratio
 
 

@@ -2,7 +2,8 @@
 
 A profile is content where a machine is not: others use it, or chats are not like those that were measured. How much is
 wrong nobody knows, so as much is added to the seconds as was not kept, and one in eight at the least
-(`token_pools.scale` adds that to replicas). Both layouts count as slower, so that the one with more to spare is found.
+(`token_pools.scale` adds that to replicas). Both layouts count as slower, so that the one with more to spare is found;
+where there is less to spare, less is spared (`least_bad.eased`).
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ LEAST_ANSWERS = 50
 
 @dataclass(frozen=True, slots=True)
 class Strain:
-    """How much slower than profiled who writes is taken to be.
+    """How much slower than profiled who writes, and who encodes for them, is taken to be.
 
     Attributes:
         factor: of the profiled seconds, 1.0 to 4.0: a machine that is farther from its profile needs a new one.

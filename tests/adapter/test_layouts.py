@@ -209,9 +209,7 @@ def test_strain_is_spared_for_and_never_gives_up_load_that_is_carried_without(im
     calm, strained = (planned(rps, images, strain=strain, budget=FOUR_CORES).spec for strain in (1.0, 4.0))
 
     assert strained.feasible == calm.feasible
-    if not calm.feasible:
-        assert strained.stages == calm.stages
-        assert "since promises were broken" not in strained.explanation.change
+    assert strained.planned_fraction >= calm.planned_fraction
 
 
 def test_strain_rises_at_once_rests_while_it_recovers_and_falls_after_quiet_decisions():

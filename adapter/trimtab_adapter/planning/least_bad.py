@@ -39,14 +39,18 @@ class Answer:
 
 
 def eased(question: Question) -> Question:
-    """The question with as much of its strain as leaves a plan that keeps every constraint; with none where none does.
+    """The question with as much of its strain as leaves a plan that keeps every constraint.
 
     Strain is what is spared for a machine that is slower than its profile. Load given up for it would be lost for sure:
-    the plan would have fewer places, keep fewer promises, and seem to need more strain.
+    the plan would have fewer places, keep fewer promises, and seem to need more strain. Where no plan keeps all even
+    without, it is with or without strain, whichever gives up less of the load.
     """
-    while question.strain > 1.0 and solver_of(question.spec.adaptation.solver)(pose(question)) is None:
+    given, solver = question, solver_of(question.spec.adaptation.solver)
+    while question.strain > 1.0 and solver(pose(question)) is None:
         question = replace(question, strain=max(question.strain / STEP, 1.0))
-    return question
+    if question is given or question.strain > 1.0 or solver(pose(question)) is not None:
+        return question
+    return max(given, question, key=lambda each: answer(each).fraction)
 
 
 def answer(question: Question) -> Answer:

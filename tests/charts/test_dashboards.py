@@ -92,7 +92,7 @@ def router_text() -> str:
     stage.watch_drifted(float)
     stage.queue_seconds.observe(0.01)
     stage.served(("read-l", "default"), 6, 0.02, 1.0)
-    return metrics.expose().decode()
+    return b"".join(metrics.families()).decode()
 
 
 class Talking:
@@ -255,7 +255,7 @@ def test_each_refusal_is_on_the_callers_panel_or_on_ours():
     metrics = Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"}))
     for code, reason in refused:
         metrics.refused(code.name, reason)
-    text = metrics.expose().decode()
+    text = b"".join(metrics.families()).decode()
     panels = {one.title: series(one.query, text) for one in dashboard_expressions() if "refusals_total" in one.query}
     callers = panels["Refusals by callers' own doing: {{code}} {{reason}}"]
     ours = panels["Refusals and failures of ours: {{code}} {{reason}}"]

@@ -104,7 +104,7 @@ def test_every_metric_has_its_meaning_and_every_one_named_exists():
     adapter = CollectorRegistry()
     adapter.register(AdapterMetrics())
     told = [
-        Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"})).expose(),
+        b"".join(Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"})).families()),
         generate_latest(adapter),
         generate_latest(OperatorMetrics().registry),
         exposition({}),

@@ -45,16 +45,15 @@ def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], si
 
     Raises PlanningError where the profiles do not fit the pipeline or its budget cannot hold any plan.
     """
-    question, forecast = question_of(pipeline, profiles, situation)
     with limited():
-        question = eased(question)
+        question, forecast = question_of(pipeline, profiles, situation)
         return plan_of(pipeline, question, answer(question), forecast, situation.now_seconds)
 
 
 def question_of(
     pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation
 ) -> tuple[Question, ForecastRecord]:
-    """What to ask of the solver, and the load it is for: the forecast, held and steadied."""
+    """What to ask of the solver, eased, and the load it is for: the forecast, held and steadied."""
     current = situation.current
     planned_rps = current.spec.forecast.peak_rps if current is not None and current.spec.forecast is not None else None
     load_rps = planning_load(
@@ -79,7 +78,8 @@ def question_of(
     )
     hold_seconds = pipeline.spec.adaptation.hold_seconds
     held = why_more(situation.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
-    return question, situation.forecast.model_copy(update={"peak_rps": load_rps, "held": held})
+    with limited():
+        return eased(question), situation.forecast.model_copy(update={"peak_rps": load_rps, "held": held})
 
 
 def initial_plan(

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from trimtab_adapter.planning.decide import PlanningError, Situation, decide, plan_of, question_of
-from trimtab_adapter.planning.least_bad import Answer, eased
+from trimtab_adapter.planning.least_bad import Answer
 from trimtab_adapter.planning.pools import Asked, Member, divide
 from trimtab_adapter.planning.seats import NOTHING, Room, Seat, Table, fits, may_sit, needs, uses, wake_all
 from trimtab_adapter.solvers.limits import limited
@@ -89,7 +89,6 @@ class SharedPools:
 
     def _decide(self, name: str, table: Table, key: str, member: Member, wake: Callable[[], None]) -> PipelinePlan:
         question, forecast = question_of(member.pipeline, member.profiles, member.situation)
-        question = eased(question)
         wish, acts = Asked(question), member.pipeline.spec.mode == "Auto"
         if acts:
             with self._lock:

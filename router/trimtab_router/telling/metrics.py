@@ -145,10 +145,6 @@ class Metrics:
         for family in self.registry.collect():
             yield generate_latest(_Alone(family))
 
-    def expose(self) -> bytes:
-        """All of that text."""
-        return b"".join(self.families())
-
 
 class _Alone(Collector):
     """One metric, as it was when it was collected."""

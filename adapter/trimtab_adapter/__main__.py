@@ -21,7 +21,7 @@ from trimtab_adapter.journal import Journal
 from trimtab_adapter.loop import Loop, Senses
 from trimtab_adapter.outlets import FileOutlets
 from trimtab_adapter.prometheus import PrometheusSource, Server, trust
-from trimtab_adapter.sources import LoadSource, RouterSource
+from trimtab_adapter.sources import LoadSource, RouterSource, seen_machine
 from trimtab_pipelines.documents import DocumentError
 
 HTTP_TIMEOUT_SECONDS = 2.0
@@ -70,7 +70,8 @@ async def _adapt(options: argparse.Namespace, documents: FileDocuments) -> None:
         trace = None if options.trace is None else PlayedTrace(options.trace, options.trace_start or time.time())
         forecaster = forecaster_for(pipeline.spec.adaptation, trace)
         beating = asyncio.create_task(_beat()) if options.beat else None
-        await Loop(documents, outlets, Senses(loads, router), forecaster).run(stop)
+        senses = Senses(loads, router, machine=lambda: seen_machine(options.machine))
+        await Loop(documents, outlets, senses, forecaster).run(stop)
         if beating is not None:
             beating.cancel()
 
@@ -100,6 +101,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prometheus", help="take the load from this Prometheus instead of the router")
     parser.add_argument("--prometheus-token-file", type=Path, help="bearer token, read anew for each question")
     parser.add_argument("--prometheus-ca", type=Path, help="certificates to trust there")
+    parser.add_argument("--machine", type=Path, help="what others use of this machine, as whoever started us writes it")
     parser.add_argument("--beat", action="store_true", help="write an empty line each second, as a sign of life")
     parser.add_argument("--trace", type=Path, help="what the load will be, for the Oracle forecaster")
     parser.add_argument("--trace-start", type=float, help="Unix time of the trace's first second; else now")

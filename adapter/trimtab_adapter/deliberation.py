@@ -4,7 +4,9 @@ from trimtab_adapter.observation import LEAP, MOST_PROMPT_TOKENS, MOST_ROWS, RAT
 from trimtab_adapter.planning.corrected import Joined, Watched
 from trimtab_adapter.planning.decide import Situation
 from trimtab_adapter.planning.hysteresis import outgrows
+from trimtab_adapter.planning.machine import Seen
 from trimtab_adapter.planning.strain import Strain
+from trimtab_pipelines.machine import Machine
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 
 
@@ -19,6 +21,7 @@ class Deliberation:
         self._accuracies: dict[Watched, float] = {}
         self._strain = Strain()
         self._joined: Joined = {}
+        self._machine: Seen | None = None
 
     def learn(self, state: State) -> None:
         """Follow what the routers measured."""
@@ -32,6 +35,11 @@ class Deliberation:
         self._joined = state.joined
         if state.served is not None:
             self._strain = self._strain.after(state.served)
+
+    def look_around(self, machine: Machine | None, load_rps: float) -> None:
+        """Follow what others use of the machine at a load; where nobody tells it stays as it was."""
+        if machine is not None:
+            self._machine = Seen(machine, load_rps)
 
     def situation(
         self, forecast: ForecastRecord, current: PipelinePlan | None, now_seconds: float, hold_seconds: float
@@ -49,6 +57,7 @@ class Deliberation:
             accuracies=dict(self._accuracies),
             joined=self._joined,
             strain=self._strain.factor,
+            machine=self._machine,
         )
 
     def decided(self, at_seconds: float, forecast: ForecastRecord | None) -> None:

@@ -24,6 +24,7 @@ from trimtab_adapter.planning.decide import PlanningError, Situation, decide, fi
 from trimtab_adapter.planning.sharing import Planner
 from trimtab_adapter.sources import LoadSource, StateSource
 from trimtab_adapter.tick import Decided, Tick
+from trimtab_pipelines.machine import Machine
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.router_state import Served
@@ -43,6 +44,8 @@ class Senses:
     loads: LoadSource
     routers: StateSource | None
     look_seconds: Callable[[], float] = lambda: LOOK_SECONDS
+    machine: Callable[[], Machine | None] = lambda: None
+    """What others use of the one machine that all runs on; None where it is not one, or nobody tells."""
 
 
 class Loop:
@@ -214,6 +217,7 @@ class Loop:
         since_seconds = 0.0 if self._paused else now_seconds - self._forecast_at
         load = await self._senses.loads.load(now_seconds, seconds_to_ask(since_seconds))
         self._served = None
+        self._deliberation.look_around(self._senses.machine(), load.mean_rps)
         if self._senses.routers is not None:
             try:
                 state = await self._senses.routers.state()

@@ -1,13 +1,19 @@
 """Shell: where load and state come from, over HTTP. A failure becomes an ObservationError that names the address."""
 
 import json
+import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 import httpx
 
 from trimtab_adapter.observation import Load, ObservationError, State, read_load, read_state
+from trimtab_pipelines.documents import DocumentError, load_machine
+from trimtab_pipelines.machine import Machine
 from trimtab_pipelines.router_state import HISTORY_SECONDS, LOAD_PATH, STATE_PATH
+
+log = logging.getLogger(__name__)
 
 MOST_BYTES = 8 * 2**20  # six hours of seconds are a hundred kilobytes; what is much longer is no answer to our question
 _SHOWN = 120
@@ -44,6 +50,17 @@ class RouterSource:
     async def state(self) -> State:
         """The service ratios and rows per request the router measured."""
         return read_state(await get_json(self._client, f"{self._url}{STATE_PATH}"))
+
+
+def seen_machine(path: Path | None) -> Machine | None:
+    """What whoever runs everything on this machine has seen others use of it; None where that cannot be read."""
+    if path is None or not path.exists():
+        return None
+    try:
+        return load_machine(path)
+    except DocumentError as error:
+        log.warning("%s; what others use of this machine is not known anew", error)
+        return None
 
 
 async def get_json(

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from trimtab_pipelines.edge import EdgeSettings
+from trimtab_pipelines.machine import Machine
 from trimtab_pipelines.mistakes import UsersMistake
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.pool import Pools
@@ -93,6 +94,11 @@ def _take_out(content: Any, path: tuple[int | str, ...]) -> None:
 def load_endpoints(path: Path) -> Endpoints:
     """Read the replicas of a pipeline."""
     return parse(Endpoints, _read_json_or_yaml(path), str(path))
+
+
+def load_machine(path: Path) -> Machine:
+    """Read what others use of the machine that a pipeline runs on."""
+    return parse(Machine, _read_json_or_yaml(path), str(path))
 
 
 def load_edge(path: Path | None) -> EdgeSettings:

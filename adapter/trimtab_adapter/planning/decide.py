@@ -7,7 +7,8 @@ from trimtab_adapter.planning.corrected import Joined, Watched, corrected, drift
 from trimtab_adapter.planning.expected import expectation
 from trimtab_adapter.planning.explain import basis_words, explain, line
 from trimtab_adapter.planning.hysteresis import planning_load, why_more
-from trimtab_adapter.planning.least_bad import Answer, answer, eased
+from trimtab_adapter.planning.least_bad import Answer, answer
+from trimtab_adapter.planning.machine import Seen, on_machine
 from trimtab_adapter.planning.measured import read_by
 from trimtab_adapter.planning.options import capped
 from trimtab_adapter.planning.points import allowed_points
@@ -38,6 +39,7 @@ class Situation:
     joined: Joined = field(default_factory=dict)
     strain: float = 1.0  # over profiled times of who writes, as broken promises tell
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)  # measured, by the stage that writes
+    machine: Seen | None = None  # the one that all replicas share with others
 
 
 def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation) -> PipelinePlan:
@@ -78,8 +80,9 @@ def question_of(
     )
     hold_seconds = pipeline.spec.adaptation.hold_seconds
     held = why_more(situation.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
+    forecast = situation.forecast.model_copy(update={"peak_rps": load_rps, "held": held})
     with limited():
-        return eased(question), situation.forecast.model_copy(update={"peak_rps": load_rps, "held": held})
+        return on_machine(question, situation.machine), forecast
 
 
 def initial_plan(
@@ -118,6 +121,7 @@ def plan_of(
     strained = question.strain > 1.0 and any(stage.writes for stage in question.spec.stages)
     cause += "".join(f"; {offered}" for offered in map(question.offered, question.spec.stages) if offered)
     cause += f"; with {question.strain:.3g} times the profiled seconds, since promises were broken" if strained else ""
+    cause += f"; {question.beside_others}" if question.beside_others else ""
     spec = PipelinePlanSpec(
         pipeline=pipeline.name,
         generation=before + 1 if changed else before,

@@ -59,11 +59,11 @@ def answer(question: Question) -> Answer:
     solution = solver_of(question.spec.adaptation.solver)(program)
     promise_is, _ = question.promise
     if solution is not None:
-        return Answer(program, solution, promise_is=promise_is)
+        return Answer(program, solution, promise_is=promise_is, cores_are=question.cores_are)
     for give_up in (_floor, _load, _slo, _sizes, _pins):
         found = give_up(question)
         if found is not None:
-            return replace(found, promise_is=promise_is)
+            return replace(found, promise_is=promise_is, cores_are=question.cores_are)
     raise PlanningError(
         f"no plan fits budget.cores {question.spec.budget.cores:g} and budget.gpus {question.spec.budget.gpus}: "
         "not even the smallest replica of each stage; raise the budget"

@@ -29,6 +29,13 @@ class Question:
     strain: float = 1.0  # over profiled times of who writes
     drifts: tuple[str, ...] = ()  # which accuracies of the spec are observed ones, in words
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)  # measured; else as profiled
+    sharing: float = 1.0  # over profiled times, of replicas that share a machine's cores
+    cores_are: str = "budget.cores"  # whose cores the spec's budget has
+
+    @property
+    def slowness(self) -> float:
+        """How much slower than profiled who writes counts, and who encodes for them."""
+        return max(self.strain, self.sharing)
 
     @property
     def busiest_rps(self) -> float:
@@ -63,6 +70,15 @@ class Question:
         if not stage.writes or not tokens:
             return ""
         return f"{stage.name}: prompts of {tokens:.3g} tokens, {tokens * self.stage_rps(stage.name):.3g} a second"
+
+    @property
+    def beside_others(self) -> str:
+        """Say in a few words what is heeded of others on the machine; nothing where they leave the whole budget."""
+        if self.sharing > 1.0:
+            return f"with {self.sharing:.3g} times the profiled seconds, since replicas share the cores others leave"
+        if self.cores_are == "budget.cores":
+            return ""
+        return f"on {self.spec.budget.cores:.3g} {self.cores_are}"
 
     @property
     def promise(self) -> tuple[str, float]:

@@ -123,6 +123,11 @@ class Fleet:
         return {name: m.process.pid for name, m in members if m.process.pid and m.replica.state == "ready"}
 
     @property
+    def computed_seconds(self) -> Mapping[str, float]:
+        """What each replica has computed so far, those that start or stop included."""
+        return {name: member.process.cpu_seconds for name, member in self._members.items()}
+
+    @property
     def cores(self) -> float:
         """Cores reserved now."""
         return sum(replica.cores for replica in self.replicas)

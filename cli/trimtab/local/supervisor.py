@@ -18,6 +18,7 @@ from typing import Self
 import psutil
 
 from trimtab.local import logs
+from trimtab.local.bystanders import Bystanders, busy_seconds
 from trimtab.local.door import DoorPorts, make_sockets, open_ports, start_door
 from trimtab.local.fleet import Fleet, Site
 from trimtab.local.hearing import KILL_SECONDS, wait_for_end
@@ -108,6 +109,7 @@ class Supervisor:
     door: Module | None = None
     adapter: Module | None = None
     client: RouterClient = field(init=False)
+    bystanders: Bystanders = field(default_factory=Bystanders)
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _first_ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -130,6 +132,11 @@ class Supervisor:
     def plan_file(self) -> Path:
         """Where the plan in force stands."""
         return self.setup.folder / "plan.json"
+
+    @property
+    def machine_file(self) -> Path:
+        """Where the adapter reads what others use of this machine."""
+        return self.setup.folder / "machine.json"
 
     @property
     def decisions_file(self) -> Path:
@@ -205,7 +212,7 @@ class Supervisor:
     async def _start(self) -> None:
         folder = self.setup.folder
         folder.mkdir(parents=True, exist_ok=True)
-        for old in (self.plan_file, self.fleet.site.endpoints_file):
+        for old in (self.plan_file, self.machine_file, self.fleet.site.endpoints_file):
             old.unlink(missing_ok=True)
         if self.setup.profiles_file is not None:
             self.decisions_file.unlink(missing_ok=True)
@@ -288,7 +295,7 @@ class Supervisor:
     async def _start_adapter(self) -> None:
         arguments = ["--pipeline", str(self.setup.pipeline_file), "--profiles", str(self.setup.profiles_file)]
         arguments += ["--plan", str(self.plan_file), "--decisions", str(self.decisions_file)]
-        arguments += ["--router", self.client.url, "--beat"]
+        arguments += ["--router", self.client.url, "--machine", str(self.machine_file), "--beat"]
         if self.setup.prometheus is not None:
             arguments += ["--prometheus", self.setup.prometheus]
         written = self.setup.folder / "logs" / "adapter.log"
@@ -332,6 +339,16 @@ class Supervisor:
             self.faults.append(Fault(time.time(), what, detail.strip("; ")))
             del self.faults[:-MOST_FAULTS]
 
+    def _look_around(self) -> None:
+        """Write down what others use of this machine; where the disk refuses, what is known gets older."""
+        now = time.monotonic()
+        if self.setup.profiles_file is None or not self.bystanders.due(now):
+            return
+        machine = self.bystanders.look(now, busy_seconds(), self.fleet.computed_seconds)
+        if machine is not None:
+            with suppress(OSError):
+                write_json(self.machine_file, machine)
+
     async def _follow_plan(self) -> None:
         stamps = Stamps()
         async for _ in looks(self.setup.folder):
@@ -364,6 +381,7 @@ class Supervisor:
         while True:
             self._changed.clear()
             await self._poll()
+            self._look_around()
             if self.plan is not None:
                 self.fleet.step(self._serving())
             for reason in self.fleet.hopeless.values():

@@ -1,0 +1,87 @@
+"""What others use of a machine is seen, and the adapter is told."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.builders import a_point_profile, a_profile
+from tests.cli.pipelines import echo_pipeline, echo_plan, write_echo_pipeline
+from tests.cli.test_supervisor import until
+from trimtab.local.bystanders import LOOK_SECONDS, WINDOW_SECONDS, Bystanders, busy_seconds
+from trimtab.local.supervisor import Setup, Supervisor
+from trimtab_adapter.sources import seen_machine
+from trimtab_pipelines.documents import dump_yaml, load_machine
+from trimtab_pipelines.machine import Machine
+
+BURNS = "while True: pass"
+
+
+def test_what_replicas_compute_is_not_others():
+    others = Bystanders()
+    assert others.look(100.0, (50.0, 4), {"a": 10.0}) is None
+
+    assert others.look(102.0, (53.0, 4), {"a": 11.0, "b": 0.5}) == Machine(cores=4, others_cores=0.75)
+    gone = others.look(104.0, (56.0, 4), {"b": 1.5})  # of a, which ended, no second becomes others'
+    assert gone == Machine(cores=4, others_cores=round((6.0 - 2.5) / 4, 2))
+
+
+def test_only_the_last_seconds_count_and_nothing_is_less_than_none():
+    others = Bystanders()
+    others.look(0.0, (0.0, 2), {})
+    for second in range(2, int(WINDOW_SECONDS) + 4, 2):
+        last = others.look(float(second), (2.0, 2), {})
+    assert last == Machine(cores=2, others_cores=0.0)
+    assert others.look(WINDOW_SECONDS + 4, (2.0, 2), {"a": 9.0}) == Machine(cores=2, others_cores=0.0)
+    assert others.look(WINDOW_SECONDS + 4.5, (99.0, 2), {"a": 9.0}) == Machine(cores=2, others_cores=2.0)
+
+
+def test_looks_are_not_closer_than_the_clock_of_processors_tells():
+    others = Bystanders()
+    assert others.due(0.0)
+    others.look(0.0, (0.0, 2), {})
+    assert not others.due(LOOK_SECONDS / 2)
+    assert others.due(LOOK_SECONDS)
+
+
+def test_a_process_that_computes_is_seen():
+    burner = subprocess.Popen([sys.executable, "-c", BURNS])
+    try:
+        others, began = Bystanders(), time.monotonic()
+        others.look(began, busy_seconds(), {})
+        time.sleep(LOOK_SECONDS)  # processor time passes, which nothing announces
+        seen = others.look(time.monotonic(), busy_seconds(), {})
+    finally:
+        burner.kill()
+        burner.wait()
+
+    assert seen is not None
+    assert 0.5 < seen.others_cores <= seen.cores
+
+
+async def test_the_adapter_of_a_local_run_is_told(tmp_path: Path):
+    pipeline = write_echo_pipeline(tmp_path)
+    profiles = tmp_path / "profile.yaml"
+    points = [a_point_profile(name, cores=0.5) for name in ("fast", "slow")]
+    profiles.write_text(dump_yaml(*(a_profile(stage.name, points) for stage in echo_pipeline().spec.stages)))
+    setup = Setup(pipeline, tmp_path / "run", profiles_file=profiles, plan=echo_plan())
+    async with Supervisor(setup) as local:
+        await local.ready()
+        assert local.adapter is not None
+        await until(local.machine_file.exists, "what others use is written down")
+        assert local.adapter.running
+
+    seen = load_machine(local.machine_file)
+    assert seen == seen_machine(local.machine_file)
+    assert 0 <= seen.others_cores <= seen.cores
+
+
+def test_what_cannot_be_read_of_a_machine_is_not_known(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    broken = tmp_path / "machine.json"
+    assert seen_machine(None) is None
+    assert seen_machine(broken) is None
+    broken.write_text('{"cores": 0, "othersCores": 1}')
+    assert seen_machine(broken) is None
+    assert "cores" in caplog.text

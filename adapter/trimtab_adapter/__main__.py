@@ -23,6 +23,7 @@ from trimtab_adapter.outlets import FileOutlets
 from trimtab_adapter.prometheus import PrometheusSource, Server, trust
 from trimtab_adapter.sources import LoadSource, RouterSource, seen_machine
 from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.processes.giving_way import give_way
 
 HTTP_TIMEOUT_SECONDS = 2.0
 BEAT_SECONDS = 1.0
@@ -31,6 +32,7 @@ BEAT_SECONDS = 1.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and adapt until SIGTERM or SIGINT; 2 where the documents cannot be used."""
     options = parse(arguments)
+    give_way(options.niceness)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s adapter %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
@@ -102,6 +104,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prometheus-token-file", type=Path, help="bearer token, read anew for each question")
     parser.add_argument("--prometheus-ca", type=Path, help="certificates to trust there")
     parser.add_argument("--machine", type=Path, help="what others use of this machine, as whoever started us writes it")
+    parser.add_argument("--niceness", type=int, default=0, help="how much to give way to others, 0 to 19")
     parser.add_argument("--beat", action="store_true", help="write an empty line each second, as a sign of life")
     parser.add_argument("--trace", type=Path, help="what the load will be, for the Oracle forecaster")
     parser.add_argument("--trace-start", type=float, help="Unix time of the trace's first second; else now")

@@ -6,7 +6,8 @@ from functools import cache
 import pytest
 
 from tests.adapter.scenes import a_ladder, profiles_of
-from tests.adapter.test_layouts import PROFILES, WHOLE, a_choosing_pipeline
+from tests.adapter.test_layouts import PROFILES, a_choosing_pipeline
+from tests.router.layouts import WHOLE
 from trimtab_adapter.deliberation import Deliberation
 from trimtab_adapter.planning.decide import Situation, decide, question_of
 from trimtab_adapter.planning.machine import Seen
@@ -59,9 +60,7 @@ def test_a_second_replica_is_put_where_it_adds_more_than_it_takes():
 
     assert shared.feasible
     assert shared.stage("text").replicas == 2
-    assert (
-        "with 1.17 times the profiled seconds, since replicas share the cores others leave" in shared.explanation.change
-    )
+    assert "for 1.41 times as much, since replicas share the cores that others leave" in shared.explanation.change
 
 
 def test_what_a_core_carries_stays_on_it():

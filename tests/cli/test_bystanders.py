@@ -5,16 +5,19 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.builders import a_point_profile, a_profile
 from tests.cli.pipelines import echo_pipeline, echo_plan, write_echo_pipeline
 from tests.cli.test_supervisor import until
+from tests.turns import turn_seconds
 from trimtab.local.bystanders import LOOK_SECONDS, WINDOW_SECONDS, Bystanders, busy_seconds
-from trimtab.local.supervisor import Setup, Supervisor
+from trimtab.local.supervisor import ADAPTERS_NICENESS, Setup, Supervisor
 from trimtab_adapter.sources import seen_machine
 from trimtab_pipelines.documents import dump_yaml, load_machine
 from trimtab_pipelines.machine import Machine
+from trimtab_pipelines.processes.turns import LONG_SECONDS
 
 BURNS = "while True: pass"
 
@@ -72,6 +75,8 @@ async def test_the_adapter_of_a_local_run_is_told(tmp_path: Path):
         assert local.adapter is not None
         await until(local.machine_file.exists, "what others use is written down")
         assert local.adapter.running
+        assert psutil.Process(local.adapter.pid).nice() == psutil.Process().nice() + ADAPTERS_NICENESS
+        assert turn_seconds(local.adapter.pid) == pytest.approx(LONG_SECONDS)
 
     seen = load_machine(local.machine_file)
     assert seen == seen_machine(local.machine_file)

@@ -1,9 +1,9 @@
 """Who writes shares a machine with its router, its door and maybe its callers: a budget says nothing of those. Pure.
 
 A replica that writes is busy whenever it has one chat, however few the chats are. Where more replicas than free cores
-are busy they stop each other, and the router and the door too: on two cores two replicas carried half of what one did,
-of chats without images (docs/measurements.md). So a plan within the cores that are left is preferred, and beyond them
-replicas count as slower for what they share.
+are busy they stop each other, and the router and the door too: on two cores two replicas carried no more than one did,
+or less, of chats without images (docs/measurements.md). So a plan within the cores that are left is preferred, and
+beyond them replicas must be able to carry more than comes, by as much as they share.
 """
 
 from dataclasses import dataclass, replace
@@ -12,6 +12,9 @@ from trimtab_adapter.planning.least_bad import answer, eased
 from trimtab_adapter.planning.question import PlanningError, Question
 from trimtab_pipelines.machine import Machine
 
+SHARING = 1.3
+"""How much less replicas carry that take turns on cores, beside what each is given of them: their batches are smaller,
+and whoever wakes waits for a turn."""
 MOST_AHEAD = 2.0
 """Others use more with more requests, but not all that they use is for requests: of less than this share of the load
 that is planned for, nothing more is concluded."""
@@ -50,12 +53,8 @@ def on_machine(question: Question, seen: Seen | None) -> Question:
 
 
 def _within(question: Question, cores: float, left_cores: float) -> Question:
-    """The question with so many cores to plan with, which replicas share where fewer are left.
-
-    What each is given of them makes it as much slower, and waiting for its turn once more: measured, sharing two cores
-    of which 1.2 and 1.7 were left made two replicas slower by 3 and by 1.6 or more.
-    """
-    sharing = max(cores / left_cores, 1.0) ** 2
+    """The question with so many cores to plan with; where fewer are left replicas share them, and carry less."""
+    sharing = SHARING * cores / left_cores if cores > left_cores else 1.0
     budget = question.spec.budget.model_copy(update={"cores": cores})
     whose = "budget.cores" if cores == question.spec.budget.cores else "cores that others leave on this machine"
     spec = question.spec.model_copy(update={"budget": budget})

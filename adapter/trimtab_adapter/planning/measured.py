@@ -63,10 +63,10 @@ def service_ratio(question: Question, stage: Stage, variant: Variant, profile: P
     They tell of who encodes for them, too: else a layout would look better for what is apart in it.
     """
     if stage.writes:
-        return question.slowness
+        return question.strain
     ratio = _measured_ratio(question, stage, variant, profile)
-    if stage.encodes and question.slowness > 1.0:
-        return max(ratio, question.slowness)
+    if stage.encodes and question.strain > 1.0:
+        return max(ratio, question.strain)
     return max(ratio, 1.0) if variant.resources.cpu < 1.0 else ratio
 
 

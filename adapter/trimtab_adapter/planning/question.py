@@ -29,18 +29,13 @@ class Question:
     strain: float = 1.0  # over profiled times of who writes
     drifts: tuple[str, ...] = ()  # which accuracies of the spec are observed ones, in words
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)  # measured; else as profiled
-    sharing: float = 1.0  # over profiled times, of replicas that share a machine's cores
+    sharing: float = 1.0  # how many times the load replicas must be able to carry that share a machine's cores
     cores_are: str = "budget.cores"  # whose cores the spec's budget has
 
     @property
-    def slowness(self) -> float:
-        """How much slower than profiled who writes counts, and who encodes for them."""
-        return max(self.strain, self.sharing)
-
-    @property
     def busiest_rps(self) -> float:
-        """The requests of the busiest second, headroom included."""
-        return self.load_rps * (1.0 + self.spec.adaptation.headroom)
+        """The requests of the busiest second, headroom included, and what sharing cores costs."""
+        return self.load_rps * (1.0 + self.spec.adaptation.headroom) * self.sharing
 
     def stage_rps(self, stage: str) -> float:
         """The rows per second a stage must carry, headroom included."""
@@ -69,13 +64,14 @@ class Question:
         tokens = self.prompt_tokens.get(stage.name, 0.0)
         if not stage.writes or not tokens:
             return ""
-        return f"{stage.name}: prompts of {tokens:.3g} tokens, {tokens * self.stage_rps(stage.name):.3g} a second"
+        come = tokens * self.stage_rps(stage.name) / self.sharing
+        return f"{stage.name}: prompts of {tokens:.3g} tokens, {come:.3g} a second"
 
     @property
     def beside_others(self) -> str:
         """Say in a few words what is heeded of others on the machine; nothing where they leave the whole budget."""
         if self.sharing > 1.0:
-            return f"with {self.sharing:.3g} times the profiled seconds, since replicas share the cores others leave"
+            return f"for {self.sharing:.3g} times as much, since replicas share the cores that others leave"
         if self.cores_are == "budget.cores":
             return ""
         return f"on {self.spec.budget.cores:.3g} {self.cores_are}"

@@ -3,14 +3,13 @@
 import os
 import sys
 import threading
-from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from trimtab_pipelines.edge import Identity
+from trimtab_pipelines.processes.giving_way import give_way
 from trimtab_pipelines.processes.leash import die_with_parent
-from trimtab_pipelines.processes.turns import LONG_SECONDS, take_turns_of
 from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
 
 CANNOT_SERVE = 1
@@ -27,8 +26,7 @@ def serve(folder: str, log: str, ready: Connection, identity: Identity | None, n
         niceness: how much it gives way to others where processors are short, 0 (not at all) to 19.
     """
     os.setsid()  # Ctrl-C in the terminal is the supervisor's to handle
-    if niceness:
-        _give_way(niceness)
+    give_way(niceness)
     die_with_parent()
     threading.Thread(target=_die_with_supervisor, name="watch supervisor", daemon=True).start()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -50,14 +48,6 @@ def serve(folder: str, log: str, ready: Connection, identity: Identity | None, n
         code = CANNOT_SERVE
     sys.stderr.flush()
     os._exit(code)  # all is closed and written by now; taking torch apart would take seconds
-
-
-def _give_way(niceness: int) -> None:
-    """Let others have the processors first; its session says so too, where the kernel shares them out by sessions."""
-    os.nice(niceness)
-    take_turns_of(LONG_SECONDS)  # whoever wakes for a moment need not wait for the end of a short one
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(niceness), encoding="ascii")
 
 
 def _die_with_supervisor() -> None:

@@ -47,6 +47,8 @@ ROUTER_SILENCES = 3
 """A router that listens and gives no answer so often in a row, each time for two seconds, hangs."""
 ADAPTER_SILENT_SECONDS = 20.0
 """The adapter gives a sign of life each second, but none while it computes a decision."""
+ADAPTERS_NICENESS = 5
+"""A decision computes for some tenths of a second where a load is too high: requests do not wait behind it."""
 MOST_FAULTS = 1000
 TRIM_SECONDS = 60.0
 
@@ -295,7 +297,8 @@ class Supervisor:
     async def _start_adapter(self) -> None:
         arguments = ["--pipeline", str(self.setup.pipeline_file), "--profiles", str(self.setup.profiles_file)]
         arguments += ["--plan", str(self.plan_file), "--decisions", str(self.decisions_file)]
-        arguments += ["--router", self.client.url, "--machine", str(self.machine_file), "--beat"]
+        arguments += ["--router", self.client.url, "--beat"]
+        arguments += ["--machine", str(self.machine_file), "--niceness", str(ADAPTERS_NICENESS)]
         if self.setup.prometheus is not None:
             arguments += ["--prometheus", self.setup.prometheus]
         written = self.setup.folder / "logs" / "adapter.log"

@@ -55,6 +55,21 @@ def test_waiting_for_other_routers_makes_answers_later_but_no_machine_slower():
     assert times.predict(KEY, 1) == pytest.approx(0.010, rel=0.02)
 
 
+def test_company_counts_as_far_as_a_profile_tells():
+    times = ServiceTimes()
+    for _ in range(50):
+        times.observe(KEY, 1, 0.040, beside=3)
+    assert times.predict(KEY, 1) == times.predict(KEY, 1, beside=9) == pytest.approx(0.040)
+
+    times = ServiceTimes()
+    times.set_profile(KEY, {1: 0.010, 4: 0.040})
+    for _ in range(50):
+        times.observe(KEY, 1, 0.080, beside=3)
+    assert times.ratio(KEY) == pytest.approx(2.0, rel=0.01)
+    predicted = [times.predict(KEY, 1, beside=beside) for beside in (0, 1, 3, 9)]
+    assert predicted == pytest.approx([0.020, 0.040, 0.080, 0.080], rel=0.05)
+
+
 def test_a_stage_is_as_slow_as_its_seconds_say_whatever_they_ran_at():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.010})

@@ -137,6 +137,59 @@ def test_what_is_learnt_is_the_time_to_the_first_piece():
     assert [told[0] for told in top.told if told[0] == "served"] == ["served"]
 
 
+def write_all(top, parcel, seconds):
+    """Its first piece comes after so long, and with it the last."""
+    top.settle(seconds)
+    top.wrote(parcel, Piece("a "))
+    top.wrote(parcel, LAST)
+    top.end(parcel)
+    top.settle()
+
+
+def test_one_that_reads_nothing_is_not_as_slow_as_one_that_reads_many():
+    top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
+    for _ in range(3):
+        top.take()
+    for _ in range(30):
+        top.take()
+        write_all(top, top.sent[-1], 0.2)
+
+    assert top.desk.outlook.service_ratio == pytest.approx(1.0)
+    late = top.take(deadline=top.clock.now + 0.1)
+    assert why(late) == "Predicted"
+    for parcel in top.sent:
+        top.end(parcel)
+    top.settle()
+    alone = top.take(deadline=top.clock.now + 0.1)
+    assert [parcel.batch[0].work for parcel in top.sent] == [alone]
+
+
+def test_answers_that_have_begun_are_no_company_to_a_prompt():
+    top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
+    for _ in range(3):
+        top.take()
+        top.settle(0.05)
+        top.wrote(top.sent[-1], Piece("a "))
+
+    assert top.slots[0].inflight == 3
+    assert top.slots[0].company == 0
+    in_time = top.take(deadline=top.clock.now + 0.1)
+    assert top.sent[-1].batch[0].work is in_time
+    assert top.slots[0].company == 1
+
+
+def test_who_reads_before_a_stage_that_writes_counts_on_the_usual_company():
+    top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
+    assert top.desk.outlook.typical_seconds() == pytest.approx(0.05)
+    for _ in range(3):
+        top.take()
+    for _ in range(60):
+        top.take()
+        write_all(top, top.sent[-1], 0.2)
+
+    assert top.desk.outlook.typical_seconds() == pytest.approx(0.2)
+
+
 def test_who_would_wait_too_long_for_a_place_is_refused_at_the_door():
     top = Writers(places=2)
     for _ in range(2):

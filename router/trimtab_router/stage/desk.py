@@ -142,7 +142,14 @@ class Desk:
 
     @property
     def _standing(self) -> Standing:
-        return Standing(self.plan.batch_size, self.ready_replicas, self._lapses.unready_since)
+        return Standing(self.plan.batch_size, self.ready_replicas, self._lapses.unready_since, self._least_company)
+
+    @property
+    def _least_company(self) -> int:
+        """Beside how many prompts one would be read that left now."""
+        if self.writing is None:
+            return 0
+        return min((slot.company for slot in self.slots if slot.ready_variants), default=0)
 
     def refusal_of(self, work: Work, now: float) -> Refusal | None:
         """Why this work cannot join the queue; None where it can."""
@@ -259,7 +266,7 @@ class Desk:
         while not self.queue.rows and self._begin_next(now):
             pass
         if queue.rows:
-            self._lapses.drop_late(self._view(self.variant, now))
+            self._lapses.drop_late(self._view(self.variant, now, beside=self._least_company))
 
     def _begin_next(self, now: float) -> bool:
         """Let the most urgent row begin that does not have all it reads; False where none does, or no place idles."""
@@ -270,7 +277,7 @@ class Desk:
         waiting = self._early.queue()
         if waiting is None:
             return False
-        decision = self._policy.decide(replace(self._view(variant, now, slot.point), waiting=waiting))
+        decision = self._policy.decide(replace(self._view(variant, now, slot.point, slot.company), waiting=waiting))
         self._early.left(waiting.pop().work)
         if isinstance(decision, Departure):
             self._send(slot, variant, decision, now, early=True)
@@ -291,11 +298,11 @@ class Desk:
         head = self.queue.head()
         return head is not None and not head.attempts and self.queue.beside(head).rows >= self.plan.batch_size
 
-    def _view(self, variant: str, now: float, loaded: str = "") -> View:
+    def _view(self, variant: str, now: float, loaded: str = "", beside: int = 0) -> View:
         return View(
             now=now,
             waiting=self.queue,
-            points=self.outlook.points(variant),
+            points=self.outlook.points(variant, beside if self._policy.prepare is None else 0),
             most_rows=self._most_rows(variant),
             later_seconds=self.outlook.later_seconds(),
             drop_policy=self._drop_policy,
@@ -319,7 +326,7 @@ class Desk:
     def _send_next(self, slot: Slot, now: float) -> bool:
         """Let one batch leave for a slot; False where none does."""
         variant = self.layout.variant_of(slot, self.variant) or self.variant
-        view = self._view(variant, now, slot.point)
+        view = self._view(variant, now, slot.point, slot.company)
         self._lapses.drop_hopeless(view)
         decision = self._decide(view)
         if isinstance(decision, Departure):
@@ -360,12 +367,13 @@ class Desk:
             found_idle=not slot.inflight and self.writing is None,
             again=departure.again,
             early=early,
+            beside=slot.company,
         )
         self._uses += 1
         for piece in batch:
             parcel.promise(piece)
         slot.take(parcel, self._uses)
-        self.outlook.departed(rows)
+        self.outlook.departed(rows + parcel.beside)
         if parcel.found_idle:
             self._plan_ahead(parcel)
         if early:

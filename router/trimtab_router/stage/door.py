@@ -20,11 +20,15 @@ let in wait as long as the prediction allows, and with nothing to spare each err
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a stage stands: rows of a batch, replicas that could serve, and since when there is none (seconds)."""
+    """How a stage stands: rows of a batch, replicas that could serve, and since when there is none (seconds).
+
+    `beside`: how many prompts the replica reads that reads the fewest.
+    """
 
     batch_size: int
     ready_replicas: int
     unready_since: float | None
+    beside: int = 0
 
 
 class Door:
@@ -110,7 +114,8 @@ class Door:
         return self._predicted_late(work, now, wait, standing)
 
     def _service_seconds(self, work: Work, standing: Standing) -> float:
-        return self._outlook.least_seconds(work, min(work.rows, standing.batch_size)) + work.reading_seconds
+        rows = 1 if self._writing is not None else min(work.rows, standing.batch_size)
+        return self._outlook.least_seconds(work, rows, standing.beside) + work.reading_seconds
 
     def _predicted_late(self, work: Work, now: float, wait_seconds: float, standing: Standing) -> Refusal:
         return reasons.predicted_late(

@@ -42,7 +42,7 @@ class Outlook:
     def __init__(self, stage: Stage, plan: StagePlan, *, falls_back: bool) -> None:
         self.stage = stage
         self._falls_back = falls_back
-        self._points: dict[str, tuple[Point, ...]] = {}
+        self._points: dict[tuple[str, int], tuple[Point, ...]] = {}
         self._enrolled: dict[str, dict[str, Mapping[str, Accuracy]]] = {}
         self._newer: set[tuple[str, str]] = set()
         """Variants and tasks that were deleted and joined again since the plan came: it may tell of the other one."""
@@ -110,11 +110,14 @@ class Outlook:
                     found.setdefault(variant, {}).setdefault(point, {})[task] = accuracy
         return found
 
-    def points(self, variant: str) -> tuple[Point, ...]:
-        """The operating points batches of this variant may run at, preferred first: the plan's, else its first."""
-        found = self._points.get(variant)
+    def points(self, variant: str, beside: int = 0) -> tuple[Point, ...]:
+        """The operating points batches of this variant may run at, preferred first: the plan's, else its first.
+
+        Their seconds are those beside so many others whose prompts the same replica reads.
+        """
+        found = self._points.get((variant, beside))
         if found is None:
-            found = self._points[variant] = tuple(self._allowed(variant))
+            found = self._points[variant, beside] = tuple(self._allowed(variant, beside))
         return found
 
     def most_rows(self, variant: str) -> int:
@@ -125,16 +128,16 @@ class Outlook:
             found = self._most_rows[variant] = min(self.plan.batch_size, most)
         return found
 
-    def _allowed(self, variant: str) -> list[Point]:
+    def _allowed(self, variant: str, beside: int) -> list[Point]:
         """Where some leave inputs out, those that read all say so: a request without one is none of theirs."""
-        found, inputs = list(self._listed(variant)), self.stage.inputs
+        found, inputs = list(self._listed(variant, beside)), self.stage.inputs
         every = frozenset(given.name for given in inputs)
         declared = (point.carried(inputs) for point in self.stage.variant(variant).points)
         if {point.reads for point in found} | set(declared) <= {None, every}:
             return found
         return [replace(point, reads=every) if point.reads is None else point for point in found]
 
-    def _listed(self, variant: str) -> Iterator[Point]:
+    def _listed(self, variant: str, beside: int) -> Iterator[Point]:
         declared = self.stage.variant(variant)
         if variant != self.plan.variant:
             listed: tuple[PointPlan, ...] = (point_plan(declared.points[0]),)
@@ -147,7 +150,7 @@ class Outlook:
             yield Point(
                 planned.name,
                 planned.accuracy,
-                partial(self.times.predict, (variant, planned.name)),
+                partial(self.times.predict, (variant, planned.name), beside=beside),
                 point.carried(self.stage.inputs),
                 self._accuracies(variant, planned),
                 profiled=self.times.profiled((variant, planned.name), self.most_rows(variant)),
@@ -204,17 +207,17 @@ class Outlook:
             or self.best_accuracy(work.wish.task, work.inputs) >= work.accuracy_floor - _ROUNDING
         )
 
-    def least_seconds(self, work: Work, rows: int) -> float:
+    def least_seconds(self, work: Work, rows: int, beside: int = 0) -> float:
         """Predicted seconds of a batch of so many rows at the fastest point that keeps the floor of a work."""
         if not work.accuracy_floor:
-            return self.service_seconds(rows)
-        points = self.points(self.variant)
+            return self.service_seconds(rows, beside)
+        points = self.points(self.variant, beside)
         reaching = [point for point in reading_only(points, work.inputs) or points if point.reaches(work)]
-        return least_seconds(reaching or self.points(self.variant), rows)
+        return least_seconds(reaching or points, rows)
 
-    def service_seconds(self, rows: int) -> float:
+    def service_seconds(self, rows: int, beside: int = 0) -> float:
         """Predicted seconds of a batch of so many rows at the fastest point allowed; 0 where nothing is known."""
-        return least_seconds(self._points.get(self.variant) or self.points(self.variant), rows)
+        return least_seconds(self.points(self.variant, beside), rows)
 
     def reading_seconds(self, tokens: float) -> float:
         """Predicted seconds that a prompt takes beyond what is predicted for all; below 0 where it is shorter.
@@ -233,7 +236,8 @@ class Outlook:
     def _of_usual(self, parcel: Parcel, seconds: float) -> float:
         """What a batch that took so long would have taken if its prompt were as long as those that are planned for."""
         beyond = self._profiled_beyond(parcel.tokens)
-        profiled = self.times.profiled(parcel.key, parcel.rows) if beyond else ()
+        rows = max(parcel.rows, min(parcel.rows + parcel.beside, self.plan.batch_size))
+        profiled = self.times.profiled(parcel.key, rows) if beyond else ()
         if not profiled:
             return seconds
         usual = profiled[-1]
@@ -241,7 +245,8 @@ class Outlook:
 
     def typical_seconds(self) -> float:
         """Predicted seconds of a batch as they have been lately."""
-        return self.service_seconds(round(self._typical_rows))
+        rows = round(self._typical_rows)
+        return self.service_seconds(1, rows - 1) if self.stage.writes else self.service_seconds(rows)
 
     def later_seconds(self) -> float:
         """Predicted seconds of the stages after this one, along the longest path and without queueing."""
@@ -269,7 +274,7 @@ class Outlook:
         return self._compute_times.expect(parcel.key, parcel.rows)
 
     def departed(self, rows: int) -> None:
-        """A batch of so many rows left."""
+        """A batch of so many rows left, those counted that are read before it."""
         self._typical_rows += TYPICAL_WEIGHT * (rows - self._typical_rows)
 
     def learn(self, parcel: Parcel, answer: Answered, now: float) -> tuple[float, float]:
@@ -287,7 +292,8 @@ class Outlook:
             )
         self.times.observe_wait(others)
         own = max(seconds - others, 0.0)
-        self.times.observe(key, parcel.rows, self._of_usual(parcel, own) if self.plan.reading_seconds else own)
+        usual = self._of_usual(parcel, own) if self.plan.reading_seconds else own
+        self.times.observe(key, parcel.rows, usual, beside=parcel.beside)
         if answer.compute_seconds is not None:
             self._compute_times.observe(key, parcel.rows, answer.compute_seconds)
             if parcel.found_idle:

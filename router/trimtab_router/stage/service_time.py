@@ -54,6 +54,10 @@ class _Estimate:
             cached = self.known[rows] = interpolate(self.sizes, self.seconds, rows)
         return cached
 
+    def together(self, rows: int, beside: int) -> int:
+        """How many rows count, of a batch that others are computed beside: as far as a profile tells of so many."""
+        return max(min(rows + beside, self.sizes[-1]), rows) if beside and self.profiled else rows
+
     def forget(self) -> None:
         """Know nothing again of how long it takes."""
         self.sizes, self.seconds, self.known = [], [], {}
@@ -96,12 +100,22 @@ class ServiceTimes:
             return ()
         return tuple(estimate.base(rows) for rows in range(1, most_rows + 1))
 
-    def predict(self, key: Key, rows: int) -> float:
-        """Seconds a batch of so many rows will take, on the safe side; 0 where nothing is known yet."""
+    def predict(self, key: Key, rows: int, *, beside: int = 0) -> float:
+        """Seconds a batch of so many rows will take, on the safe side; 0 where nothing is known yet.
+
+        Args:
+            key: what it runs.
+            rows: of it.
+            beside: how many others are computed beside it, where a replica takes up one after the other.
+        """
         estimate = self._estimates.get(key)
         if estimate is None:
             return 0.0
-        return estimate.base(rows) * (estimate.ratio + estimate.spread) + self._wait_seconds + self._wait_spread
+        return (
+            estimate.base(estimate.together(rows, beside)) * (estimate.ratio + estimate.spread)
+            + self._wait_seconds
+            + self._wait_spread
+        )
 
     def expect(self, key: Key, rows: int) -> float:
         """Seconds a batch of so many rows takes on average; 0 where nothing is known yet."""
@@ -148,8 +162,8 @@ class ServiceTimes:
         self._wait_spread += WEIGHT * (abs(seconds - self._wait_seconds) - self._wait_spread)
         self._wait_seconds += WEIGHT * (seconds - self._wait_seconds)
 
-    def observe(self, key: Key, rows: int, seconds: float) -> None:
-        """Learn from a batch that was served."""
+    def observe(self, key: Key, rows: int, seconds: float, *, beside: int = 0) -> None:
+        """Learn from a batch that was served, beside so many others."""
         estimate = self._estimates.get(key)
         if estimate is None:
             estimate = self._estimates[key] = _Estimate()
@@ -157,7 +171,7 @@ class ServiceTimes:
         estimate.doubts = 0
         if not estimate.profiled:
             _learn_size(estimate, rows, seconds)
-        base = estimate.base(rows)
+        base = estimate.base(estimate.together(rows, beside))
         if base <= 0:
             return
         low, high = RATIO_BOUNDS

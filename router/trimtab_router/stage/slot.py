@@ -24,6 +24,7 @@ class Parcel:
         departed_at: when it left.
         found_idle: whether its replica had nothing else to do.
         again: which of its rows are to be looked at again; None: none.
+        beside: where answers are written piece by piece, how many prompts its replica read when it left.
         early: whether it left before all that it reads was there.
         riders: rows that get the same answers as some of its own, in the order in which they came.
     """
@@ -37,6 +38,7 @@ class Parcel:
     found_idle: bool
     again: Again | None = None
     early: bool = False
+    beside: int = 0
     riders: list[Slice] = field(default_factory=list)
 
     @property
@@ -122,6 +124,11 @@ class Slot:
         return bool(self.ready_variants) and self.inflight < self.places
 
     @property
+    def company(self) -> int:
+        """How many prompts it reads before one more; 0 where it computes batches."""
+        return len(self.reading) - len(self.waiting)
+
+    @property
     def pending_tokens(self) -> float:
         """Tokens that its next steps compute: of prompts that are not read, and one of each answer that is written.
 
@@ -138,8 +145,7 @@ class Slot:
     def take(self, parcel: Parcel, use: int) -> None:
         """Hold one more batch; `use` counts the stage's batches."""
         if self.places:
-            if (tokens := parcel.tokens) > 1.0:
-                self.reading[parcel] = tokens
+            self.reading[parcel] = max(parcel.tokens, 1.0)
         elif parcel.found_idle:
             self.computing = parcel
         else:

@@ -7,9 +7,8 @@ how nice it is. What is not allowed is left as it is.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
-_SESSION = Path("/proc/self/autogroup")
+from trimtab_pipelines.processes.giving_way import OWN_SESSION
 
 
 @contextmanager
@@ -34,4 +33,4 @@ def _stand(niceness: int) -> None:
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
     with suppress(OSError):
-        _SESSION.write_text(str(niceness), encoding="ascii")
+        OWN_SESSION.write_text(str(niceness), encoding="ascii")

@@ -31,6 +31,14 @@ def test_what_replicas_compute_is_not_others():
     assert gone == Machine(cores=4, others_cores=round((6.0 - 2.5) / 4, 2))
 
 
+def test_what_a_replica_computed_that_ends_does_not_become_others():
+    others = Bystanders()
+    others.look(0.0, (50.0, 4), {"a": 40.0})
+    ending = others.look(2.0, (51.0, 4), {"a": 0.0})  # nobody can say any more what it had computed
+    assert ending == Machine(cores=4, others_cores=0.5)
+    assert others.look(4.0, (52.0, 4), {}) == Machine(cores=4, others_cores=0.5)
+
+
 def test_only_the_last_seconds_count_and_nothing_is_less_than_none():
     others = Bystanders()
     others.look(0.0, (0.0, 2), {})

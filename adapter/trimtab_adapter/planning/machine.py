@@ -48,7 +48,7 @@ def on_machine(question: Question, seen: Seen | None) -> Question:
     machine = seen.at(question.load_rps)
     if budget <= machine.left_cores:
         return eased(question)
-    sizes = sorted({machine.left_cores, max(min(budget, machine.cores), machine.left_cores), budget})
+    sizes = sorted({machine.left_cores, min(budget, machine.cores), budget})
     return max((eased(_within(question, cores, machine.left_cores)) for cores in sizes), key=_kept)
 
 

@@ -51,11 +51,11 @@ class Bystanders:
         Args:
             now: monotonic seconds.
             busy: as `busy_seconds` tells it.
-            replicas: what each that is alive has computed so far, in seconds.
+            replicas: what each that is there has computed so far, in seconds; 0 of one that has just ended.
         """
         self._gone += sum(used for name, used in self._replicas.items() if name not in replicas)
-        self._replicas = dict(replicas)
-        others_seconds = busy[0] - self._gone - sum(replicas.values())
+        self._replicas = {name: max(used, self._replicas.get(name, 0.0)) for name, used in replicas.items()}
+        others_seconds = busy[0] - self._gone - sum(self._replicas.values())
         while self._looks and self._looks[0].at < now - WINDOW_SECONDS:
             self._looks.popleft()
         self._looks.append(_Look(now, others_seconds))

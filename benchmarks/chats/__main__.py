@@ -1,33 +1,41 @@
 """``python -m benchmarks.chats``: what a replica that answers chats holds to, measured on one; the last line is JSON.
 
-Both trained models of pipelines/lmm-digits, each whole in a replica of its own process.
+Both trained models of pipelines/lmm-digits, each whole in a replica of its own process; or published ones with
+random weights, on a GPU where they are asked to be.
 """
 
 import argparse
 import asyncio
 import sys
+from collections.abc import Sequence
 from functools import partial
 
 from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.chats import phases
-from benchmarks.chats.replica import started, whole
+from benchmarks.chats.replica import published, started, whole
 from trimtab.commands import reporting_errors
+from trimtab_model_servers.families.published_halves import Kept
+from trimtab_model_servers.families.published_shapes import SHAPES
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 CACHE_BYTES = 4 * 2**20
+ROOM = {"slots": 16, "slot_tokens": 8192, "step_tokens": 2048, "image_tokens": 20_000, "cache_bytes": 2**30}
+"""Of a published model: its images are thousands of tokens."""
 
 
-async def measure(cancels: int, chats: int, models: list[str]) -> Outcome:
+async def measure(cancels: int, chats: int, models: Sequence[ModelSpec]) -> Outcome:
     """Run every phase on every model."""
     figures: dict[str, float] = dict(await phases.pulls())
     bars = [bar("embeddings pulled, GB/s on loopback", figures["pulled_gigabytes_per_second"], ">=", 0.5)]
     with Progress(console=Console(stderr=True)) as progress:
-        for model in models:
+        for spec in models:
+            model = spec.name
             task = progress.add_task(f"{model}, cancels", total=cancels)
-            async with started(whole(model, cache_bytes=CACHE_BYTES)) as replica:
+            async with started(spec) as replica:
                 told = await phases.side_by_side(replica, model, chats)
                 told |= await phases.same_image(replica, model)
                 told |= await phases.seen_before(replica, model)
@@ -55,8 +63,15 @@ def main() -> int:
     parser.add_argument("--cancels", type=int, default=10_000, help="chats hung up on, each model (default 10000)")
     parser.add_argument("--chats", type=int, default=500, help="chats answered side by side (default 500)")
     parser.add_argument("--only", choices=ARCHITECTURES, action="append", help="this model; repeatable")
+    parser.add_argument("--published", choices=tuple(SHAPES), action="append", help="these instead; repeatable")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of a published one (default cpu)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of the same")
     options = parser.parse_args()
-    outcome = asyncio.run(measure(options.cancels, options.chats, options.only or list(ARCHITECTURES)))
+    kept = Kept(options.dtype, options.device)
+    models = [published(name, kept, **ROOM) for name in options.published or ()] or [
+        whole(name, cache_bytes=CACHE_BYTES) for name in options.only or ARCHITECTURES
+    ]
+    outcome = asyncio.run(measure(options.cancels, options.chats, models))
     outcome.print()
     return 0 if outcome.holds else 1
 

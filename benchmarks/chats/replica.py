@@ -13,6 +13,7 @@ import aiohttp
 import numpy as np
 import psutil
 
+from trimtab_model_servers.families.published_halves import Kept
 from trimtab_model_servers.lmm_digits.chats import Chat
 from trimtab_model_servers.settings import write_models
 from trimtab_pipelines.model_spec import ModelSpec
@@ -20,7 +21,9 @@ from trimtab_pipelines.processes.leash import leashed
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.rest import HEADER_LENGTH, decode_response, encode_request
 
-START_SECONDS: Final = 120.0
+START_SECONDS: Final = 600.0
+"""Billions of random weights are drawn in minutes."""
+
 WEIGHTS: Final = Path("pipelines/lmm-digits/weights")
 _MESSAGES = {"name": "messages", "datatype": "BYTES"}
 _OPTIONS = {"name": "options", "datatype": "BYTES", "optional": True}
@@ -34,12 +37,21 @@ _ANSWER = [
 
 def whole(name: str, **parameters: int) -> ModelSpec:
     """The trained model of that name, whole in one replica."""
+    return _spec(name, "lmm-digits", str((WEIGHTS / f"{name}.safetensors").resolve()), parameters)
+
+
+def published(name: str, kept: Kept, **parameters: int) -> ModelSpec:
+    """The published model of that name, weights random, whole in one replica."""
+    return _spec(name, name, "random://?seed=1", parameters | {"device": kept.device, "dtype": kept.dtype})
+
+
+def _spec(name: str, family: str, storage: str, parameters: Mapping[str, int | str]) -> ModelSpec:
     return ModelSpec.model_validate(
         {
             "name": name,
-            "family": "lmm-digits/whole",
-            "parameters": parameters,
-            "storageUri": str((WEIGHTS / f"{name}.safetensors").resolve()),
+            "family": f"{family}/whole",
+            "parameters": dict(parameters),
+            "storageUri": storage,
             "inputs": [_MESSAGES, _OPTIONS, _IMAGES],
             "outputs": _ANSWER,
             "operatingPoints": [{"name": "full", "accuracy": 0.9}],

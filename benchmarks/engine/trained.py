@@ -49,11 +49,11 @@ class Asked:
 class Trained:
     """One trained model twice: as ``generate`` runs it, and in the engine."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, device: str = "cpu") -> None:
         path = WEIGHTS / f"{architecture}.safetensors"
         self.stored = models.load(path)
-        self.alone = self.stored.model
-        self.family = family_of(models.load(path).model)
+        self.alone = self.stored.model.to(device)
+        self.family = family_of(models.load(path).model.to(device))
         self.architecture = architecture
 
     def chats(self, count: int, written: tuple[int, int], seed: int) -> list[Asked]:
@@ -94,7 +94,7 @@ class Trained:
     @torch.inference_mode()
     def generate(self, batch: Sequence[Asked], written: int, *, to_the_end: bool) -> list[list[int]]:
         """Answer a batch with transformers' own ``generate``, padded to the left."""
-        inputs = self._inputs(batch)
+        inputs = {name: tensor.to(self.alone.device) for name, tensor in self._inputs(batch).items()}
         least = written if to_the_end else None
         wrote = self.alone.generate(**inputs, max_new_tokens=written, min_new_tokens=least)
         return [row[inputs["input_ids"].shape[1] :].tolist() for row in wrote]
@@ -104,7 +104,7 @@ class Trained:
         """What the engine is given of pages."""
         if not len(pixels):
             return []
-        seen = models.tower(self.alone)(pixels).last_hidden_state
+        seen = models.tower(self.alone)(pixels.to(self.alone.device)).last_hidden_state
         return list(self.alone.model.multi_modal_projector(seen))
 
     def request(self, name: str, asked: Asked, written: int, *, to_the_end: bool) -> Request:

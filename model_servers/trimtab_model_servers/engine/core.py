@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trimtab_model_servers.engine.executor import Executor, Written
 from trimtab_model_servers.engine.families import Family
+from trimtab_model_servers.engine.replays import Recorder
 from trimtab_model_servers.engine.sampling import Chances, Sampler, chances_of
 from trimtab_model_servers.engine.scheduler import Admission, Chunk, Limits, Scheduler
 from trimtab_model_servers.engine.stops import Spell, StopFilter
@@ -59,10 +60,15 @@ class Core:
         *,
         spelling: Callable[[], Spell] | None = None,
         share_prefixes: bool = True,
+        recorder: Recorder | None = None,
     ) -> None:
-        """Make an engine for ``family``; ``spelling`` starts to turn one answer's tokens into text (none: no text)."""
+        """Make an engine for ``family``.
+
+        ``spelling`` starts to turn one answer's tokens into text (none: no text); ``recorder`` records steps (None: as
+        the device of the model has it).
+        """
         self.limits = limits
-        self._executor = Executor(family, limits)
+        self._executor = Executor(family, limits, recorder)
         self._scheduler = Scheduler(limits, across=family.across, share_prefixes=share_prefixes)
         self._spelling = spelling or (lambda: lambda _: "")
         self._talks: dict[str, _Talk] = {}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trimtab_model_servers.engine.attention import StepContext
 from trimtab_model_servers.engine.families import Family
+from trimtab_model_servers.engine.replays import Recorder, Replays, Row, recorder_of
 from trimtab_model_servers.engine.scheduler import Admission, Chunk, Limits
 from trimtab_model_servers.engine.sights import ImageSight, image_sight
 from trimtab_model_servers.engine.store import Store
@@ -53,15 +54,25 @@ class Written:
 class Executor:
     """The part that computes. One thread calls it at a time."""
 
-    def __init__(self, family: Family, limits: Limits) -> None:
+    def __init__(self, family: Family, limits: Limits, recorder: Recorder | None = None) -> None:
+        """Allocate all slots; ``recorder`` records steps (None: as the device of the model has it)."""
         self.family = family
         like = family.embed(torch.zeros(1, dtype=torch.int64))[:0]
         self._like = like
         self._device = like.device
-        self._own = Store(family.own_layers, family.heads, limits.slots, limits.slot_tokens, like)
-        self._across = Store(family.across_layers, family.heads, limits.slots, limits.image_tokens, like)
+        recorder = recorder or recorder_of(like.device)
+        slots = limits.slots + (recorder is not None)
+        self._own = Store(family.own_layers, family.heads, slots, limits.slot_tokens, like)
+        self._across = Store(family.across_layers, family.heads, slots, limits.image_tokens, like)
+        self._replays = recorder and Replays(family, (self._own, self._across), limits.slots, like, recorder)
+        self._prepare()
         self._held: dict[str, _Held] = {}
         self._writers: _Writers | None = None
+
+    @torch.inference_mode()
+    def _prepare(self) -> None:
+        if self._replays is not None:
+            self._replays.prepare()
 
     @property
     def embedding_bytes(self) -> int:
@@ -123,6 +134,10 @@ class Executor:
         parts = sorted(parts, key=lambda part: (len(part.tokens) != 1, part.slot))
         before, self._writers = self._writers, None  # a step that fails leaves nothing to go on from
         alone = all(part.writes and len(part.tokens) == 1 for part in parts)
+        if alone and self._replays is not None and all(self._written(part) for part in parts):
+            logits = self._replays.logits([self._row(part) for part in parts])
+            if logits is not None:
+                return Written(tuple(part.request_id for part in parts), logits)
         context = before.context.moved_on() if before and alone and before.next == _stand(parts, 0) else None
         embedded = self.family.embed(torch.tensor([token for part in parts for token in part.tokens]).to(self._device))
         if context is None:
@@ -136,6 +151,18 @@ class Executor:
         last = [end - 1 for part, end in zip(parts, ends, strict=True) if part.writes]
         logits = self.family.logits(hidden[last]) if last else hidden.new_empty(0, self.family.vocabulary)
         return Written(tuple(part.request_id for part in parts if part.writes), logits)
+
+    def _written(self, part: Chunk) -> bool:
+        """Whether a part is of what was written: no image's."""
+        return part.start >= len(self._held[part.request_id].request.tokens)
+
+    def _row(self, part: Chunk) -> Row:
+        """A part of one token as recorded steps have it."""
+        row, held = Row(part.slot, part.tokens[0], part.start), self._held[part.request_id]
+        if not self.family.across or not held.request.images:
+            return row
+        low, high, behind = (column.item() for column in held.sight.at(part.start, 1))
+        return replace(row, low=low, high=high, sighted=True, behind=bool(behind))
 
     def _context(self, parts: Sequence[Chunk]) -> StepContext:
         """Work out where the tokens of a step stand and what they see; those alone in their slot come first."""

@@ -19,6 +19,8 @@ class Heads:
 class Store:
     """``slots`` slots of ``length`` positions for each of ``layers``, [slots, heads, length, size] each."""
 
+    length: int
+
     def __init__(self, layers: Sequence[int], heads: Heads, slots: int, length: int, like: Tensor) -> None:
         shape = (slots, heads.keys, length, heads.size)
         self._pairs: Mapping[int, tuple[Tensor, Tensor]] = {
@@ -29,7 +31,7 @@ class Store:
             for layer, (keys, values) in self._pairs.items()
         }
         self._heads = torch.arange(heads.keys, device=like.device)
-        self._length = length
+        self.length = length
 
     def holds(self, layer: int) -> bool:
         """Whether a layer's keys and values lie here."""
@@ -44,7 +46,7 @@ class Store:
 
         One position on is one row on.
         """
-        firsts = (slots[:, None] * len(self._heads) + self._heads) * self._length
+        firsts = (slots[:, None] * len(self._heads) + self._heads) * self.length
         return (firsts + positions[:, None]).flatten()
 
     def write(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:

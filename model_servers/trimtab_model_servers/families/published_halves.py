@@ -55,6 +55,8 @@ def half_of(shape: Shape, half: Half, weights: Seed | Path, kept: Kept) -> Any:
         ModelError: what is stored is another model or lacks a part, or the device is not there.
     """
     place = kept.place
+    if place.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length, 12 ms each, and lengths grow
     TRANSFORMERS.utils.logging.disable_progress_bar()
     model = _made(shape, half, weights, kept) if isinstance(weights, Seed) else _loaded(shape, half, weights, kept)
     for name in [name for name, _ in model.model.named_parameters(recurse=False) if half == "writes"]:

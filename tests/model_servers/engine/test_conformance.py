@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from tests.model_servers.engine.models import LlavaRequests, MllamaRequests, llava, mllama_model
 from trimtab_model_servers.engine.core import Core, Event
 from trimtab_model_servers.engine.families import family_of
+from trimtab_model_servers.engine.replays import Step
 from trimtab_model_servers.engine.scheduler import Limits
 from trimtab_model_servers.engine.values import Done, Ending, Piece
 
@@ -38,11 +40,30 @@ class Heard:
             self.ends.append(event)
 
 
+class Again:
+    """Records as a card does, but on cores: what a step made lasts until the next one."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+
+    def __call__(self, step: Step) -> Step:
+        made = step()
+        self.recorded += 1
+
+        def replay() -> Tensor:
+            self.replayed += 1
+            return made.copy_(step())
+
+        return replay
+
+
 @pytest.mark.parametrize("share_prefixes", [True, False])
-def test_requests_of_different_ages_with_cancels_between_are_answered_as_alone(family, share_prefixes):
+@pytest.mark.parametrize("recorded", [False, True])
+def test_requests_of_different_ages_with_cancels_between_are_answered_as_alone(family, share_prefixes, recorded):
     alone, served, requests = family
     drawn, random = requests(alone, seed=5), np.random.default_rng(7)
-    core = Core(served, LIMITS, share_prefixes=share_prefixes)
+    again = Again()
+    core = Core(served, LIMITS, share_prefixes=share_prefixes, recorder=again if recorded else None)
     asked, heard = {}, {}
     cached = 0
     for number in range(REQUESTS):
@@ -64,6 +85,7 @@ def test_requests_of_different_ages_with_cancels_between_are_answered_as_alone(f
         cached += ears.ends[0].usage.cached
     assert sum(ears.ends[0].ending is Ending.CANCELLED for ears in heard.values()) > 3
     assert cached > 40 if share_prefixes else cached == 0
+    assert again.replayed > 2 * again.recorded > 0 if recorded else again.recorded == 0
     assert core.gauges.running == core.gauges.held == core.gauges.busy_slots == core.gauges.pending_tokens == 0
 
 
@@ -91,10 +113,12 @@ def test_the_prompt_is_computed_up_to_an_image_that_is_still_encoded(family):
     assert heard.tokens == asked.oracle(alone)
 
 
-def test_long_answers_written_side_by_side_while_others_come_and_end_are_those_of_each_alone(family):
+@pytest.mark.parametrize("recorded", [False, True])
+def test_long_answers_written_side_by_side_while_others_come_and_end_are_those_of_each_alone(family, recorded):
     alone, served, requests = family
     drawn, heard = requests(alone, seed=13), {}
-    core = Core(served, Limits(slots=6, slot_tokens=260, step_tokens=40, image_tokens=40))
+    limits = Limits(slots=6, slot_tokens=260, step_tokens=40, image_tokens=40)
+    core = Core(served, limits, recorder=Again() if recorded else None)
     asked = {f"r{number}": drawn.draw(f"r{number}") for number in range(6)}
     lengths = dict(zip(asked, (150, 20, 90, 150, 10, 120), strict=True))
     for number, (name, one) in enumerate(asked.items()):
@@ -110,3 +134,37 @@ def test_long_answers_written_side_by_side_while_others_come_and_end_are_those_o
         one, written = asked[name], lengths[name]
         wrote = alone.generate(**one.generate, max_new_tokens=written, min_new_tokens=written)
         assert ears.tokens == wrote[0, one.generate["input_ids"].shape[1] :].tolist(), name
+
+
+def test_steps_are_recorded_before_anybody_waits_and_only_those_about_images_later(family):
+    alone, served, requests = family
+    drawn, again = requests(alone, seed=23), Again()
+    core = Core(served, Limits(slots=2, slot_tokens=1000, step_tokens=40, image_tokens=40), recorder=again)
+    at_start = again.recorded  # of 256, 512 and 1000 positions
+    for images in (0, 1):
+        asked = next(one for number in range(99) if bool((one := drawn.draw(f"{images}.{number}")).images) == images)
+        core.submit(replace(asked.request, min_new_tokens=4, max_new_tokens=4), asked.images, Heard())
+        while core.step():
+            pass
+
+    assert (at_start, again.recorded, again.replayed) == (3, 4 if served.across else 3, 6)
+
+
+def test_where_steps_cannot_be_recorded_each_is_started_anew(family, caplog):
+    alone, served, requests = family
+    asked, heard, tried = requests(alone, seed=19).draw("r"), Heard(), 0
+
+    def refuse(step: Step) -> Step:
+        nonlocal tried
+        tried += 1
+        raise RuntimeError("not here")
+
+    core = Core(served, LIMITS, recorder=refuse)
+    core.submit(replace(asked.request, min_new_tokens=4, max_new_tokens=4), asked.images, heard)
+    while core.step():
+        pass
+
+    wrote = alone.generate(**asked.generate, max_new_tokens=4, min_new_tokens=4)
+    assert heard.tokens == wrote[0, len(asked.request.tokens) :].tolist()
+    assert (tried, heard.ends[0].ending) == (1, Ending.LENGTH)
+    assert "each is started anew" in caplog.text

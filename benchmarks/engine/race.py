@@ -65,8 +65,8 @@ class Race:
     @property
     def differing(self) -> int:
         """How many answers the engine wrote otherwise than ``generate`` did alone."""
-        pairs = zip(self._answers["sequential"], self._answers["engine"], strict=False)
-        return sum(one != other for one, other in pairs)
+        alone = self._answers["sequential"]
+        return sum(one != other for one, other in zip(alone, self._answers["engine"][: len(alone)], strict=True))
 
     def bars(self, name: str) -> list[Bar]:
         """How much faster the engine is than each of the others: the median of the rounds' ratios."""

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, Told, chats
+from benchmarks.rounds import Rounds, by_chance, p99
 from benchmarks.standing import ahead, apart_and_behind
 
 TEXT_RPS: Final = 15.0
@@ -28,11 +29,8 @@ ROUNDS: Final = 12
 ROUND_SECONDS: Final = 7.0
 LEAST_BEYOND: Final = 10
 """Chats that a quantile leaves beyond it: of fewer it is one of the largest by chance."""
-RESAMPLES: Final = 2_000
 AHEAD, BEHIND = 10, 10
 """How much less nice who times words is, and how nice who asks about images."""
-Rounds = Sequence[NDArray[np.float64]]
-"""The seconds to the first words of each round's chats."""
 
 
 async def beside_a_burst(
@@ -106,24 +104,14 @@ def over_calm(calm: Rounds, burst: Rounds) -> dict[str, float]:
         raise ValueError(
             f"a 99th percentile needs {least} chats at least; got {fewest}; ask more rounds, or longer ones"
         )
-    random = np.random.default_rng(0)
-    drawn = [random.integers(len(calm), size=len(calm)) for _ in range(RESAMPLES)]
-    low, high = np.quantile([_ratio(calm, burst, which) for which in drawn], (0.05, 0.95))
+    low, high = by_chance(lambda which: p99(burst, which) / p99(calm, which), len(calm))
     every = np.arange(len(calm))
     return {
-        "calm_ms": round(1e3 * _p99(calm, every), 2),
-        "burst_ms": round(1e3 * _p99(burst, every), 2),
-        "over_calm": round(_ratio(calm, burst, every), 3),
-        "over_calm_low": round(float(low), 3),
-        "over_calm_high": round(float(high), 3),
+        "calm_ms": round(1e3 * p99(calm, every), 2),
+        "burst_ms": round(1e3 * p99(burst, every), 2),
+        "over_calm": round(p99(burst, every) / p99(calm, every), 3),
+        "over_calm_low": round(low, 3),
+        "over_calm_high": round(high, 3),
         "median_over_calm": round(float(np.median(np.concatenate(burst)) / np.median(np.concatenate(calm))), 3),
         "chats_each": fewest,
     }
-
-
-def _ratio(calm: Rounds, burst: Rounds, which: NDArray[np.int64]) -> float:
-    return _p99(burst, which) / _p99(calm, which)
-
-
-def _p99(rounds: Rounds, which: NDArray[np.int64]) -> float:
-    return float(np.quantile(np.concatenate([rounds[number] for number in which]), 0.99))

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from benchmarks.chats.through import Heard, Way, bars_of, listen
+from benchmarks.chats.through import ALONE, ROUTED, Heard, Way, bars_of, listen, told
 from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, Told
 from benchmarks.layouts.burst import first_seconds, over_calm
 from trimtab_model_servers.lmm_digits.chats import Chat
@@ -101,3 +101,14 @@ def test_a_comparison_without_answers_holds_nothing(wordless):
     assert all(one.holds for one in bars_of("both", fast, fast))
     for alone, other in ((nobody, nobody), (fast, nobody), (nobody, fast)):
         assert not all(one.holds for one in bars_of("one", alone, other))
+
+
+def test_how_much_more_the_router_takes_is_told_with_what_it_may_be_by_chance():
+    alone = Heard(first_seconds=[0.010] * 40, round_ends=[20, 40], wall_seconds=1.0)
+    calm_then_late = Heard(first_seconds=[0.012] * 20 + [0.030] * 20, round_ends=[20, 40], wall_seconds=1.0)
+    figures = told(ROUTED, {ALONE: alone, ROUTED: calm_then_late})
+
+    low, high = (figures[f"{ROUTED}: first token p99, ms more, {bound}"] for bound in ("low", "high"))
+    assert (low, high) == (2.0, 20.0)
+    silent = Heard(first_seconds=[0.012] * 20, round_ends=[20, 20], wall_seconds=1.0)
+    assert not [name for name in told(ROUTED, {ALONE: alone, ROUTED: silent}) if name.endswith(("low", "high"))]

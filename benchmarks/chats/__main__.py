@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.chats import phases
-from benchmarks.chats.replica import published, started, whole
+from benchmarks.chats.replica import DRAWING_SECONDS, START_SECONDS, published, started, whole
+from benchmarks.published import add_published, kept_of
 from trimtab.commands import reporting_errors
 from trimtab_model_servers.families.published_halves import Kept
-from trimtab_model_servers.families.published_shapes import SHAPES
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.verdict import Bar, Outcome, bar
@@ -27,7 +27,7 @@ ROOM = {"slots": 16, "slot_tokens": 8192, "step_tokens": 2048, "image_tokens": 2
 """Of a published model: its images are thousands of tokens."""
 
 
-async def measure(cancels: int, chats: int, models: Sequence[ModelSpec]) -> Outcome:
+async def measure(cancels: int, chats: int, models: Sequence[ModelSpec], within_seconds: float) -> Outcome:
     """Run every phase on every model."""
     figures: dict[str, float] = dict(await phases.pulls())
     bars = [bar("embeddings pulled, GB/s on loopback", figures["pulled_gigabytes_per_second"], ">=", 0.5)]
@@ -35,7 +35,7 @@ async def measure(cancels: int, chats: int, models: Sequence[ModelSpec]) -> Outc
         for spec in models:
             model = spec.name
             task = progress.add_task(f"{model}, cancels", total=cancels)
-            async with started(spec) as replica:
+            async with started(spec, within_seconds=within_seconds) as replica:
                 told = await phases.side_by_side(replica, model, chats)
                 told |= await phases.same_image(replica, model)
                 told |= await phases.seen_before(replica, model)
@@ -63,15 +63,16 @@ def main() -> int:
     parser.add_argument("--cancels", type=int, default=10_000, help="chats hung up on, each model (default 10000)")
     parser.add_argument("--chats", type=int, default=500, help="chats answered side by side (default 500)")
     parser.add_argument("--only", choices=ARCHITECTURES, action="append", help="this model; repeatable")
-    parser.add_argument("--published", choices=tuple(SHAPES), action="append", help="these instead; repeatable")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of a published one (default cpu)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of the same")
+    add_published(parser)
     options = parser.parse_args()
-    kept = Kept(options.dtype, options.device)
-    models = [published(name, kept, **ROOM) for name in options.published or ()] or [
-        whole(name, cache_bytes=CACHE_BYTES) for name in options.only or ARCHITECTURES
-    ]
-    outcome = asyncio.run(measure(options.cancels, options.chats, models))
+    if not options.published and kept_of(options) != Kept():
+        parser.error("--device and --dtype are of a published model; name one by --published")
+    if options.published:
+        models = [published(name, kept_of(options), **ROOM) for name in options.published]
+    else:
+        models = [whole(name, cache_bytes=CACHE_BYTES) for name in options.only or ARCHITECTURES]
+    within_seconds = DRAWING_SECONDS if options.published else START_SECONDS
+    outcome = asyncio.run(measure(options.cancels, options.chats, models, within_seconds))
     outcome.print()
     return 0 if outcome.holds else 1
 

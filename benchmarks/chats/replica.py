@@ -21,8 +21,9 @@ from trimtab_pipelines.processes.leash import leashed
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.rest import HEADER_LENGTH, decode_response, encode_request
 
-START_SECONDS: Final = 600.0
-"""Billions of random weights are drawn in minutes."""
+START_SECONDS: Final = 120.0
+DRAWING_SECONDS: Final = 600.0
+"""To start where billions of random weights are drawn."""
 
 WEIGHTS: Final = Path("pipelines/lmm-digits/weights")
 _MESSAGES = {"name": "messages", "datatype": "BYTES"}
@@ -108,7 +109,7 @@ class Replica:
 
 
 @asynccontextmanager
-async def started(*specs: ModelSpec) -> AsyncIterator[Replica]:
+async def started(*specs: ModelSpec, within_seconds: float = START_SECONDS) -> AsyncIterator[Replica]:
     """Start a replica of some models; it ends with the context."""
     with tempfile.TemporaryDirectory(prefix="trimtab-chats-") as folder:
         write_models(specs, Path(folder))
@@ -118,7 +119,7 @@ async def started(*specs: ModelSpec) -> AsyncIterator[Replica]:
         try:
             if process.stdout is None:
                 raise RuntimeError("a replica without an output")
-            line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+            line = await asyncio.wait_for(process.stdout.readline(), within_seconds)
             connector = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(connector=connector) as session:
                 yield Replica(psutil.Process(process.pid), int(json.loads(line)["data_port"]), session)

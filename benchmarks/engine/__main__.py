@@ -19,8 +19,7 @@ from rich.progress import Progress
 
 from benchmarks.engine import text, trained
 from benchmarks.engine.race import STREAMS, Race, Way
-from trimtab_model_servers.families.published_halves import Kept
-from trimtab_model_servers.families.published_shapes import SHAPES
+from benchmarks.published import add_published, kept_of
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, Architecture
 from trimtab_pipelines.verdict import Bar, Outcome, bar
 
@@ -58,9 +57,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each race (default {ROUNDS})")
     parser.add_argument("--compared", type=int, default=1_000, help="chats compared, each trained model (default 1000)")
     parser.add_argument("--only", choices=(*ARCHITECTURES, "random"), action="append", help="repeatable")
-    parser.add_argument("--published", choices=tuple(SHAPES), action="append", help="race these instead; repeatable")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where it computes (default cpu)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of a published")
+    add_published(parser)
     options = parser.parse_args()
     if options.dtype != "float32" and not options.published:
         parser.error("--dtype is of a published size; name one by --published")
@@ -69,9 +66,8 @@ def _options() -> argparse.Namespace:
 
 def _races(options: argparse.Namespace) -> Iterator[tuple[str, Race]]:
     if options.published:
-        kept = Kept(options.dtype, options.device)
         for name in options.published:
-            yield name, text.published(name, options.requests, kept)
+            yield name, text.published(name, options.requests, kept_of(options))
         return
     for name in options.only or ("random", *ARCHITECTURES):
         if name == "random":

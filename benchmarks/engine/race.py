@@ -2,12 +2,13 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from rich.progress import Progress
+from torch import Tensor
 
 from trimtab_model_servers.engine.core import Core, Event
 from trimtab_model_servers.engine.families import family_of
@@ -128,14 +129,21 @@ def continuous(model: Any, asked: Sequence[Ask], step_tokens: int) -> Answers:
     """The engine, 16 streams at once, the next request when one ends."""
     longest = max(len(each.tokens) + each.written for each in asked)
     core = Core(family_of(model), Limits(slots=STREAMS, slot_tokens=longest, step_tokens=step_tokens))
-    answers: Answers = [[] for _ in asked]
+    requests = (Request(str(number), each.tokens, max_new_tokens=each.written) for number, each in enumerate(asked))
+    return answered(core, ((request, []) for request in requests))
+
+
+def answered(core: Core, asked: Iterable[tuple[Request, list[Tensor]]]) -> Answers:
+    """What an engine writes of requests and their images, in their order, all asked before its first step."""
+    answers: dict[str, list[int]] = {}
 
     def hear(event: Event) -> None:
         if isinstance(event, Piece):
-            answers[int(event.request_id)].append(event.token)
+            answers[event.request_id].append(event.token)
 
-    for number, each in enumerate(asked):
-        core.submit(Request(str(number), each.tokens, max_new_tokens=each.written), [], hear)
+    for request, images in asked:
+        answers[request.id] = []
+        core.submit(request, images, hear)
     while core.step():
         pass
-    return answers
+    return list(answers.values())

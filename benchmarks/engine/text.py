@@ -54,8 +54,9 @@ def small(requests: int, device: str) -> Race:
 def published(name: str, requests: int, kept: Kept, size: Size = "published") -> Race:
     """Race the half of a published model that writes; its weights are in memory once."""
     asked = ask(requests, LONG_PROMPT, LEAST_VOCABULARY)
-    model = _settled(half_of(SHAPES[name](size), "writes", Seed(5), kept))
-    for_itself = partial(_as_published, model, SHAPES[name](size).decoder)
+    shape = SHAPES[name](size)
+    model = _settled(half_of(shape, "writes", Seed(5), kept))
+    for_itself = partial(_as_published, model, shape.decoder)
     return Race(
         {
             "sequential": Way(lambda: sequential(for_itself(), asked[:ALONE]), _written(asked[:ALONE])),

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.engine.race import answered
 from trimtab_model_servers.engine.core import Core, Event
 from trimtab_model_servers.engine.families import family_of
 from trimtab_model_servers.engine.scheduler import Limits
@@ -162,18 +163,11 @@ def static_batches(model: Trained, asked: Sequence[Asked], size: int) -> list[li
 
 def continuous(model: Trained, asked: Sequence[Asked], slots: int) -> list[list[int]]:
     """The engine, ``slots`` streams at once, the next chat when one ends."""
-    core, answers = model.core(slots, 256), [list[int]() for _ in asked]
-
-    def hear(event: Event) -> None:
-        if isinstance(event, Piece):
-            answers[int(event.request_id)].append(event.token)
-
-    for number, each in enumerate(asked):
-        request = model.request(str(number), each, each.written, to_the_end=True)
-        core.submit(request, model.encode(each.pixels), hear)
-    while core.step():
-        pass
-    return answers
+    chats = (
+        (model.request(str(number), each, each.written, to_the_end=True), model.encode(each.pixels))
+        for number, each in enumerate(asked)
+    )
+    return answered(model.core(slots, 256), chats)
 
 
 @dataclass(frozen=True, slots=True)

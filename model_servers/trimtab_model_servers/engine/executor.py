@@ -65,14 +65,10 @@ class Executor:
         self._own = Store(family.own_layers, family.heads, slots, limits.slot_tokens, like)
         self._across = Store(family.across_layers, family.heads, slots, limits.image_tokens, like)
         self._replays = recorder and Replays(family, (self._own, self._across), limits.slots, like, recorder)
-        self._prepare()
-        self._held: dict[str, _Held] = {}
-        self._writers: _Writers | None = None
-
-    @torch.inference_mode()
-    def _prepare(self) -> None:
         if self._replays is not None:
             self._replays.prepare()
+        self._held: dict[str, _Held] = {}
+        self._writers: _Writers | None = None
 
     @property
     def embedding_bytes(self) -> int:

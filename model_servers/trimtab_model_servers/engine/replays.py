@@ -7,7 +7,7 @@ slot, as many as the longest needs, rounded up to a power of two, so that there 
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -62,6 +62,7 @@ class Replays:
         self._recorded: dict[tuple[int, int], Step] = {}
         self._failed = False
 
+    @torch.inference_mode()
     def prepare(self) -> None:
         """Record all steps without images, so that no caller waits for it; those about images are when first asked."""
         self._told.copy_(torch.tensor(self._columns([])))
@@ -106,13 +107,11 @@ class Replays:
         sight = self._sight(torch.zeros_like(positions), positions + 1, longest)
         context = StepContext((self._own, sight), positions, self._own.rows(keys_to, positions))
         if images:
-            context = StepContext(
-                context.own,
-                positions,
-                context.rows,
-                (self._across, self._sight(low, high, images)),
-                sighted.to(self._like.dtype)[:, None, None],
-                behind.to(self._like.dtype)[:, None],
+            context = replace(
+                context,
+                across=(self._across, self._sight(low, high, images)),
+                sighted=sighted.to(self._like.dtype)[:, None, None],
+                sees_images=behind.to(self._like.dtype)[:, None],
             )
         embedded = self._family.embed(tokens)
         return self._family.logits(self._family.forward(embedded, positions, context))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tests.model_servers.engine.models import LlavaRequests, MllamaRequests, llava, mllama_model
+from tests.model_servers.engine.models import Asked, LlavaRequests, MllamaRequests, llava, mllama_model
 from trimtab_model_servers.engine.core import Core, Event
 from trimtab_model_servers.engine.families import family_of
 from trimtab_model_servers.engine.replays import Step
@@ -38,6 +38,12 @@ class Heard:
             self.tokens.append(event.token)
         else:
             self.ends.append(event)
+
+
+def written_alone(alone: Any, one: Asked, count: int) -> list[int]:
+    """So many tokens, whatever would end an answer."""
+    wrote = alone.generate(**one.generate, max_new_tokens=count, min_new_tokens=count)
+    return [int(token) for token in wrote[0, one.generate["input_ids"].shape[1] :]]
 
 
 class Again:
@@ -132,8 +138,7 @@ def test_long_answers_written_side_by_side_while_others_come_and_end_are_those_o
 
     for name, ears in heard.items():
         one, written = asked[name], lengths[name]
-        wrote = alone.generate(**one.generate, max_new_tokens=written, min_new_tokens=written)
-        assert ears.tokens == wrote[0, one.generate["input_ids"].shape[1] :].tolist(), name
+        assert ears.tokens == written_alone(alone, one, written), name
 
 
 def test_steps_are_recorded_before_anybody_waits_and_only_those_about_images_later(family):
@@ -164,7 +169,6 @@ def test_where_steps_cannot_be_recorded_each_is_started_anew(family, caplog):
     while core.step():
         pass
 
-    wrote = alone.generate(**asked.generate, max_new_tokens=4, min_new_tokens=4)
-    assert heard.tokens == wrote[0, len(asked.request.tokens) :].tolist()
+    assert heard.tokens == written_alone(alone, asked, 4)
     assert (tried, heard.ends[0].ending) == (1, Ending.LENGTH)
     assert "each is started anew" in caplog.text
